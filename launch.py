@@ -204,6 +204,17 @@ def run_export(options: Options, changes: Changes) -> None:
         print(path)
 
 
+def run_prepare(options: Options, changes: Changes) -> None:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: a run may be using the accelerators
+    config, _ = configured(options, changes)
+    from lineage.train.experiment import Experiment
+
+    experiment = Experiment(config, options.workdir and options.folder)
+    facts = experiment.read(experiment.source, workers=options.workers or len(os.sched_getaffinity(0))).facts
+    counts = (f"{count:,} examples of {split}" for split, count in facts.examples.items())
+    print(f"{experiment.task.cache_dir} has {', '.join(counts)}")
+
+
 def run_describe(options: Options, changes: Changes) -> None:
     config, _ = configured(options, changes)
     from lineage.train import profiling

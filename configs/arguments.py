@@ -234,6 +234,12 @@ COMMANDS = {
         ),
         (EXPERIMENT,),
     ),
+    "prepare": Command(
+        "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",
+        ("prepare gpt2_openwebtext --workers=16",),
+        (CONFIG, _option("--workers N", "number of processes that encode (default: as cores)", type=int, default=0)),
+        (EXPERIMENT,),
+    ),
     "describe": Command(
         "Print parameters, FLOPs, memory and accelerators that fit, without training.",
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),

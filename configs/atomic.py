@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,24 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
     return Path(path)
+
+
+@contextlib.contextmanager
+def in_turn(path: str | os.PathLike, what: str) -> Iterator[None]:
+    """Let one process at a time, of all hosts that share the file system, execute the block.
+
+    The lock ends with the process that holds it, however it ends. On file systems without locks, all execute the block.
+
+    Args:
+        path: file to lock, which is created.
+        what: work of the block, for the line on standard error of a process that waits.
+    """
+    with Path(path).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process: {what}", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield

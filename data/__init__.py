@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lineage.data.examples.mixture import mix
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
+from lineage.data.tokens import tokenize
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def load(
     process_index: int = 0,
     process_count: int = 1,
     workdir: str | Path | None = None,
+    workers: int = 0,
 ) -> Data:
     """Read the content of a source and make the batches of a `lineage.tasks.Task`.
 
@@ -62,18 +65,26 @@ def load(
         seed: random seed of the order of the training examples, of their augmentation and of their noise.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
+        workers: number of processes that encode the texts that `task.cache_dir` does not have yet, after a check of
+            those that it has; 0: this process encodes them.
     """
     task.check_loader(loader)
     contents = source.read_parts(task.reads)
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"
         raise ValueError(f"loader.{option} is {getattr(loader, option)!r}: a mixture does not allow it.")
-    found = None
-    if texts := chained([task.texts(content) for content in contents.values()]):
+    found, own = None, [task.texts(content) for content in contents.values()]
+    if texts := own[0] if len(own) == 1 else chained(own):
         roles, save = task.special_tokens, process_index == 0
-        found = find_tokenizer(tokenizer, texts, roles, optional=task.optional_tokens, workdir=workdir, save=save)
+        kept = {"workdir": workdir, "save": save, "cache_dir": task.cache_dir}
+        found = find_tokenizer(tokenizer, texts, roles, optional=task.optional_tokens, **kept)
     elif tokenizer != Bytes():
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
+    if workers:
+        if not task.cache_dir:
+            raise ValueError("task.cache_dir is '': it must be a folder, for a task on documents.")
+        for part in chain.from_iterable(each.values() for each in own):
+            tokenize(part, found, task.cache_dir, workers)
     parts = {name: task.examples(content, found, seed) for name, content in contents.items()}
     examples = mix(parts, source.proportions) if len(parts) > 1 else parts.popitem()[1]
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}

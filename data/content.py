@@ -1,6 +1,7 @@
 """Content, which sources offer, and the examples that tasks make of it."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -13,26 +14,48 @@ from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
 
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
+_PIECE = 1 << 18
+_BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
 class Documents:
-    """Texts in a fixed order, which may be read anew in each pass; a `fingerprint` of "" is computed from the texts."""
+    """Texts in a fixed order, which may be read anew in each pass.
+
+    Args:
+        texts: the texts; a long one may be an iterable of its consecutive blocks, which need not be in memory together.
+        fingerprint: string that identifies the texts, or a function that returns it; "": computed from the texts.
+    """
 
     always_ended = False  # whether an end of text follows a single document too
 
-    def __init__(self, texts: Iterable[str], fingerprint: str = ""):
+    def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[[], str] = ""):
         self._texts = texts
         self._fingerprint = fingerprint
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
+        for text in self.items():
+            yield text if isinstance(text, str) else "".join(text)
 
-    def chunks(self, characters: int = 1 << 22) -> Iterator[list[str]]:
-        """Yield the texts in groups of about `characters` characters."""
+    def items(self) -> Iterator[str | Iterable[str]]:
+        """Yield each text as it is given: whole, or as an iterable of its blocks."""
+        yield from self._texts
+
+    def parts(self) -> Iterator[tuple[str, bool]]:
+        """Yield the texts in pieces, see `split_lines`, each with True if it is the last one of its text."""
+        for text in self.items():
+            before = None
+            for piece in split_lines([text] if isinstance(text, str) else text):
+                if before is not None:
+                    yield before, False
+                before = piece
+            yield before, True
+
+    def chunks(self, characters: int = 1 << 20) -> Iterator[list[tuple[str, bool]]]:
+        """Yield the `parts` in groups of about `characters` characters."""
         group, size = [], 0
-        for text in self:
-            group.append(text)
-            size += len(text)
+        for part in self.parts():
+            group.append(part)
+            size += len(part[0]) + 1
             if size >= characters:
                 yield group
                 group, size = [], 0
@@ -41,12 +64,42 @@ class Documents:
 
     def fingerprint(self) -> str:
         """Return a string that identifies the texts."""
+        if callable(self._fingerprint):
+            self._fingerprint = self._fingerprint()
         if not self._fingerprint:
             digest = hashlib.sha256()
             for text in self:
                 digest.update(f"{len(text)} {text}".encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Pieces of documents, so that no document need be in memory as a whole."""
+
+    documents: Documents
+
+    def __iter__(self) -> Iterator[str]:
+        return (piece for piece, _ in self.documents.parts())
+
+
+def split_lines(blocks: Iterable[str]) -> Iterator[str]:
+    """Split a text, given in blocks, into pieces of about 256 Ki characters, after single newlines between two lines.
+
+    The pieces do not depend on the blocks. Tokenizers that split texts into words split them there too, so that the
+    tokens of the pieces are those of the text.
+    """
+    text, start = "", 0
+    for block in chain(filter(None, blocks), [""]):
+        text, place = text[start:], max(_PIECE, len(text) - start - 1)  # newlines before `place` have been searched
+        text, start = text + block, 0
+        # A newline at the end of the text so far may be followed by white space in the next block.
+        while (newline := _BETWEEN_LINES.search(text, place)) and (newline.end() < len(text) or not block):
+            yield text[start : newline.end()]
+            start = newline.end()
+            place = start + _PIECE
+    yield text[start:]
 
 
 class PairedTexts(NamedTuple):
@@ -139,7 +192,7 @@ def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Iterable[
 
 def are_several(texts: Iterable[str]) -> bool:
     """Return whether there are at least two texts, of which no more are read."""
-    return len(list(islice(texts, 2))) > 1
+    return len(list(islice(texts.items() if isinstance(texts, Documents) else texts, 2))) > 1
 
 
 def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

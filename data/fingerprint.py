@@ -1,6 +1,8 @@
 """Fingerprints of files, by which a resumed run notices that its data have changed."""
 
 import glob
+import hashlib
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +24,13 @@ def fingerprint(paths: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]
     if sum(sizes) <= limit:
         share = limit
     return {str(file): [size, crc(file, share) if share >= MIN_SHARE else 0] for file, size in zip(files, sizes)}
+
+
+def identity(files: Iterable[str | Path], *others: object) -> str:
+    """Return a string that identifies the content and the names of files, wherever they are, and other values."""
+    found = sorted(fingerprint(map(str, files)).items())
+    parts = *others, [(os.path.basename(file), value) for file, value in found]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def crc(file: Path, limit: int | None = None) -> int:

@@ -118,7 +118,7 @@ class _Batches:
         batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
         if workers:
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
-            batches = batches.mp_prefetch(options, worker_init_fn=_live_as_long_as_parent)
+            batches = batches.mp_prefetch(options, worker_init_fn=live_as_long_as_parent)
         iterator = iter(batches)
         try:
             yield from iterator
@@ -126,7 +126,7 @@ class _Batches:
             iterator.close()
 
 
-def _live_as_long_as_parent(index, count):
+def live_as_long_as_parent(*_: int) -> None:
     """Ignore signals in a worker process, as the run itself handles them, and terminate it when its parent dies."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

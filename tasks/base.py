@@ -65,6 +65,7 @@ class Task:
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
+    cache_dir = ""  # folder that keeps token ids and trained tokenizers between runs
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""

@@ -14,7 +14,8 @@ from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
-from lineage.data.examples.windows import Chunks, PairSentences, Sentences, tokenize
+from lineage.data.examples.windows import Chunks, PairSentences, Sentences
+from lineage.data.tokens import tokenize
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
@@ -200,8 +201,8 @@ class SentencePairPretraining(MaskedLM):
                 f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 special ones."
             )
         documents = self.texts(content)
-        streams = {name: tokenize(part, tokenizer, self.cache_dir).tokens for name, part in documents.items()}
-        splits = {name: Chunks(tokens, tokenizer.end_of_text, length - 3) for name, tokens in streams.items()}
+        streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
+        splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
         order = self.pairing == "sentence_order"
         paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
         inputs = partial(masked_texts, tokenizer=tokenizer, length=length, joined=True)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
+from lineage.data.tokens import tokenize
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
 from lineage.tasks.base import Batch, Count, Pictures, Result, Sizes, Smoothing, Task
@@ -55,8 +56,8 @@ class DocumentTask(TextTask):
     """Base class of tasks of documents, which are windows of one stream of tokens.
 
     Attributes:
-        cache_dir: folder in which token ids are kept for later runs; "": the cache of the user, `$LINEAGE_CACHE` or
-            ~/.cache/lineage.
+        cache_dir: folder that keeps token ids and trained tokenizers between runs, which the command `prepare` fills;
+            "": the cache of the user, `$LINEAGE_CACHE` or ~/.cache/lineage.
         stride: distance between the starts of consecutive training windows, in tokens; 0: the length of a window.
     """
 
@@ -82,7 +83,7 @@ class DocumentTask(TextTask):
         inputs: Callable[[Sequence[str]], ExampleSource] | None = None,
     ) -> Examples:
         """Return windows of `length` tokens, and a function that makes examples of the inputs of predictions."""
-        streams = {name: windows.tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
+        streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
         splits = {
             name: windows.Windows(stream.tokens, length, self.stride)
             if name == "train"

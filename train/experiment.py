@@ -87,15 +87,15 @@ class Experiment:
     def data(self) -> Data:
         return self.read(self.source)
 
-    def read(self, source: Source) -> Data:
-        """Return the data of a source, for the task and with the tokenizer of the experiment."""
+    def read(self, source: Source, workers: int = 0) -> Data:
+        """Return the data of a source, for the task and with the tokenizer of the experiment, see `data.load`."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
         known = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
         if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
             tokenizer = tokenizers.TokenizerFile(str(known))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
-        return load(source, self.task, tokenizer, self.loader, **settings)
+        return load(source, self.task, tokenizer, self.loader, workers=workers, **settings)
 
     def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.

@@ -4,49 +4,25 @@ The pairs are for next-sentence prediction (BERT, arXiv 1810.04805, section 3.1 
 prediction (ALBERT, arXiv 1909.11942, section 3.1).
 """
 
-import hashlib
-import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lineage.configs import cache
-from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import shuffle
-from lineage.data.content import Documents, are_several
+from lineage.data.content import Documents
 from lineage.data.examples.encoded import longest_first
 from lineage.data.examples.masking import MaskTokens
-from lineage.data.fingerprint import crc
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
+from lineage.data.tokens import Shards, Stream
 
 # The end of a sentence: . ! or ? before white space, or the end of a line.
 ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
-class Tokens:
-    """Base class of objects with `tokens` [N]; worker processes map the same file if they are memory-mapped."""
-
-    tokens: np.ndarray
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if isinstance(self.tokens, np.memmap):
-            state["tokens"] = (os.fspath(self.tokens.filename), self.tokens.dtype)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["tokens"], tuple):
-            state["tokens"] = np.memmap(*state["tokens"], mode="r")
-        self.__dict__.update(state)
-
-
-class Windows(Tokens, ExampleSource):
+class Windows(ExampleSource):
     """Windows of `length` T over a stream of tokens [N]; window i starts at token i * stride.
 
     An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
@@ -58,7 +34,7 @@ class Windows(Tokens, ExampleSource):
             T - stride tokens (except at the beginning of the stream).
     """
 
-    def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
+    def __init__(self, tokens: np.ndarray | Shards, length: int, stride: int = 0, once: bool = False):
         self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
         if length < 1 or not 1 <= self.stride <= length:
             given = f"task.sequence_length is {length} and the stride {self.stride}"
@@ -74,67 +50,12 @@ class Windows(Tokens, ExampleSource):
         mask = np.ones((len(starts), self.length), bool)
         if self.once:
             mask[starts > 0, : self.length - self.stride] = False
-        if (starts + width <= len(self.tokens)).all():
-            block = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[starts].astype(np.int32)
-        else:
-            block = np.zeros((len(starts), width), np.int32)
-            for row, start in enumerate(starts):
-                part = self.tokens[start : start + width]
-                block[row, : len(part)] = part
-                mask[row, len(part) - 1 :] = False
+        block = np.zeros((len(starts), width), np.int32)
+        for row, start in enumerate(starts.tolist()):
+            part = self.tokens[start : start + width]
+            block[row, : len(part)] = part
+            mask[row, len(part) - 1 :] = False
         return {"tokens": block[:, :-1], "targets": block[:, 1:], "mask": mask}
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Tokens [N] of documents, and the number of characters and of UTF-8 bytes that they stand for."""
-
-    tokens: np.ndarray
-    characters: int
-    bytes: int
-
-
-def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
-    """Encode documents into one stream; if there are several, an end of text follows each.
-
-    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": that of `cache.folder`, if any. A
-    damaged stream is made anew.
-    """
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
-    counts = {"characters": 0, "bytes": 0}
-    if not (kept := cache_dir or cache.folder("tokens")):
-        return Stream(np.concatenate([np.empty(0, dtype), *_encode(documents, tokenizer, dtype, counts)]), **counts)
-    key = hashlib.sha256(f"{documents.fingerprint()} {tokenizer.to_str()}".encode()).hexdigest()[:24]
-    path, about = (Path(kept) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
-    if not (known := _kept_counts(path, about)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:
-                for part in _encode(documents, tokenizer, dtype, counts):
-                    part.tofile(file)
-            checked = {"crc32": crc(temporary)}
-        write_atomic(about, json.dumps(counts | checked))
-        known = counts
-    counts = known
-    return Stream(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **counts)
-
-
-def _kept_counts(path: Path, about: Path) -> dict[str, int]:
-    """Return the numbers of characters and bytes of a stream that is kept; {} if there is none, or it is damaged."""
-    try:
-        counts = json.loads(about.read_text())
-        return counts if counts.pop("crc32") == crc(path) else {}
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return {}
-
-
-def _encode(documents, tokenizer, dtype, counts) -> Iterator[np.ndarray]:
-    ended = tokenizer.end_of_text is not None and (documents.always_ended or are_several(documents))
-    end = np.array([tokenizer.end_of_text] if ended else [], dtype)
-    for texts in documents.chunks():
-        counts["characters"] += sum(map(len, texts))
-        counts["bytes"] += sum(len(text.encode()) for text in texts)
-        yield np.concatenate([part for ids in tokenizer.encode_batch(texts) for part in (ids.astype(dtype), end)])
 
 
 class Sentences(Documents):
@@ -142,25 +63,26 @@ class Sentences(Documents):
 
     always_ended = True
 
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            yield from (sentence for sentence in ENDS.split(text) if sentence.strip())
-            yield ""
+    def items(self) -> Iterator[str]:
+        for part, is_last in self._texts.parts():  # which end with a sentence
+            yield from (sentence for sentence in ENDS.split(part) if sentence.strip())
+            if is_last:
+                yield ""
 
     def fingerprint(self) -> str:
         return f"{self._texts.fingerprint()} in sentences"
 
 
-class Chunks(Tokens, ExampleSource):
+class Chunks(ExampleSource):
     """Chunks of at least two consecutive sentences of a document, of about `length` tokens.
 
     An example has the index of its first sentence as `first`. Together the chunks contain each document once, except
-    for a last sentence that is left alone. In the `tokens` [N], `end` follows each sentence and each document.
+    for a last sentence that is left alone. The stream is that of `Sentences`.
     """
 
-    def __init__(self, tokens: np.ndarray, end: int, length: int):
-        self.tokens, self.length = tokens, length
-        ends = np.flatnonzero(tokens == end)
+    def __init__(self, stream: Stream, length: int):
+        self.tokens, self.length = stream.tokens, length
+        ends = stream.ends - 1  # an end of text follows each sentence and each document
         starts = np.append(0, ends[:-1] + 1)
         kept = ends > starts
         self.starts, self.lengths = starts[kept], (ends - starts)[kept]  # of each sentence [S], in tokens

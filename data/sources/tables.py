@@ -2,16 +2,15 @@
 
 import csv
 import dataclasses
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from lineage.configs.registry import Range
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
-from lineage.data.fingerprint import fingerprint
+from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import DataFiles, held_out, iterate_lines
 
@@ -80,7 +79,7 @@ class Table(DataFiles):
             raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
 
     def documents(self) -> dict[str, Documents]:
-        return {split: Documents(_Texts(self, split), self._identity(split)) for split in self.splits()}
+        return {split: Documents(_Texts(self, split), partial(self._identity, split)) for split in self.splits()}
 
     def pairs(self) -> dict[str, PairedTexts]:
         keys = self.input_key, self.target_key
@@ -103,10 +102,8 @@ class Table(DataFiles):
     def _identity(self, split: str) -> str:
         """Return a string that identifies the documents of a split."""
         found = self.found()
-        files = sorted(fingerprint(found.get(split, found["train"])).items())
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
-        parts = self.name, split, options, [(os.path.basename(file), value) for file, value in files]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return identity(found.get(split, found["train"]), self.name, split, options)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Text files, and the source text of Python's standard library."""
 
 import ast
+import codecs
 import os
 import sysconfig
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from lineage.configs.registry import Range
 from lineage.data.content import Documents, PairedTexts
+from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
 from lineage.data.sources.files import find_files, held_out
 
@@ -35,8 +38,8 @@ class Text(SplitFiles):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def documents(self) -> dict[str, Documents]:
-        texts = self.each(lambda path: _read_all(find_files(path), path, self.max_bytes))
-        return _with_validation(texts, self.validation_fraction)
+        files = self.each(lambda path: _within(find_files(path), path, self.max_bytes))
+        return _documents(files, self.validation_fraction)
 
 
 @SOURCES.register("stdlib")
@@ -55,14 +58,14 @@ class StandardLibrary(Source):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def documents(self) -> dict[str, Documents]:
-        texts = _read_all(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)
-        return _with_validation({"train": texts}, self.validation_fraction)
+        files = _within(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)
+        return _documents({"train": files}, self.validation_fraction)
 
     def pairs(self) -> dict[str, PairedTexts]:
         splits: dict[str, PairedTexts] = {}
-        for number, module in enumerate(_read_all(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)):
+        for number, module in enumerate(_within(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)):
             split = "validation" if held_out(number, self.validation_fraction) else "train"
-            for function, summary in _documented_functions(module):
+            for function, summary in _documented_functions("".join(read_blocks(module))):
                 inputs, targets = splits.setdefault(split, PairedTexts([], []))
                 inputs.append(function)
                 targets.append(summary)
@@ -92,45 +95,76 @@ def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
             yield textwrap.dedent("\n".join([*first, *rest])), text.splitlines()[0]
 
 
-def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:
-    """Return documents by split; a `fraction` of the training texts is held out where there is no validation split."""
-    if "validation" not in texts and fraction:
-        texts["train"], texts["validation"] = hold_out(texts["train"], fraction)
-    return {split: Documents(part) for split, part in texts.items()}
+@dataclass(frozen=True)
+class TextFiles:
+    """Texts of UTF-8 files, which are read anew in each pass: the characters between two fractions of each.
 
-
-def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Split texts into those for training and those for validation: an evenly spread fraction of them.
-
-    If that would be none or all of them, the last `fraction` of the characters of each text is for validation.
+    A text is an iterable of its blocks.
     """
-    held = held_out(np.arange(len(texts)), fraction)
-    if held.any() and not held.all():
-        return [text for text, out in zip(texts, held) if not out], [text for text, out in zip(texts, held) if out]
-    cuts = [int(len(text) * (1 - fraction)) for text in texts]
-    return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
+
+    files: Sequence[Path]
+    start: float = 0.0
+    stop: float = 1.0
+
+    def __iter__(self) -> Iterator[Iterator[str]]:
+        return map(self._blocks, self.files)
+
+    def _blocks(self, file):
+        if (self.start, self.stop) == (0, 1):
+            yield from read_blocks(file)
+            return
+        length, place = sum(map(len, read_blocks(file))), 0
+        start, stop = int(length * self.start), int(length * self.stop)
+        for block in read_blocks(file):
+            yield block[max(start - place, 0) : max(stop - place, 0)]
+            place += len(block)
 
 
-def _read_all(files: Sequence[Path], where: str, max_bytes: int) -> list[str]:
-    """Return the texts of the first files that have at most `max_bytes` together (0: of all files)."""
-    texts, size = [], 0
-    for file in files:
-        size += file.stat().st_size
-        if max_bytes and size > max_bytes:
-            break
-        texts.append(read_text(file))
+def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Documents]:
+    """Return documents by split; a `fraction` of the training texts is held out where there is no validation split.
+
+    It is an evenly spread fraction of the texts. If that would be none or all of them, the last `fraction` of the
+    characters of each text is for validation.
+    """
+    texts = {split: TextFiles(part) for split, part in files.items()}
+    if "validation" not in files and fraction:
+        held = held_out(np.arange(len(files["train"])), fraction)
+        if held.any() and not held.all():
+            for split, chosen in (("train", ~held), ("validation", held)):
+                texts[split] = TextFiles([files["train"][index] for index in np.flatnonzero(chosen)])
+        else:
+            texts["train"] = TextFiles(files["train"], 0, 1 - fraction)
+            texts["validation"] = TextFiles(files["train"], 1 - fraction, 1)
+    return {
+        split: Documents(part, partial(identity, part.files, part.start, part.stop)) for split, part in texts.items()
+    }
+
+
+def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:
+    """Return the first files that have at most `max_bytes` together (0: all files)."""
+    sizes = [file.stat().st_size for file in files]
+    kept = [file for file, size in zip(files, np.cumsum(sizes)) if not max_bytes or size <= max_bytes]
     if not files:
         raise FileNotFoundError(f"There is no text file at {where}.")
-    if not any(texts):
+    if not any(sizes[: len(kept)]):
         raise ValueError(f"There is no text in {where}{f' within max_bytes={max_bytes}' if max_bytes else ''}.")
-    return texts
+    return kept
 
 
-def read_text(path: str | Path) -> str:
-    """Return the text of a UTF-8 file; an error has the offset of the first wrong byte."""
-    content = Path(path).read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        wrong = f"byte {content[error.start]:#04x} at offset {error.start} ({error.reason})"
-        raise ValueError(f"{path} is not UTF-8 text: {wrong}.") from None
+def read_blocks(path: str | Path, size: int = 1 << 20) -> Iterator[str]:
+    """Yield the text of a UTF-8 file in blocks of at most `size` bytes; an error has the offset of a wrong byte."""
+    decoder, block = codecs.getincrementaldecoder("utf-8")(), b" "
+    with open(path, "rb") as file:
+        start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+        file.seek(start)
+        while block:
+            offset = file.tell()
+            block = file.read(size)
+            kept = len(decoder.getstate()[0])  # bytes of a character that the next block completes
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                place = offset - kept + error.start
+                wrong = f"byte {error.object[error.start]:#04x} at offset {place} ({error.reason})"
+                raise ValueError(f"{path} is not UTF-8 text: {wrong}.") from None
+            yield text

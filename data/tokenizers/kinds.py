@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lineage.configs import cache
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.data.content import Documents, are_several
+from lineage.data.content import Documents, Pieces, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -47,7 +47,7 @@ class TokenizerKind:
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
-        backend = self.backend(texts, names)
+        backend = self.backend(Pieces(texts) if isinstance(texts, Documents) else texts, names)
         if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
             needed = f"it must be at least {least}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
@@ -251,15 +251,22 @@ def find_tokenizer(
     optional: Collection[str] = (),
     workdir: str | Path | None = None,
     save: bool = True,
+    cache_dir: str | Path = "",
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones. A
-    process with `save` writes it into the workdir.
+    process with `save` writes it into the workdir. The kinds of this module are kept in the folder `cache_dir` ("": the
+    cache of the user), and one of several processes trains them.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
-    tokenizer = _trained(kind, texts, special_tokens, optional)
+    folder = Path(cache_dir) if cache_dir else cache.folder("tokenizers")
+    own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
+    if folder is None or not own or any(iter(each) is each for each in texts.values()):
+        tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+    else:
+        tokenizer = _kept(kind, texts, special_tokens, optional, folder)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
@@ -268,24 +275,35 @@ def find_tokenizer(
     return tokenizer
 
 
-def _trained(kind, texts, special_tokens, optional):
-    """Train a tokenizer, or return the one that an earlier run has trained on the same texts and kept."""
-    own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
-    folder = cache.folder("tokenizers") if own else None
-    if folder is None or any(iter(each) is each for each in texts.values()):
-        return kind.train_on_splits(texts, special_tokens, optional)
-    contents = {name: Documents(each).fingerprint() for name, each in texts.items()}
-    about = repr((kind, special_tokens, sorted(optional), contents, tokenizers.__version__))
-    path = folder / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
-    with contextlib.suppress(OSError, ValueError):
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if digest == hashlib.sha256(text.encode()).hexdigest():
-            return Tokenizer(tokenizers.Tokenizer.from_str(text))
-    tokenizer = kind.train_on_splits(texts, special_tokens, optional)
-    text = tokenizer.to_str()
-    with contextlib.suppress(OSError):  # such as a full disk
-        write_atomic(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-    return tokenizer
+def _kept(
+    kind: TokenizerKind,
+    texts: Mapping[str, Iterable[str]],
+    special_tokens: Sequence[str],
+    optional: Collection[str],
+    folder: Path,
+) -> Tokenizer:
+    """Return the tokenizer in a folder that was trained on the same texts, or train it and keep it there."""
+    documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
+    contents = {name: part.fingerprint() for name, part in documents.items()}
+    about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
+    path = folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
+
+    def read() -> Tokenizer | None:
+        with contextlib.suppress(OSError, ValueError):
+            digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+            if digest == hashlib.sha256(text.encode()).hexdigest():
+                return Tokenizer(tokenizers.Tokenizer.from_str(text))
+        return None
+
+    if found := read():
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    with in_turn(path.with_suffix(".lock"), f"it trains the tokenizer {path}"):
+        if not (found := read()):
+            found = kind.train_on_splits(texts, special_tokens, optional)
+            text = found.to_str()
+            write_atomic(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+    return found
 
 
 def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:

@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from lineage.configs.atomic import write_atomic
+from lineage.data.content import split_lines
 from lineage.data.tokenizers.checks import check
 
 FILE = "tokenizer.json"
@@ -27,9 +29,7 @@ SPECIAL = {
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
 _SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
-_PIECE = 1 << 18
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
 # The printable characters that stand for bytes in byte-level vocabularies (GPT-2) -> the bytes.
@@ -71,6 +71,10 @@ class Tokenizer:
             self._characters = np.full(max(known, default=0) + 2, -1, np.int32)
             self._characters[list(known)] = list(known.values())
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._backend.encode_special_tokens = True  # not pickled by the library
+
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids int32 [N] of a text."""
         return self.encode_batch([text])[0]
@@ -94,7 +98,7 @@ class Tokenizer:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
         if self._characters is not None:
             return [self._look_up(np.frombuffer(text.encode("utf-32-le"), np.uint32)) for text in texts]
-        pieces = [list(_pieces(text)) for text in texts]
+        pieces = [list(split_lines([text])) for text in texts]
         encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
@@ -175,15 +179,3 @@ class Tokenizer:
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return path if path.suffix == ".json" else path / FILE
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Split a long text into pieces that are encoded in parallel, after single newlines between two lines.
-
-    The splitting into words splits it there too, so the tokens stay the same.
-    """
-    start = 0
-    while len(text) - start > _PIECE and (newline := _BETWEEN_LINES.search(text, start + _PIECE)):
-        yield text[start : newline.end()]
-        start = newline.end()
-    yield text[start:]

@@ -4,9 +4,10 @@ import pytest
 
 from lineage.data import Documents, shuffle
 from lineage.data.examples.masking import MaskTokens
-from lineage.data.examples.windows import Chunks, PairSentences, Sentences, tokenize
+from lineage.data.examples.windows import Chunks, PairSentences, Sentences
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import TokenizerFile, WordPiece, Words
+from lineage.data.tokens import tokenize
 from lineage.tasks.masked_lm import SentencePairPretraining
 from tests.data.conftest import load, train
 
@@ -27,7 +28,7 @@ def corpus(documents=30, seed=0):
 def chunks():
     texts = Sentences(Documents(corpus()))
     coder = train("words", texts, ROLES)
-    return Chunks(tokenize(texts, coder).tokens, coder.end_of_text, LENGTH), coder
+    return Chunks(tokenize(texts, coder), LENGTH), coder
 
 
 def read(coder, tokens):

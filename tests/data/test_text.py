@@ -1,18 +1,10 @@
-import json
-
-import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.data import Documents
-from lineage.data.examples import windows
-from lineage.data.examples.windows import Windows, tokenize
-from lineage.data.sources.text import StandardLibrary, Text, hold_out, read_text
-from tests.data.conftest import train
-
-BYTES = train("bytes", [])
+from lineage.data.examples.windows import Windows
+from lineage.data.sources.text import StandardLibrary, Text, read_blocks
 
 
 def texts(path, **options):
@@ -73,50 +65,6 @@ def test_too_short_texts_raise():
         Windows(np.arange(1), 4)
 
 
-def test_documents_are_separated_by_the_end_of_text():
-    assert tokenize(Documents(["ab", "", "c"]), BYTES).tokens.tolist() == [97, 98, 256, 256, 99, 256]
-    assert tokenize(Documents(["ab"]), BYTES).tokens.tolist() == [97, 98]
-    stream = tokenize(Documents(["aß", "日"]), BYTES)
-    assert (stream.characters, stream.bytes) == (3, 6)
-    assert stream.tokens.dtype == np.uint16
-
-
-def test_tokens_do_not_depend_on_chunks(monkeypatch):
-    documents = Documents([f"text {i} " * (i % 5) for i in range(40)])
-    whole = tokenize(documents, BYTES).tokens
-    monkeypatch.setattr(Documents.chunks, "__defaults__", (20,))
-    assert len(list(documents.chunks())) > 5
-    np.testing.assert_array_equal(tokenize(documents, BYTES).tokens, whole)
-
-
-def test_cache(tmp_path, monkeypatch):
-    documents = Documents(["one", "two"])
-    plain = tokenize(documents, BYTES)
-    for _ in range(2):
-        kept = tokenize(documents, BYTES, tmp_path)
-        np.testing.assert_array_equal(kept.tokens, plain.tokens)
-        assert (kept.characters, kept.bytes) == (6, 6)
-        # The second call reads the cache.
-        monkeypatch.setattr(windows, "_encode", None)
-    assert len(list(tmp_path.iterdir())) == 2
-    monkeypatch.undo()
-    assert len(tokenize(Documents(["one", "twos"]), BYTES, tmp_path).tokens) == 9
-    characters = train("characters", ["onetwo"])
-    assert tokenize(documents, characters, tmp_path).tokens[0] == characters.encode("o")[0]
-    assert len(list(tmp_path.iterdir())) == 6
-    assert len(tokenize(Documents([""]), BYTES, tmp_path).tokens) == 0
-
-
-def test_memory_mapped_tokens_are_pickled_as_a_path(tmp_path):
-    stream = tokenize(Documents(["word " * 100_000]), BYTES, tmp_path)
-    assert isinstance(stream.tokens, np.memmap)
-    windows = Windows(stream.tokens, 16)
-    sent = cloudpickle.dumps(windows)
-    assert len(sent) < 2000
-    received = cloudpickle.loads(sent)
-    np.testing.assert_array_equal(received[1000]["tokens"], windows[1000]["tokens"])
-
-
 def test_files(tmp_path):
     for name, content in {"b.txt": "b", "a.txt": "a", "sub/c.md": "c", ".hidden": "h", "d.txt": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -139,14 +87,26 @@ def test_newlines_are_kept(tmp_path):
 
 def test_byte_order_mark_is_removed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
-    assert read_text(tmp_path / "a.txt") == "abc"
+    assert "".join(read_blocks(tmp_path / "a.txt")) == "abc"
 
 
 def test_invalid_utf8_raises(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:
-        read_text(tmp_path / "latin.txt")
+        list(read_blocks(tmp_path / "latin.txt"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", range(3, 9))
+def test_blocks_of_texts(tmp_path, size):
+    text = "\ufeffaß日\U0001f600\r\nz"
+    (tmp_path / "a").write_bytes(text.encode())
+    blocks = list(read_blocks(tmp_path / "a", size))
+    assert "".join(blocks) == text[1:]
+    assert len(blocks) > 2
+    (tmp_path / "a").write_bytes(text.encode() + b"z\xe6\x97")
+    with pytest.raises(ValueError, match=rf"byte 0xe6 at offset {len(text.encode()) + 1} \(unexpected end of data"):
+        list(read_blocks(tmp_path / "a", size))
 
 
 def test_stdlib():
@@ -162,37 +122,42 @@ def test_stdlib():
     assert sum(map(len, everything)) > 5_000_000
 
 
-def test_hold_out():
-    assert hold_out(["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
-    assert len(hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # as nanoGPT splits its text
+def held_out(folder, texts, fraction):
+    """Return the texts for training and those for validation of files with some texts."""
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number:02}").write_text(text)
+    documents = Text(str(folder), validation_fraction=fraction).documents()
+    return list(documents["train"]), list(documents["validation"])
+
+
+def test_hold_out(tmp_path):
+    assert held_out(tmp_path / "one", ["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
+    train, held = held_out(tmp_path / "large", ["ß" * 1115394], 0.1)  # in several blocks
+    assert len(train[0]) == 1003854  # as nanoGPT splits its text
+    assert len(held[0]) == 1115394 - 1003854
     parts = [str(i) for i in range(25)]
-    train, held = hold_out(parts, 0.1)
+    train, held = held_out(tmp_path / "files", parts, 0.1)
     assert held == ["9", "19"]
     assert sorted(train + held) == sorted(parts)
-    assert hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
+    both = held_out(tmp_path / "both", ["abcdefghij", "k" * 20], 0.1)
+    assert both == (["abcdefghi", "k" * 18], ["j", "kk"])
     for fraction in (0.1, 0.25, 0.3, 0.5, 0.7, 0.99):
-        assert len(hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
+        assert len(held_out(tmp_path / str(fraction), ["x"] * 100, fraction)[1]) == round(100 * fraction)
     with pytest.raises(ValueError, match=r"source.validation_fraction is 1\.5: it must be 0 or more and below 1"):
         StandardLibrary(validation_fraction=1.5)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda tokens, about: tokens.write_bytes(tokens.read_bytes()[:-4]),
-        lambda tokens, about: tokens.write_bytes(bytes(tokens.stat().st_size)),
-        lambda tokens, about: tokens.write_bytes(tokens.read_bytes()[:-1] + b"\xff"),
-        lambda tokens, about: tokens.unlink(),
-        lambda tokens, about: about.write_text(""),
-        lambda tokens, about: about.write_text("[1]"),
-        lambda tokens, about: about.write_text(json.dumps({"characters": 7, "bytes": 7})),
-    ],
-)
-def test_damaged_cache_is_made_anew(tmp_path, damage):
-    documents = Documents(["one", "two"])
-    expected = tokenize(documents, BYTES, tmp_path)
-    whole = expected.tokens.tolist()
-    damage(next(tmp_path.glob("*.uint16")), next(tmp_path.glob("*.json")))
-    again = tokenize(documents, BYTES, tmp_path)
-    assert (again.tokens.tolist(), again.characters, again.bytes) == (whole, 6, 6)
-    assert next(tmp_path.glob("*.uint16")).stat().st_size == 16
+def test_fingerprints_of_texts(tmp_path):
+    def fingerprints(**options):
+        return [part.fingerprint() for part in Text(str(tmp_path / "data"), **options).documents().values()]
+
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("a text")
+    seen = [*fingerprints(), *fingerprints(validation_fraction=0.3)]
+    (tmp_path / "data" / "a").write_text("b text")
+    seen += fingerprints()
+    assert len(set(seen)) == 6
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (tmp_path / "data").symlink_to("moved")
+    assert fingerprints() == seen[-2:]

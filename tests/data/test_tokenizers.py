@@ -1,6 +1,7 @@
 import base64
 import functools
 import json
+import pickle
 import subprocess
 import sys
 import unicodedata
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
+from lineage.data import content
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerFile, find_tokenizer
-from lineage.data.tokenizers import tokenizer as implementation
 from lineage.data.tokenizers.kinds import Characters
 from tests.data.conftest import train
 
@@ -215,9 +216,9 @@ def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
     tokenizer = train(kind, [text], **SIZES.get(kind, {}))
     whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
     for piece in (1, 2, 3, 50):
-        monkeypatch.setattr(implementation, "_PIECE", piece)
-        assert len(list(implementation._pieces(text))) > 10
-        assert "".join(implementation._pieces(text)) == text
+        monkeypatch.setattr(content, "_PIECE", piece)
+        assert len(list(content.split_lines([text]))) > 10
+        assert "".join(content.split_lines([text])) == text
         assert tokenizer.encode(text).tolist() == whole
     assert [ids.tolist() for ids in tokenizer.encode_batch([text, "", text])] == [whole, [], whole]
 
@@ -327,3 +328,26 @@ except ValueError as error:
     assert result.stdout.startswith(f"{path} is not a tokenizer that the tokenizers library can read")
     assert message in result.stdout
     assert result.stdout.count("\n") == 1
+
+
+def test_names_of_special_tokens_stay_text_after_pickling():
+    tokenizer = pickle.loads(pickle.dumps(train("bytes", [])))
+    assert tokenizer.encode("<|endoftext|>").tolist() == list(b"<|endoftext|>")
+
+
+def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
+    def find(texts, kind=None, roles=("end_of_text",)):
+        documents = {"train": content.Documents([texts]), "validation": content.Documents(["other"])}
+        return find_tokenizer(kind or TOKENIZERS["bpe"](280), documents, roles, cache_dir=tmp_path)
+
+    first = find("the fox " * 9)
+    assert first.to_str() == train("bpe", ["the fox " * 9], vocab_size=280).to_str()
+    assert find("the fox " * 9, TokenizerFile(str(next(tmp_path.glob("*.json"))))).to_str() == first.to_str()
+    others = [
+        find("the dog " * 9),
+        find("the fox " * 9, TOKENIZERS["bpe"](260)),
+        find("the fox " * 9, roles=("end_of_text", "mask")),
+    ]
+    assert len({one.to_str() for one in [first, *others]}) == 4 == len(list(tmp_path.glob("*.json")))
+    monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
+    assert find("the fox " * 9).to_str() == first.to_str()

@@ -159,7 +159,7 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
-            "the prompt has 1 tokens and sampling.max_new_tokens is 90: together they must be at most model.max_length, 16.",
+            "the prompt has 1 tokens and sampling.max_new_tokens is 90: together they must be at most model.max_length",
         ),
         (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
@@ -229,7 +229,7 @@ def test_invalid_commands(error, trained):
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
     long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
     assert long == (
-        "the prompt has 12 tokens and sampling.max_new_tokens is 8: together they must be at most model.max_length, 16."
+        "the prompt has 12 tokens and sampling.max_new_tokens is 8: together they must be at most model.max_length"
     )
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
