@@ -203,9 +203,12 @@ COMMANDS = {
             "predict outputs/detr --inputs=instances.json,val2017 --output=objects.json --batch-size=64",
             "predict outputs/vit --inputs=photos --output=photos.npz --features",
             "predict outputs/vit --split=test",
+            "predict --model=bert-reviews --task=text_classification --inputs=reviews.csv --columns=review",
         ),
         (
             _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
+            _option("--model DIR", "instead of a run: a folder in the layout of transformers, for a --task"),
+            _option("--task NAME", "task of the --model, such as text_classification"),
             _option(
                 "--inputs INPUTS",
                 "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "

@@ -22,15 +22,6 @@ class Data:
     splits: dict[str, EvaluationBatches]
     tokenizer: Tokenizer | None
     facts: Facts
-    examples: Examples
-
-    def inputs(self, rows: Any, loader: Loader, first: int = 0) -> EvaluationBatches:
-        """Return the batches of `Inputs.rows`, made as those of evaluation are; the first row has the index `first`."""
-        make, transform = self.examples.inputs, self.examples.evaluation_transform
-        if not make and not isinstance(rows, ExampleSource):
-            raise ValueError("The task of the run has no predictions for texts.")
-        made = {"source": make(rows)} if make else {"source": rows, "transform": transform}
-        return EvaluationBatches(**made, loader=loader, first=first)
 
 
 def load(
@@ -69,4 +60,4 @@ def load(
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
-    return Data(train, splits, found, facts, examples)
+    return Data(train, splits, found, facts)

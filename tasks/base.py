@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
+from lineage.data.content import Transform
 from lineage.metrics.states import State
 from lineage.models import Model
 
@@ -42,6 +43,13 @@ class Request(NamedTuple):
     prompts: np.ndarray  # token ids [B, T]
     lengths: np.ndarray | None = None  # lengths of the prompts [B]; None: T
     inputs: tuple[np.ndarray, np.ndarray] | None = None  # of the encoder: token ids and their mask, both [B, S]
+
+
+class InputExamples(NamedTuple):
+    """Examples of the inputs of predictions, and the transform of their batches; None: none."""
+
+    source: ExampleSource
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,11 @@ class Task:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
         raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
 
-    # Predictions: `inputs` are those of `lineage.data.Examples`.
+    # Predictions, which need the facts of the training data, but not the data.
+
+    def input_examples(self, rows: Any, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
+        """Return examples of the rows of `data.inputs.Inputs`, made as those of the evaluation splits."""
+        raise ValueError(f"The task {self.name!r} has no predictions.")
 
     def outputs(self, model: Model, batch: Batch) -> Any:
         """Return the arrays [B, ...] that `predict` takes, for a bound model and a batch of inputs."""
@@ -160,6 +172,7 @@ class Task:
 
         Args:
             outputs: the `outputs` of all inputs, on the host; the texts if the task `generates`.
+            inputs: the examples of `input_examples`.
         """
         raise ValueError(f"The task {self.name!r} has no predictions.")
 

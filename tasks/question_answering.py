@@ -12,7 +12,7 @@ from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Result
+from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
 from lineage.tasks.losses import sums
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask
@@ -50,7 +50,10 @@ class QuestionAnswering(EncoderTask):
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
         facts = self.facts(tokenizer, has_unanswerable=not all(question.answers for question in content["train"]))
-        return Examples(splits, facts, inputs=lambda rows: encode(rows, tokenizer, *sizes))
+        return Examples(splits, facts)
+
+    def input_examples(self, rows: Sequence[Question], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        return InputExamples(encode(rows, tokenizer, self.sequence_length, self.stride))
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the score of no answer."""

@@ -56,7 +56,7 @@ def exported(tiny, tmp_path_factory):
         state = state.replace(params=params)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it does not support symbolic dimensions
-            export.write(experiment, state, "stablehlo", folder)
+            export.write(experiment, state.variables(average=True), "stablehlo", folder)
         about = json.loads((folder / "model.json").read_text())
         batch = {name: experiment.data.train[0][name][:3] for name in about["inputs"]}
         np.savez(folder / "batch.npz", **batch)
@@ -81,7 +81,7 @@ def test_exported_program_matches_the_model(kind, size, exported):
 def test_transformers_loads_the_model_and_the_tokenizer(exported):
     *_, experiment, state = exported["gpt"]
     folder = experiment.workdir / "transformers"
-    files = [path.name for path in export.write(experiment, state, "safetensors", folder)]
+    files = [path.name for path in export.write(experiment, state.variables(average=True), "safetensors", folder)]
     assert files == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -98,4 +98,4 @@ def test_transformers_loads_the_model_and_the_tokenizer(exported):
 def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
     with pytest.raises(ValueError, match="a Transformer cannot be written for `transformers`"):
-        export.write(experiment, state, "safetensors", experiment.workdir / "no")
+        export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")
