@@ -328,7 +328,7 @@ COMMANDS = {
         (
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco or squad"),
             _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
-            _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
+            _option("--references FILE", "likewise, a .csv, or a folder of images", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),

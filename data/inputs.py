@@ -165,13 +165,18 @@ def _table(path, suffix, names):
         raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
 
 
+def image_files(folder: str) -> list[Path]:
+    """Return the image files in a folder and its subfolders, sorted."""
+    return sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in SUFFIXES)
+
+
 def _images(path, kind, channels):
     """Return the images of a file or folder, see `from_files`."""
     name, _, folder = path.partition(",")
     suffix, ids, categories = Path(name).suffix.lower(), (), {}
     root = Path(folder or (name if Path(name).is_dir() else Path(name).parent))
     if Path(name).is_dir():
-        files = sorted(file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES)
+        files = image_files(name)
     elif suffix in SUFFIXES:
         files = [Path(name)]
     elif suffix == ".txt":

@@ -12,7 +12,6 @@ from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
-RESCALE = 1 / 255
 # Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
 ROLES = {
     "eos": "end_of_text",
@@ -36,7 +35,7 @@ def starts_with_padding(folder: Path) -> bool:
     """Return whether the first token of a decoder's input is the padding token, as in T5's checkpoints."""
     config = read_json(folder / "config.json")
     start = config.get("decoder_start_token_id")
-    return start is not None and start == config.get("pad_token_id")
+    return start is not None and start == config.get("pad_token_id", 0)
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:
@@ -50,8 +49,10 @@ def preprocessing(folder: Path) -> dict[str, Any]:
     found = {name: tuple(map(float, about[f"image_{name}"])) for name in ("mean", "std") if about.get(f"image_{name}")}
     if about.get("resample") in RESAMPLING:
         found["resample"] = RESAMPLING[about["resample"]]
-    side = _side(about.get("size"))
-    if about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
+    side, longest = _side(about.get("size")), isinstance(about.get("size"), dict) and about["size"].get("longest_edge")
+    if longest:
+        found |= {"image_size": longest, "shorter_side": side}
+    elif about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
         found |= {"image_size": crop, "evaluation_crop": min(crop / (side or crop), 1.0)}
     elif side:
         found["image_size"] = side
@@ -80,18 +81,21 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}
     about = {
-        "image_processor_type": "CLIPImageProcessor",  # resizes the shorter side, then crops the center
         "do_convert_rgb": channels == 3,
         "do_resize": True,
-        "size": {"shortest_edge": round(side / options.get("evaluation_crop", 1.0))},
         "resample": {name: number for number, name in RESAMPLING.items()}[options.get("resample", "bilinear")],
-        "do_center_crop": True,
-        "crop_size": {"height": side, "width": side},
         "do_rescale": True,
-        "rescale_factor": RESCALE,
+        "rescale_factor": 1 / 255,
         "do_normalize": True,
         **{f"image_{name}": values for name, values in numbers.items()},
     }
+    if "shorter_side" in options:
+        sides = {"shortest_edge": options["shorter_side"] or side, "longest_edge": side}
+        about |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
+    else:
+        sides = {"shortest_edge": round(side / options.get("evaluation_crop", 1.0))}
+        crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+        about |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}
     write_atomic(folder / PREPROCESSOR, json.dumps(about, indent=2) + "\n")
 
 
