@@ -18,7 +18,7 @@ class Data:
     The tokenizer of images is None.
     """
 
-    train: TrainBatches
+    train: TrainBatches | None  # None if only the evaluation splits were read
     splits: dict[str, EvaluationBatches]
     tokenizer: Tokenizer | None
     facts: Facts
@@ -34,6 +34,7 @@ def load(
     process_index: int = 0,
     process_count: int = 1,
     workdir: str | Path | None = None,
+    known: Facts | None = None,
 ) -> Data:
     """Read the content of a source and make the batches of a `lineage.tasks.Task`.
 
@@ -42,8 +43,12 @@ def load(
         seed: random seed of the order of the training examples, of their augmentation and of their noise.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
+        known: metadata of the training data, of which only the evaluation splits are read where that is possible; None:
+            all splits are read.
     """
     task.check_loader(loader)
+    if known is not None:
+        source, task = source.evaluating(known), task.evaluating(known)
     content = source.read(task.reads)
     found = None
     if texts := task.texts(content):
@@ -55,7 +60,9 @@ def load(
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
-    train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
+    train = None
+    if "train" in parts:
+        train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
     transforms = examples.evaluation_transform
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)

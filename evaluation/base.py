@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.data import Data, EvaluationBatches, Facts, Loader, Tokenizer
+from lineage.data import Data, EvaluationBatches, Facts, Loader, Tokenizer, TrainBatches
 from lineage.models import Model
 from lineage.tasks import Batch, Task
 
@@ -41,7 +41,8 @@ class Context:
     task: Task
     facts: Facts  # metadata of the training data
     tokenizer: Tokenizer | None  # None for images
-    load: Callable[[], Data]  # opens the data, which predictions and generation do not need
+    load: Callable[[], Data]  # opens the data of the evaluation, which predictions and generation do not need
+    train: Callable[[], TrainBatches]  # opens the training data
     sampling: Any  # config section of text generation
     seed: int  # random seed of the run
     compile: Callable[..., Step]
@@ -54,7 +55,7 @@ class Context:
 
     @property
     def data(self) -> Data:
-        """The data of the run."""
+        """The data of the evaluation."""
         return self.load()
 
     def inputs(self, rows: Any, loader: Loader, first: int = 0) -> EvaluationBatches:

@@ -1,8 +1,9 @@
 """The base class of tasks, and their registry."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,7 @@ class Task:
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
+    known: ClassVar[Facts | None] = None  # metadata of the training data of a task that is `evaluating`
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
@@ -91,6 +93,12 @@ class Task:
     def texts(self, content: Any) -> dict[str, Iterable[str]]:
         """Return the texts of each split, for training a tokenizer; {} if the task needs no tokenizer."""
         return {}
+
+    def evaluating(self, facts: Facts) -> Self:
+        """Return the task for content that may have no split "train"; `facts` are the metadata of that."""
+        task = copy.copy(self)
+        object.__setattr__(task, "known", facts)
+        return task
 
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples of each split, their transforms and metadata, for the content that `reads` names.

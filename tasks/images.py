@@ -84,11 +84,11 @@ class LabeledImageTask(ImageTask):
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         splits, size = dict(content.splits), self.image_size
-        if self.max_examples:
+        if self.max_examples and "train" in splits:
             splits["train"] = random_subset(splits["train"], self.max_examples, seed)
         if self.in_memory:
             splits = {name: in_memory(part) for name, part in splits.items()}
-        facts = self.facts(splits["train"], content.class_names, size)
+        facts = self.known or self.facts(splits["train"], content.class_names, size)
         steps = augmentation.parse(self.augment, size, self.resample)
         crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else self._resize
         erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None

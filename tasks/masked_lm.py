@@ -205,7 +205,7 @@ class SentencePairPretraining(MaskedLM):
         splits = {name: Chunks(tokens, tokenizer.end_of_text, length - 3) for name, tokens in streams.items()}
         order = self.pairing == "sentence_order"
         paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
-        return Examples(splits, self.facts(tokenizer), paired["train"], paired)
+        return Examples(splits, self.facts(tokenizer), paired.get("train"), paired)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         return InputExamples(masked_texts(rows, tokenizer, self.sequence_length, joined=True))

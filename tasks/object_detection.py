@@ -57,7 +57,7 @@ class ObjectDetection(ImageTask):
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE
-        facts = self.facts(content.splits["train"], content.class_names, size)
+        facts = self.known or self.facts(content.splits["train"], content.class_names, size)
         evaluation, steps = self.evaluation_transform(facts), boxes.parse(self.augment, size)
         if not any(isinstance(step, boxes.Resize) for step in steps):
             steps += evaluation.steps

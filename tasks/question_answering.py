@@ -49,7 +49,10 @@ class QuestionAnswering(EncoderTask):
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        facts = self.facts(tokenizer, has_unanswerable=not all(question.answers for question in content["train"]))
+        has_unanswerable = not all(question.answers for question in content.get("train", ()))
+        if self.known:
+            has_unanswerable = self.known.has_unanswerable
+        facts = self.facts(tokenizer, has_unanswerable=has_unanswerable)
         return Examples(splits, facts)
 
     def input_examples(self, rows: Sequence[Question], tokenizer: Tokenizer, facts: Facts) -> InputExamples:

@@ -53,9 +53,10 @@ class LabeledTextTask(EncoderTask):
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         (labels, names), length = self.labels(content), self.sequence_length
-        counted = content["train"].texts if self.long_text == "key_sentences" else ()
-        words = document_frequencies(counted)
-        fit = Fit(self.long_text, tokenizer, length, self.stride, words, len(counted))
+        counted = content["train"].texts if "train" in content and self.long_text == "key_sentences" else ()
+        words = self.known.document_frequencies if self.known else document_frequencies(counted)
+        count = self.known.examples["train"] if self.known else len(counted)
+        fit = Fit(self.long_text, tokenizer, length, self.stride, Counter(words), count)
         splits = {name: encode(part.texts, labels[name], tokenizer, length, fit) for name, part in content.items()}
         facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
         return Examples(splits, facts)
@@ -80,7 +81,7 @@ class TextClassification(LabeledTextTask):
     binary: bool = False
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-        names = class_names(content)
+        names = class_names(content, self.known.class_names if self.known else ())
         number_of = {name: number for number, name in enumerate(names)}
         labels = {
             name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()
@@ -105,13 +106,13 @@ class TextClassification(LabeledTextTask):
         return ranked(pooled(probabilities_of(outputs, self.binary), inputs), facts.class_names)
 
 
-def class_names(splits: dict[str, LabeledTexts]) -> list[str]:
-    """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
+def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> list[str]:
+    """Return the known class names, those of the source, or the labels of the training split: numbers, then words."""
 
     def order(name):
         return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
-    found = list(splits["train"].names) or sorted(set(splits["train"].labels), key=order)
+    found = list(known or splits["train"].names) or sorted(set(splits["train"].labels), key=order)
     for split, part in splits.items():
         unknown = sorted(set(part.labels) - set(found))
         if unknown:

@@ -36,6 +36,10 @@ class TokenClassification(EncoderTask):
 
     def examples(self, content: Mapping[str, list[TaggedSentence]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
+        if self.known:
+            if unknown := set(tags) - set(self.known.class_names):
+                raise ValueError(f"The tag {min(unknown)!r} is not one of {', '.join(self.known.class_names)}.")
+            tags = list(self.known.class_names)
         splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
         facts = self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags))
         return Examples(splits, facts)

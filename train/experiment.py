@@ -79,15 +79,20 @@ class Experiment:
     def data(self) -> Data:
         return self.read(self.source)
 
-    def read(self, source: Source) -> Data:
-        """Return the data of a source, for the task and with the tokenizer of the experiment."""
+    @cached_property
+    def evaluation_data(self) -> Data:
+        """The data, of a trained model without the training split where the others can be read without it."""
+        return self.data if self.kept is None else self.read(self.source, self.kept)
+
+    def read(self, source: Source, known: Facts | None = None) -> Data:
+        """Return the data of a source, for the task, with the tokenizer of the experiment; see `load` for `known`."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
-        known = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
-        if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            tokenizer = tokenizers.TokenizerFile(str(known))
+        file = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+        if origin and file.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
+            tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
-        return load(source, self.task, tokenizer, self.loader, **settings)
+        return load(source, self.task, tokenizer, self.loader, known=known, **settings)
 
     @property
     def facts(self) -> Facts:
@@ -238,7 +243,8 @@ class Experiment:
             task=self.task,
             facts=self.facts,
             tokenizer=self.tokenizer,
-            load=lambda: self.data,
+            load=lambda: self.evaluation_data,
+            train=lambda: self.data.train,
             sampling=self.config.sampling,
             seed=self.run.seed,
             compile=lambda *args, **options: self.jit(step(*args, **options)),

@@ -103,7 +103,7 @@ class Table(DataFiles):
     def _identity(self, split: str) -> str:
         """Return a string that identifies the documents of a split."""
         found = self.found()
-        files = sorted(fingerprint(found.get(split, found["train"])).items())
+        files = sorted(fingerprint(found[split if split in found else "train"]).items())
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
         parts = self.name, split, options, [(os.path.basename(file), value) for file, value in files]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
