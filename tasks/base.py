@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ class Task:
         """Return the texts of each split, for training a tokenizer; {} if the task needs no tokenizer."""
         return {}
 
-    def evaluating(self, facts: Facts) -> Self:
+    def evaluating(self, facts: Facts) -> "Task":
         """Return the task for content that may have no split "train"; `facts` are the metadata of that."""
         task = copy.copy(self)
         object.__setattr__(task, "known", facts)

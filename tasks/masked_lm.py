@@ -58,6 +58,9 @@ class MaskedLM(DocumentTask):
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         return InputExamples(masked_texts(rows, tokenizer, self.sequence_length))
 
+    def model_options(self) -> dict[str, Any]:
+        return super().model_options() | {"num_classes": 2}
+
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)
         return axes | {"M": count_masked(self.mask_rate, axes["T"])}

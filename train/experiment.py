@@ -111,7 +111,7 @@ class Experiment:
         settings = self.config.model
         given = {key: value for key, value in self.task.model_options().items() if settings.get(key) is None}
         for key in Facts().model_options:
-            if key in settings and settings[key] is None:
+            if key in settings and settings[key] is None and key not in given:
                 given[key] = self.facts.model_options[key]
                 if given[key] is None:
                     name, source = settings.name, self.config.source.name

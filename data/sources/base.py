@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from lineage.configs.registry import Registry, check_ranges
 from lineage.data.content import Facts
@@ -42,7 +42,7 @@ class Source:
         """Return the kinds of content that the source offers."""
         return [kind for kind in CONTENT if hasattr(self, kind)]
 
-    def evaluating(self, facts: Facts) -> Self:
+    def evaluating(self, facts: Facts) -> "Source":
         """Return the source without its training split, whose metadata are given, where the others do without it."""
         source = copy.copy(self)
         object.__setattr__(source, "known", facts)
