@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import cache, schema
 from lineage.configs.arguments import DEFAULT, parse
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -74,13 +74,8 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     from lineage.configs import cli
 
     path = options.folder / CONFIG
-    trained = "checkpoint" in options  # whether the command is for a trained model
-    if trained and not path.is_file():
-        raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
-    config, sweep = cli.load(str(path) if (trained or shown) and not options.named else options.file)
-    if trained:
-        config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
+    config, sweep = cli.load(str(path) if shown and not options.named else options.file)
     cli.override(config, changes)
     return config, sweep
 
@@ -125,37 +120,33 @@ def run_train(options: Options, changes: Changes) -> int:
     return 0
 
 
-def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
-    """Restore a trained model; return its experiment and state, with the mixture of `config.experts` if it is given."""
-    config, _ = configured(options, changes)
-    from lineage.train import expert_mixture
-    from lineage.train.experiment import Experiment
+def restored(options: Options, changes: Changes) -> Any:
+    """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
+    from lineage.configs import cli
+    from lineage.train import trained
 
-    folder = options.folder
-    if not options.force_config:
-        check_config(config, folder)
-    experiment = Experiment(config, folder)
-    state = experiment.restore(options.checkpoint)
-    if any(key.startswith("experts.") for key in changes):
-        prompt = experiment.config.sampling.prompt if options.command == "generate" else None
-        state, said = expert_mixture.choose(experiment, state, prompt)
-        print(said, file=sys.stderr)
-    return experiment, state
+    path = options.folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
+    config, _ = cli.load(options.named or str(path))
+    config, force = trained.used(config, changes), options.force_config
+    experts = any(key.startswith("experts.") for key in changes)
+    prompt = config.sampling.prompt if options.command == "generate" else None
+    settings = {"force": force, "choose_experts": experts, "prompt": prompt}
+    return trained.restore(config, options.folder, options.checkpoint, **settings)
 
 
 def run_evaluate(options: Options, changes: Changes) -> None:
-    experiment, state = restored(options, changes)
-    print(json.dumps(experiment.evaluation()(experiment.variables(state)), indent=2))
+    model = restored(options, changes)
+    print(json.dumps(model.experiment.evaluation()(model.variables), indent=2))
 
 
 def run_generate(options: Options, changes: Changes) -> None:
     if options.prompt is not None:
         changes = {**changes, "sampling.prompt": options.prompt}
-    experiment, state = restored(options, changes)
-    from lineage.evaluation.sampling import Sampler
-
-    text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), experiment.helpers())
-    samples = sampler.write(experiment.variables(state), text)
+    model = restored(options, changes)
+    text, sampler = model.experiment.config.sampling.prompt, model.sampler
+    samples = model.generate(text)
     for number, continuation in enumerate(samples, 1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)} ---")
@@ -167,40 +158,39 @@ def run_generate(options: Options, changes: Changes) -> None:
 def run_predict(options: Options, changes: Changes) -> None:
     if options.batch_size is not None:
         changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
-    experiment, state = restored(options, changes)
     from lineage.evaluation import prediction
 
-    context, columns = experiment.context(), options.columns.split(",") if options.columns else ()
-    inputs, files = experiment.inputs(options.inputs, options.split, columns)
+    if options.model:
+        from lineage.train import trained
+
+        if options.inputs is None:
+            raise ValueError("--model is the folder of a model without data: give its --inputs.")
+        model = trained.load(options.model, task=options.task or "", checkpoint=options.checkpoint, changes=changes)
+    else:
+        model = restored(options, changes)
+    columns = options.columns.split(",") if options.columns else ()
+    inputs, files = model.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
-    about |= prediction.identity(experiment, int(state.step))
+    about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
     output = prediction.Output(options.output, about) if options.output else None
-    found = prediction.predictions(
-        context,
-        experiment.variables(state),
-        inputs,
-        experiment.prediction_batch_size,
-        start=output.count if output else 0,
-        errors=output.errors if output else {},
-        skip_bad=options.skip_bad,
-        as_features=options.features,
-        helpers=experiment.helpers(),
-    )
+    progress = {"start": output.count, "errors": output.errors} if output else {}
+    found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
     if not output:
         for some in found:
             print("".join(map(prediction.line, some)), end="", flush=True)
         return
     output.write(found)
-    output.finish(context.task.document)
+    output.finish(model.experiment.task.document)
     bad = f" ({len(output.errors)} images could not be read)" * bool(output.errors)
     print(f"{output.count} predictions{bad}: {output.final}", file=sys.stderr)
 
 
 def run_export(options: Options, changes: Changes) -> None:
-    experiment, state = restored(options, changes)
+    model = restored(options, changes)
     from lineage.train import export as exporter
 
-    for path in exporter.write(experiment, state, options.format, Path(options.output or options.folder / "export")):
+    folder = Path(options.output or options.folder / "export")
+    for path in exporter.write(model.experiment, model.original, options.format, folder):
         print(path)
 
 

@@ -203,9 +203,12 @@ COMMANDS = {
             "predict outputs/detr --inputs=instances.json,val2017 --output=objects.json --batch-size=64",
             "predict outputs/vit --inputs=photos --output=photos.npz --features",
             "predict outputs/vit --split=test",
+            "predict --model=bert-reviews --task=text_classification --inputs=reviews.csv --columns=review",
         ),
         (
             _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
+            _option("--model DIR", "instead of a run: a folder in the layout of transformers, for a --task"),
+            _option("--task NAME", "task of the --model, such as text_classification"),
             _option(
                 "--inputs INPUTS",
                 "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
@@ -334,7 +337,7 @@ COMMANDS = {
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
             _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
             _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
-            _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
+            _option("--references FILE", "likewise, a .csv, or a folder of images", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),

@@ -17,6 +17,7 @@ from lineage.configs import base, modules
 from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
 from lineage.evaluation import EVALUATORS
+from lineage.train import pretrained
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -113,6 +114,8 @@ def search(file: str, trials: int | None = None) -> Search | None:
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
     """Set dotted keys, such as "schedule.learning_rate", to values or to their texts on the command line.
 
+    With `init.path`, the model is the one in that folder, apart from the keys that are set too.
+
     Raises:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
@@ -128,6 +131,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         field = dict(section.items(preserve_field_references=True))[name]
         value = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         section[name] = value
+    if changes.get("init.path"):
+        pretrained.adopt(config, changes)
 
 
 def _place(config, key):

@@ -31,19 +31,10 @@ class Data:
     The tokenizer of images is None.
     """
 
-    train: TrainBatches
+    train: TrainBatches | None  # None if only the evaluation splits were read
     splits: dict[str, EvaluationBatches]
     tokenizer: Tokenizer | None
     facts: Facts
-    examples: Examples
-
-    def inputs(self, rows: Any, loader: Loader, first: int = 0) -> EvaluationBatches:
-        """Return the batches of `Inputs.rows`, made as those of evaluation are; the first row has the index `first`."""
-        make, transform = self.examples.inputs, self.examples.evaluation_transform
-        if not make and not isinstance(rows, ExampleSource):
-            raise ValueError("The task of the run has no predictions for texts.")
-        made = {"source": make(rows)} if make else {"source": rows, "transform": transform}
-        return EvaluationBatches(**made, loader=loader, first=first)
 
 
 def load(
@@ -57,6 +48,7 @@ def load(
     process_count: int = 1,
     workdir: str | Path | None = None,
     workers: int = 0,
+    known: Facts | None = None,
 ) -> Data:
     """Read the content of a source and make the batches of a `lineage.tasks.Task`.
 
@@ -67,8 +59,12 @@ def load(
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
         workers: number of processes that encode the texts that `task.cache_dir` does not have yet, after a check of
             those that it has; 0: this process encodes them.
+        known: metadata of the training data, of which only the evaluation splits are read where that is possible; None:
+            all splits are read.
     """
     task.check_loader(loader)
+    if known is not None:
+        source, task = source.evaluating(known), task.evaluating(known)
     contents = source.read_parts(task.reads)
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"
@@ -90,9 +86,11 @@ def load(
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
-    train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
+    train = None
+    if "train" in parts:
+        train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
     transforms = examples.evaluation_transform
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
-    return Data(train, splits, found, facts, examples)
+    return Data(train, splits, found, facts)

@@ -1,18 +1,22 @@
 """Content, which sources offer, and the examples that tasks make of it."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lineage.configs.atomic import write_atomic
 from lineage.data import shuffle
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
 
+FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 _PIECE = 1 << 18
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
@@ -248,6 +252,31 @@ class Facts:
     characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
+    document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
+
+    @property
+    def model_options(self) -> dict[str, int | None]:
+        """Options of models that the data determine unless the config sets them."""
+        return {
+            "num_classes": self.num_classes,
+            "image_size": self.image_size and max(self.image_size),
+            "channels": self.channels,
+            "vocab_size": self.vocab_size,
+            "max_length": self.sequence_length,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the metadata as JSON."""
+        write_atomic(path, json.dumps(asdict(self), ensure_ascii=False, indent=2))
+
+    @classmethod
+    def load(cls, path: Path) -> "Facts":
+        """Read what `save` wrote; raise ValueError if the file is damaged."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8")).items()
+            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None
 
 
 @dataclass(frozen=True)
@@ -255,12 +284,10 @@ class Examples:
     """Examples of each split, "train" among them, and the transforms of their batches.
 
     A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
-    splits, or one for each. The function `inputs` makes examples of the rows of `data.inputs.Inputs` as those of the
-    evaluation splits are made, without a transform; None: the rows are examples, with the `evaluation_transform`.
+    splits, or one for each.
     """
 
     splits: Mapping[str, ExampleSource]
     facts: Facts
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
-    inputs: Callable[[Any], ExampleSource] | None = None

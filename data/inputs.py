@@ -18,6 +18,7 @@ from lineage.data.sources import SOURCES
 from lineage.data.sources.files import COMPRESSED, read_lines
 from lineage.data.sources.folder import SUFFIXES, ImageFiles
 from lineage.data.sources.lines import read_questions, read_sentences
+from lineage.data.transforms.pillow import decode
 
 # Kind of content -> the columns of a file of such inputs.
 COLUMNS = {
@@ -95,6 +96,38 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     return Inputs(rows, _about(rows))
 
 
+def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
+    """Return the inputs in a list.
+
+    Args:
+        values: texts; texts, or pairs of texts, to classify; lists of words, or texts of words; pairs of a question and
+            a context; or images: paths, arrays uint8 [h, w, c], or Pillow's.
+        kind: kind of content, see `Source`.
+        channels: of images.
+    """
+    if isinstance(values, str | bytes) or not len(values):
+        raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
+    if kind not in COLUMNS:
+        about = [{"image_id": number} for number in range(len(values))] if kind == BOXES else ()
+        return Inputs(_MemoryImages(values, channels), about)
+    single = [[value] if isinstance(value, str) or kind == "tagged_sentences" else [*value] for value in values]
+    rows = [_row(kind, row, f"input {number}") for number, row in enumerate(single)]
+    return Inputs(rows, _about(rows))
+
+
+@dataclass(frozen=True)
+class _MemoryImages(ExampleSource):
+    images: Sequence[Any]
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        found = [self.images[index] for index in indices.tolist()]
+        return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
+
+
 def _about(rows):
     """Return the words of sentences and the ids of questions."""
     if isinstance(rows[0], TaggedSentence):
@@ -132,13 +165,18 @@ def _table(path, suffix, names):
         raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
 
 
+def image_files(folder: str) -> list[Path]:
+    """Return the image files in a folder and its subfolders, sorted."""
+    return sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in SUFFIXES)
+
+
 def _images(path, kind, channels):
     """Return the images of a file or folder, see `from_files`."""
     name, _, folder = path.partition(",")
     suffix, ids, categories = Path(name).suffix.lower(), (), {}
     root = Path(folder or (name if Path(name).is_dir() else Path(name).parent))
     if Path(name).is_dir():
-        files = sorted(file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES)
+        files = image_files(name)
     elif suffix in SUFFIXES:
         files = [Path(name)]
     elif suffix == ".txt":

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from lineage.configs.registry import Range, Registry, check_ranges, did_you_mean
-from lineage.data import Data, EvaluationBatches, Facts
+from lineage.data import Data, EvaluationBatches, Facts, Loader, Tokenizer, TrainBatches
 from lineage.models import Model
 from lineage.tasks import Batch, Task
 
@@ -40,7 +40,10 @@ class Context:
 
     model: Model  # architecture; variables are passed with each call
     task: Task
-    data: Data
+    facts: Facts  # metadata of the training data
+    tokenizer: Tokenizer | None  # None for images
+    load: Callable[[], Data]  # opens the data of the evaluation, which predictions and generation do not need
+    train: Callable[[], TrainBatches]  # opens the training data
     sampling: Any  # config section of text generation
     seed: int  # random seed of the run
     compile: Callable[..., Step]
@@ -50,6 +53,16 @@ class Context:
     artifacts: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, by name: arrays, or JSON
     _steps: dict[Hashable, Step] = field(default_factory=dict)
     cache: dict[Hashable, Any] = field(default_factory=dict)  # results that evaluators share, see `once`
+
+    @property
+    def data(self) -> Data:
+        """The data of the evaluation."""
+        return self.load()
+
+    def inputs(self, rows: Any, loader: Loader, first: int = 0) -> EvaluationBatches:
+        """Return the batches of `Inputs.rows`, made as those of evaluation are; the first row has the index `first`."""
+        source, transform = self.task.input_examples(rows, self.tokenizer, self.facts)
+        return EvaluationBatches(source=source, transform=transform, loader=loader, first=first)
 
     def step(self, function: Function, model: Model | None = None, mutable: tuple[str, ...] = ()) -> Step:
         """Return the compiled version of a function of a bound model and a batch, cached by its arguments.

@@ -63,7 +63,7 @@ class Probe(Evaluator):
         def seen(batches):
             return context.rows(function, variables, batches, model)
 
-        training_set = replace(split.batches, source=context.data.train.source)
+        training_set = replace(split.batches, source=context.train().source)
         training = context.once("training features", lambda: seen(training_set))
         fitted = context.once(self, lambda: self.fit(*training))
         own = context.once(("features", split.label), lambda: seen(split.batches))

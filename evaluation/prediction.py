@@ -28,24 +28,25 @@ FORMATS = ".jsonl", ".json", ".npz"
 BATCHES = 4  # number of batches of inputs that are encoded, and written, at a time
 
 
-def identity(experiment: Any, step: int) -> dict[str, Any]:
+def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
     """Return all that the predictions of a checkpoint depend on, apart from the inputs.
 
     Args:
         experiment: `train.experiment.Experiment` of the run.
-        step: that of the checkpoint.
+        step: that of the checkpoint; 0: the workdir is a folder in the layout of `transformers`.
     """
-    checksums = fingerprint([str(experiment.workdir / "checkpoints" / str(step) / "about")])
+    records = experiment.workdir / "checkpoints" / str(step) / "about"
+    checksums = fingerprint([str(records if step else experiment.workdir)])
     config = {f"config.{key}": value for key, value in flatten(plain(experiment.config))}
     kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
-    return {"checkpoint": [step, *checksums.values()], "batch_size": experiment.prediction_batch_size} | kept
+    return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept
 
 
 def predictions(
     context: Context,
     variables: Any,
     inputs: Inputs,
-    batch_size: int,
+    loader: Loader,
     *,
     start: int = 0,
     errors: dict[int, str] | None = None,
@@ -59,15 +60,15 @@ def predictions(
 
     Args:
         variables: model variables, with the EMA of the parameters if enabled.
+        loader: batch size, and threads that read ahead.
         start: number of inputs that are left out.
         errors: messages for images that cannot be read, by number, to which those of others are added.
         skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
     """
-    task, data, size = context.task, context.data, batch_size * BATCHES
-    loader = Loader(batch_size, threads=max(data.train.loader.threads, data.train.loader.workers))
-    facts, sampler = with_categories(data.facts, inputs), Sampler(context, helpers)
+    task, size = context.task, loader.batch_size * BATCHES
+    facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
     errors = {} if errors is None else errors
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
@@ -76,7 +77,7 @@ def predictions(
         )
     count = len(inputs.rows)
     for first in range(start - start % size if start < count else count, count, size):
-        batches = data.inputs(inputs.part(first, first + size), loader, first)
+        batches = context.inputs(inputs.part(first, first + size), loader, first)
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]

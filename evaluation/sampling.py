@@ -44,7 +44,7 @@ class Sampler:
 
     def texts_of(self, variables: Any, batches: EvaluationBatches) -> list[str]:
         """Return the text for each example."""
-        found = self.batches(variables, batches, self.context.data.facts)
+        found = self.batches(variables, batches, self.context.facts)
         return list(chain.from_iterable(texts for *_, texts in found))[: len(batches.source)]
 
     def _placed(self, request):
@@ -68,7 +68,7 @@ class Sampler:
 
     def lead(self, prompt: str) -> str:
         """Return the text to show before a generated text."""
-        return prompt if self.context.data.facts.start_token is None else f"{prompt} → "
+        return prompt if self.context.facts.start_token is None else f"{prompt} → "
 
     def generate(self, variables: Any, request: Request) -> Any:
         """Return the generated token ids, which begin with the prompts."""
@@ -96,20 +96,20 @@ class Sampler:
         starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
         rows = zip(np.asarray(generated.tokens), starts, np.asarray(generated.lengths))
         rows = [row[start:stop] for row, start, stop in rows]
-        return [self.context.data.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
+        return [self.context.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
-        data, rows = self.context.data, self.context.sampling.num_samples or 1
-        if data.tokenizer is None or not self.context.model.is_decoder:
+        tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
+        if tokenizer is None or not self.context.model.is_decoder:
             kind = type(self.context.model).__name__
             raise ValueError(
                 f"{kind} does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
             )
-        tokens = data.tokenizer.encode(prompt)
+        tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
-        request = self.context.task.request(tokens, data.tokenizer, data.facts)
+        request = self.context.task.request(tokens, tokenizer, self.context.facts)
         limit, used = self.context.model.max_length, request.prompts.shape[1]
         if limit is not None and used + self.context.sampling.max_new_tokens > limit:
             raise ValueError(
@@ -120,5 +120,5 @@ class Sampler:
 
     @property
     def _stop_tokens(self):
-        end = self.context.data.tokenizer.end_of_text
+        end = self.context.tokenizer.end_of_text
         return () if end is None else (end,)

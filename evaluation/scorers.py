@@ -4,10 +4,12 @@ A metric is a function of the entries of the predictions, of the entries of each
 of its options, which are keyword arguments. It returns values by name, and may return its own `signature`.
 
 A file has one text per line, or is a .jsonl of texts, lists of texts, or objects with one of these as `prediction` or
-`text`, or for references as `references`, `reference` or `text`; or it is a .json document in the format of COCO or
-SQuAD. The tags of a sentence are a list, or separated by spaces. Files may be gzipped.
+`text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a column; or it is a
+.json document in the format of COCO or SQuAD. Of a folder of images, the labels are the names of the folders that the
+images are in. The tags of a sentence are a list, or separated by spaces. Files may be gzipped.
 """
 
+import csv
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.data.inputs import image_files
 from lineage.data.sources.files import read_lines
 from lineage.evaluation.likelihood import (
     CHOICES,
@@ -42,9 +45,13 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
+    if Path(path).is_dir():
+        return [file.parent.name for file in image_files(path)]
     lines, suffix = read_lines(path), Path(path.removesuffix(".gz")).suffix
     if not lines:
         raise ValueError(f"{path} is empty: there is nothing to score.")
+    if suffix in (".csv", ".tsv"):
+        return _column(path, lines, keys, "," if suffix == ".csv" else "\t")
     if suffix not in (".json", ".jsonl"):
         return lines
     if suffix == ".json":
@@ -60,6 +67,15 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
             known = " or ".join(keys)
             raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
     return rows
+
+
+def _column(path, lines, keys, delimiter):
+    """Return the values of the first of the columns `keys` that a table has."""
+    rows = list(csv.DictReader(lines, delimiter=delimiter))
+    found = next((key for key in keys if rows and key in rows[0]), None)
+    if found is None or any(row[found] is None for row in rows):
+        raise ValueError(f"{path} must be a table with a header and, in each row, a column {' or '.join(keys)}.")
+    return [row[found] for row in rows]
 
 
 def _parsed(text, where):

@@ -53,7 +53,7 @@ class Generation(Evaluator):
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
-        texts = [context.data.tokenizer.decode(tokens) for tokens in source.inputs]
+        texts = [context.tokenizer.decode(tokens) for tokens in source.inputs]
         context.artifacts[f"written_{split.label}"] = {
             "bleu": score,
             "signature": signature,

@@ -57,7 +57,7 @@ class BERT(StackModel):
         "base": {"depth": 12, "width": 768, "num_heads": 12},
         "large": {"depth": 24, "width": 1024, "num_heads": 16},
     }
-    FROM_DATA = ("vocab_size", "max_length", "head")
+    FROM_DATA = ("vocab_size", "max_length", "head", "num_classes")
 
     vocab_size: int = 30_522
     max_length: Count = 512

@@ -179,7 +179,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     path = workdir / CONFIG
     if path.exists() and not force and "model" not in read_json(path):
         raise ValueError(f"{path} is not the config of a run: choose another workdir, or force_config=True.")
-    for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+    for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
 

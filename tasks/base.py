@@ -1,5 +1,6 @@
 """The base class of tasks, and their registry."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float
 
 from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
+from lineage.data.content import Transform
 from lineage.metrics.states import State
 from lineage.models import Model
 
@@ -44,6 +46,13 @@ class Request(NamedTuple):
     inputs: tuple[np.ndarray, np.ndarray] | None = None  # of the encoder: token ids and their mask, both [B, S]
 
 
+class InputExamples(NamedTuple):
+    """Examples of the inputs of predictions, and the transform of their batches; None: none."""
+
+    source: ExampleSource
+    transform: Transform | None = None
+
+
 @dataclass(frozen=True)
 class Task:
     """Base class of tasks. A subclass is a frozen dataclass whose fields are the keys of `config.task`.
@@ -66,6 +75,7 @@ class Task:
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
     cache_dir = ""  # folder that keeps token ids and trained tokenizers between runs
+    known: ClassVar[Facts | None] = None  # metadata of the training data of a task that is `evaluating`
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
@@ -84,6 +94,12 @@ class Task:
     def texts(self, content: Any) -> dict[str, Iterable[str]]:
         """Return the texts of each split, for training a tokenizer; {} if the task needs no tokenizer."""
         return {}
+
+    def evaluating(self, facts: Facts) -> "Task":
+        """Return the task for content that may have no split "train"; `facts` are the metadata of that."""
+        task = copy.copy(self)
+        object.__setattr__(task, "known", facts)
+        return task
 
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples of each split, their transforms and metadata, for the content that `reads` names.
@@ -150,7 +166,11 @@ class Task:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
         raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
 
-    # Predictions: `inputs` are those of `lineage.data.Examples`.
+    # Predictions, which need the facts of the training data, but not the data.
+
+    def input_examples(self, rows: Any, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
+        """Return examples of the rows of `data.inputs.Inputs`, made as those of the evaluation splits."""
+        raise ValueError(f"The task {self.name!r} has no predictions.")
 
     def outputs(self, model: Model, batch: Batch) -> Any:
         """Return the arrays [B, ...] that `predict` takes, for a bound model and a batch of inputs."""
@@ -161,6 +181,7 @@ class Task:
 
         Args:
             outputs: the `outputs` of all inputs, on the host; the texts if the task `generates`.
+            inputs: the examples of `input_examples`.
         """
         raise ValueError(f"The task {self.name!r} has no predictions.")
 

@@ -10,7 +10,7 @@ from lineage.data import Documents, Examples, Facts, Loader, Tokenizer
 from lineage.data.examples.pairs import Prompts
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Request, Result
+from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Request, Result
 from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 
@@ -35,13 +35,15 @@ class CausalLM(DocumentTask):
     evaluation_stride: Count = 0
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        def inputs(rows: Sequence[str]) -> Prompts:
-            prompts = tokenizer.encode_batch(rows)
-            if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
-                raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
-            return Prompts(prompts)
+        return self.windows(content, tokenizer, self.sequence_length)
 
-        return self.windows(content, tokenizer, self.sequence_length, inputs=inputs if self.generates else None)
+    def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        if not self.generates:
+            return super().input_examples(rows, tokenizer, facts)
+        prompts = tokenizer.encode_batch(rows)
+        if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
+            raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
+        return InputExamples(Prompts(prompts))
 
     def check_loader(self, loader: Loader) -> None:
         super().check_loader(loader)

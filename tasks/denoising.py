@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from lineage.data import Documents, Examples, Tokenizer
+from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.examples import corruption, pairs
-from lineage.tasks.base import TASKS, Rate, Sizes
+from lineage.tasks.base import TASKS, InputExamples, Rate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
 
@@ -17,10 +16,10 @@ from lineage.tasks.text import DocumentTask
 class CorruptionTask(EncoderDecoderTask, DocumentTask):
     """Base class of tasks that restore a text."""
 
-    def encode_inputs(self, texts: Sequence[str], tokenizer: Tokenizer, start: int) -> pairs.EncodedPairs:
+    def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         """Encode corrupted texts, in which the names of special tokens, such as <mask>, stand for the tokens."""
-        ids = tokenizer.encode_marked(texts)
-        return pairs.encode_inputs(ids, self.sequence_length, tokenizer.end_of_text, start, pairs.EncodedPairs)
+        sizes = self.sequence_length, tokenizer.end_of_text, facts.start_token
+        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *sizes, pairs.EncodedPairs))
 
 
 @TASKS.register("denoising")
@@ -41,9 +40,10 @@ class Denoising(CorruptionTask):
         if length < 2:
             raise ValueError(f"task.sequence_length is {length}: it must be 2 or more, for a token and the end.")
         noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
-        start = tokenizer.end_of_text
-        inputs = partial(self.encode_inputs, tokenizer=tokenizer, start=start)
-        return self.windows(content, tokenizer, length - 1, noise, start_token=start, inputs=inputs)
+        return self.windows(content, tokenizer, length - 1, noise)
+
+    def first_token(self, tokenizer: Tokenizer) -> int:
+        return tokenizer.end_of_text
 
 
 @TASKS.register("span_corruption")
@@ -72,7 +72,9 @@ class SpanCorruption(CorruptionTask):
             raise ValueError(
                 f"task.sequence_length is {size}: it needs {needed} sentinels, and {len(sentinels)} exist."
             )
-        start, end = tokenizer.pad, tokenizer.end_of_text
+        start, end = self.first_token(tokenizer), tokenizer.end_of_text
         corrupt = corruption.CorruptSpans(rate, size, targets, sentinels, start, end)
-        inputs = partial(self.encode_inputs, tokenizer=tokenizer, start=start)
-        return self.windows(content, tokenizer, length, corrupt, start_token=start, inputs=inputs)
+        return self.windows(content, tokenizer, length, corrupt)
+
+    def first_token(self, tokenizer: Tokenizer) -> int:
+        return tokenizer.pad

@@ -8,10 +8,10 @@ import numpy as np
 
 from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
-from lineage.data.content import in_memory, random_subset
+from lineage.data.content import Transform, in_memory, random_subset
 from lineage.data.transforms import augmentation
 from lineage.models import Model
-from lineage.tasks.base import Batch, Count, Sizes, Task
+from lineage.tasks.base import Batch, Count, InputExamples, Sizes, Task
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ class ImageTask(Task):
 
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["image"])
+
+    def evaluation_transform(self, facts: Facts) -> Transform:
+        """Return the transform of images in evaluation and of those to predict for."""
+        raise NotImplementedError
+
+    def input_examples(self, rows: ExampleSource, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
+        return InputExamples(rows, self.evaluation_transform(facts))
 
     def facts(self, train: ExampleSource, class_names: Sequence[str], size: int) -> Facts:
         """Return the metadata of images that are resized to `size`; raise ValueError if `mean` or `std` do not fit."""
@@ -77,17 +84,24 @@ class LabeledImageTask(ImageTask):
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         splits, size = dict(content.splits), self.image_size
-        if self.max_examples:
+        if self.max_examples and "train" in splits:
             splits["train"] = random_subset(splits["train"], self.max_examples, seed)
         if self.in_memory:
             splits = {name: in_memory(part) for name, part in splits.items()}
-        facts = self.facts(splits["train"], content.class_names, size)
-        resize = augmentation.CenterCrop(size, self.evaluation_crop, self.resample) if size else None
+        facts = self.known or self.facts(splits["train"], content.class_names, size)
         steps = augmentation.parse(self.augment, size, self.resample)
-        crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else resize
+        crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else self._resize
         erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None
         train = augmentation.Transform(crop, steps, facts.mean, facts.std, erase)
-        return Examples(splits, facts, train, augmentation.Transform(resize, [], facts.mean, facts.std))
+        return Examples(splits, facts, train, self.evaluation_transform(facts))
+
+    def evaluation_transform(self, facts: Facts) -> Transform:
+        return augmentation.Transform(self._resize, [], facts.mean, facts.std)
+
+    @property
+    def _resize(self):
+        size = self.image_size
+        return augmentation.CenterCrop(size, self.evaluation_crop, self.resample) if size else None
 
     def feature_extractor(self, model: Model) -> Model:
         return model.clone(num_classes=0)

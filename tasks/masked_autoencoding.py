@@ -50,11 +50,13 @@ class MaskedAutoencoding(LabeledImageTask):
         if self.patch_size is None:
             raise ValueError("task.patch_size is None and the model has no patch_size: set task.patch_size.")
         found = super().examples(content, tokenizer, seed)
-        train, evaluation = (
-            MaskPatches(images, self.patch_size, self.mask_rate, self.masking)
-            for images in (found.train_transform, found.evaluation_transform)
-        )
-        return replace(found, train_transform=train, evaluation_transform=evaluation)
+        return replace(found, train_transform=self._masked(found.train_transform))
+
+    def evaluation_transform(self, facts: Facts) -> MaskPatches:
+        return self._masked(super().evaluation_transform(facts))
+
+    def _masked(self, images):
+        return MaskPatches(images, self.patch_size, self.mask_rate, self.masking)
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes, side = super().axes(sizes), sizes.model.patch_size

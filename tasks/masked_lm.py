@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -20,7 +19,7 @@ from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes, Weight
+from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Result, Sizes, Weight
 from lineage.tasks.losses import divergence, token_loss, weighted
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import DocumentTask, mean_hidden
@@ -55,8 +54,13 @@ class MaskedLM(DocumentTask):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        inputs = partial(masked_texts, tokenizer=tokenizer, length=self.sequence_length)
-        return self.windows(content, tokenizer, self.sequence_length, mask, inputs=inputs)
+        return self.windows(content, tokenizer, self.sequence_length, mask)
+
+    def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length))
+
+    def model_options(self) -> dict[str, Any]:
+        return super().model_options() | {"num_classes": 2}
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)
@@ -205,8 +209,10 @@ class SentencePairPretraining(MaskedLM):
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
         order = self.pairing == "sentence_order"
         paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
-        inputs = partial(masked_texts, tokenizer=tokenizer, length=length, joined=True)
-        return Examples(splits, self.facts(tokenizer), paired["train"], paired, inputs)
+        return Examples(splits, self.facts(tokenizer), paired.get("train"), paired)
+
+    def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length, joined=True))
 
     def forward(self, model: Model, batch: Batch) -> Any:
         """Return the logits of all tokens [B, T, V] and of the label [B, 2]."""

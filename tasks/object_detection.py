@@ -1,8 +1,7 @@
 """Object detection."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
@@ -58,13 +57,16 @@ class ObjectDetection(ImageTask):
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE
-        facts = self.facts(content.splits["train"], content.class_names, size)
+        facts = self.known or self.facts(content.splits["train"], content.class_names, size)
+        evaluation, steps = self.evaluation_transform(facts), boxes.parse(self.augment, size)
+        if not any(isinstance(step, boxes.Resize) for step in steps):
+            steps += evaluation.steps
+        return Examples(content.splits, facts, replace(evaluation, steps=steps, training=True), evaluation)
+
+    def evaluation_transform(self, facts: Facts) -> boxes.Transform:
+        size = self.image_size or SIZE
         fit = boxes.Resize(self.shorter_side or size, self.shorter_side or size, size)
-        steps = boxes.parse(self.augment, size)
-        resized = any(isinstance(step, boxes.Resize) for step in steps)
-        make = partial(boxes.Transform, size=size, most=self.max_boxes, mean=facts.mean, std=facts.std)
-        train = make(steps if resized else [*steps, fit], training=True)
-        return Examples(content.splits, facts, train, make([fit], training=False))
+        return boxes.Transform([fit], size, self.max_boxes, facts.mean, facts.std, training=False)
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         return super().axes(sizes) | {"N": self.max_boxes}

@@ -12,7 +12,7 @@ from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Result
+from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
 from lineage.tasks.losses import sums
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask
@@ -46,11 +46,20 @@ class QuestionAnswering(EncoderTask):
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:
         return {name: [text for item in part for text in (item.text, item.context)] for name, part in content.items()}
 
+    def model_options(self) -> dict[str, Any]:
+        return super().model_options() | {"num_classes": 2}
+
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        facts = self.facts(tokenizer, has_unanswerable=not all(question.answers for question in content["train"]))
-        return Examples(splits, facts, inputs=lambda rows: encode(rows, tokenizer, *sizes))
+        has_unanswerable = not all(question.answers for question in content.get("train", ()))
+        if self.known:
+            has_unanswerable = self.known.has_unanswerable
+        facts = self.facts(tokenizer, has_unanswerable=has_unanswerable)
+        return Examples(splits, facts)
+
+    def input_examples(self, rows: Sequence[Question], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        return InputExamples(encode(rows, tokenizer, self.sequence_length, self.stride))
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the score of no answer."""

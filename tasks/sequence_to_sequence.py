@@ -9,7 +9,7 @@ import numpy as np
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Request, Result, Smoothing
+from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result, Smoothing
 from lineage.tasks.losses import token_loss
 from lineage.tasks.text import TextTask
 
@@ -96,10 +96,6 @@ class PairTask(TextTask):
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
 
-    def first_token(self, tokenizer: Tokenizer) -> int | None:
-        """Return the first token of an encoder-decoder's target; None for a decoder-only model."""
-        return None
-
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
@@ -110,11 +106,12 @@ class PairTask(TextTask):
             for name, part in content.items()
         }
 
-        def inputs(rows: Sequence[str]) -> pairs.EncodedPairs:
-            ids = tokenizer.encode_batch(rows)
-            return pairs.encode_inputs(ids, self.sequence_length, tokenizer.end_of_text, start, self.kind)
+        return Examples(splits, self.facts(tokenizer))
 
-        return Examples(splits, self.facts(tokenizer, start_token=start_token), inputs=inputs)
+    def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        end, start = tokenizer.end_of_text, facts.start_token
+        sizes = self.sequence_length, end, end if start is None else start
+        return InputExamples(pairs.encode_inputs(tokenizer.encode_batch(rows), *sizes, self.kind))
 
 
 @TASKS.register("sequence_to_sequence")

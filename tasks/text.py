@@ -1,6 +1,6 @@
 """Base classes of tasks of texts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,15 +40,20 @@ class TextTask(Task):
         length = sizes.length or self.sequence_length
         return {"B": sizes.batch_size, "T": length, "S": length}
 
+    def first_token(self, tokenizer: Tokenizer) -> int | None:
+        """Return the first token of an encoder-decoder's target; None for other models."""
+        return None
+
     def facts(self, tokenizer: Tokenizer, **others: Any) -> Facts:
         """Return the metadata of all text tasks, and others."""
-        return Facts(vocab_size=tokenizer.vocab_size, sequence_length=self.sequence_length, **others)
+        sizes = {"vocab_size": tokenizer.vocab_size, "sequence_length": self.sequence_length}
+        return Facts(**sizes, start_token=self.first_token(tokenizer), **others)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         return [{"prediction": text} for text in outputs] if self.generates else super().predict(outputs, inputs, facts)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
-        return attention_of_texts(context.model, variables, split.batches[0], context.data.tokenizer)
+        return attention_of_texts(context.model, variables, split.batches[0], context.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,8 @@ class DocumentTask(TextTask):
         tokenizer: Tokenizer,
         length: int,
         transform: Transform | None = None,
-        start_token: int | None = None,
-        inputs: Callable[[Sequence[str]], ExampleSource] | None = None,
     ) -> Examples:
-        """Return windows of `length` tokens, and a function that makes examples of the inputs of predictions."""
+        """Return windows of `length` tokens."""
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
         splits = {
             name: windows.Windows(stream.tokens, length, self.stride)
@@ -92,12 +95,11 @@ class DocumentTask(TextTask):
         }
         facts = self.facts(
             tokenizer,
-            start_token=start_token,
             tokens={name: len(stream.tokens) for name, stream in streams.items()},
             characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
             bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
         )
-        return Examples(splits, facts, transform, transform, inputs)
+        return Examples(splits, facts, transform, transform)
 
 
 @dataclass(frozen=True)

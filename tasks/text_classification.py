@@ -17,7 +17,7 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
 from lineage.metrics.states import F1, Correlation, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Result
+from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.prediction import probabilities_of, ranked
 from lineage.tasks.text import EncoderTask
@@ -53,10 +53,18 @@ class LabeledTextTask(EncoderTask):
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         (labels, names), length = self.labels(content), self.sequence_length
-        fit = Fit(self.long_text, tokenizer, length, self.stride, content["train"])
+        counted = content["train"].texts if "train" in content and self.long_text == "key_sentences" else ()
+        words = self.known.document_frequencies if self.known else document_frequencies(counted)
+        count = self.known.examples["train"] if self.known else len(counted)
+        fit = Fit(self.long_text, tokenizer, length, self.stride, Counter(words), count)
         splits = {name: encode(part.texts, labels[name], tokenizer, length, fit) for name, part in content.items()}
-        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names)
-        return Examples(splits, facts, inputs=lambda rows: encode(rows, None, tokenizer, length, fit))
+        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
+        return Examples(splits, facts)
+
+    def input_examples(self, rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        length, words = self.sequence_length, Counter(facts.document_frequencies)
+        fit = Fit(self.long_text, tokenizer, length, self.stride, words, facts.examples.get("train", 0))
+        return InputExamples(encode(rows, None, tokenizer, length, fit))
 
 
 @TASKS.register("text_classification")
@@ -73,7 +81,7 @@ class TextClassification(LabeledTextTask):
     binary: bool = False
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-        names = class_names(content)
+        names = class_names(content, self.known.class_names if self.known else ())
         number_of = {name: number for number, name in enumerate(names)}
         labels = {
             name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()
@@ -98,13 +106,13 @@ class TextClassification(LabeledTextTask):
         return ranked(pooled(probabilities_of(outputs, self.binary), inputs), facts.class_names)
 
 
-def class_names(splits: dict[str, LabeledTexts]) -> list[str]:
-    """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
+def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> list[str]:
+    """Return the known class names, those of the source, or the labels of the training split: numbers, then words."""
 
     def order(name):
         return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
-    found = list(splits["train"].names) or sorted(set(splits["train"].labels), key=order)
+    found = list(known or splits["train"].names) or sorted(set(splits["train"].labels), key=order)
     for split, part in splits.items():
         unknown = sorted(set(part.labels) - set(found))
         if unknown:
@@ -116,6 +124,7 @@ def encode(
     texts: Sequence[tuple[str, ...]], labels: np.ndarray | None, tokenizer: Tokenizer, length: int, fit: "Fit"
 ) -> Encoded:
     """Encode texts, which have one of the `labels` [N] each, if any; `fit` may turn a text into several sequences."""
+    fit.check(texts)
     ids = zip(*map(tokenizer.encode_batch, zip(*texts)))
     joined, origins, cut = [], [], 0
     for origin, example in enumerate(zip(texts, ids)):
@@ -134,35 +143,39 @@ def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarra
 
 
 class Fit:
-    """Rule `long_text` that makes texts fit into sequences of `length` tokens, given the training texts.
+    """Rule `long_text` that makes texts fit into sequences of `length` tokens.
 
     - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
       the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
     - "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
     - "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
+
+    For "key_sentences", `spread` has the number of training texts with each word, and `count` that of all.
     """
 
-    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabeledTexts):
+    def __init__(
+        self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, spread: Mapping[str, int], count: int
+    ):
         encoded.check_length(length)
-        pairs = any(len(texts) > 1 for texts in train.texts)
-        if pairs and long_text in ("key_sentences", "segments"):
-            raise ValueError(f"task.long_text is {long_text!r}: it must be head, tail or head_tail for pairs of texts.")
-        self.rule, self.encode = long_text, tokenizer.encode
-        self.room = length - (3 if pairs else 2)
-        self.stride = stride
-        self.count, spread = len(train.texts), train.texts if long_text == "key_sentences" else ()
-        self.spread = Counter(word for (text,) in spread for word in set(_words(text)))
+        self.rule, self.encode, self.stride = long_text, tokenizer.encode, stride
+        self.length, self.spread, self.count = length, spread, count
+
+    def check(self, texts: Sequence[tuple[str, ...]]) -> None:
+        """Raise ValueError if the rule is not for pairs, and there are pairs."""
+        if self.rule in ("key_sentences", "segments") and any(len(row) > 1 for row in texts):
+            raise ValueError(f"task.long_text is {self.rule!r}: it must be head, tail or head_tail for pairs of texts.")
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
-        if sum(map(len, ids)) <= self.room:
+        room = self.length - 1 - len(ids)  # beside the special tokens
+        if sum(map(len, ids)) <= room:
             return [list(ids)]
         if self.rule == "segments":
-            starts = encoded.window_starts(len(ids[0]), self.room, self.stride)
-            return [[ids[0][start : start + self.room]] for start in starts]
+            starts = encoded.window_starts(len(ids[0]), room, self.stride)
+            return [[ids[0][start : start + room]] for start in starts]
         if self.rule == "key_sentences":
-            return [[self._key_sentences(texts[0])]]
-        sizes = encoded.longest_first(*map(len, ids), self.room) if len(ids) > 1 else [self.room]
+            return [[self._key_sentences(texts[0], room)]]
+        sizes = encoded.longest_first(*map(len, ids), room) if len(ids) > 1 else [room]
         return [[self._cut(part, size) for part, size in zip(ids, sizes)]]
 
     def _cut(self, ids, size):
@@ -171,18 +184,23 @@ class Fit:
         head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.rule, size)
         return np.concatenate([ids[:head], ids[len(ids) - size + head :]])
 
-    def _key_sentences(self, text):
+    def _key_sentences(self, text, room):
         """Choose sentences by the weights of their words in the tf-idf centroid (Radev et al. 2004, section 3.1)."""
         sentences = ENDS.split(text)
         idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
         centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}
         scores = [sum(centroid[word] for word in set(_words(sentence))) for sentence in sentences]
-        ids, kept, room = [self.encode(sentence) for sentence in sentences], [], self.room
+        ids, kept, left = [self.encode(sentence) for sentence in sentences], [], room
         for number in sorted(range(len(sentences)), key=lambda number: -scores[number]):
-            if len(ids[number]) <= room:
+            if len(ids[number]) <= left:
                 kept.append(number)
-                room -= len(ids[number])
-        return np.concatenate([ids[number] for number in sorted(kept)]) if kept else self.encode(text)[: self.room]
+                left -= len(ids[number])
+        return np.concatenate([ids[number] for number in sorted(kept)]) if kept else self.encode(text)[:room]
+
+
+def document_frequencies(texts: Iterable[tuple[str, ...]]) -> Counter[str]:
+    """Return the number of texts, or first texts of pairs, that contain each word."""
+    return Counter(word for (text, *_) in texts for word in set(_words(text)))
 
 
 def _words(text):

@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from lineage.data import Examples, ExampleSource, Facts, TaggedSentence, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.tasks.base import TASKS
+from lineage.tasks.base import TASKS, InputExamples
 from lineage.tasks.text import EncoderTask
 
 
@@ -36,9 +36,16 @@ class TokenClassification(EncoderTask):
 
     def examples(self, content: Mapping[str, list[TaggedSentence]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
+        if self.known:
+            if unknown := set(tags) - set(self.known.class_names):
+                raise ValueError(f"The tag {min(unknown)!r} is not one of {', '.join(self.known.class_names)}.")
+            tags = list(self.known.class_names)
         splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
         facts = self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags))
-        return Examples(splits, facts, inputs=lambda rows: encode(rows, (), tokenizer, self.sequence_length))
+        return Examples(splits, facts)
+
+    def input_examples(self, rows: Sequence[TaggedSentence], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
+        return InputExamples(encode(rows, (), tokenizer, self.sequence_length))
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the tags of the words of each sentence, which may be several sequences."""

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,14 +14,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from lineage.configs import base, durations, modules, schema
+from lineage.configs import durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
-from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import Inputs, from_files, from_source
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
-from lineage.models import EXAMPLES, MODELS, Model, num_parts, quantization
-from lineage.runs.folder import CONFIG, read_json
+from lineage.models import MODELS, Model, quantization
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
@@ -28,15 +26,6 @@ from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, read_chosen
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.step import TrainState, init_state, make_forward_step
-
-# Options of models that the data determine unless the config sets them.
-FROM_FACTS: dict[str, Callable[[Facts], Any]] = {
-    "num_classes": lambda facts: facts.num_classes,
-    "image_size": lambda facts: facts.image_size and max(facts.image_size),
-    "channels": lambda facts: facts.channels,
-    "vocab_size": lambda facts: facts.vocab_size,
-    "max_length": lambda facts: facts.sequence_length,
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,11 +36,14 @@ class Experiment:
         config: the whole config.
         workdir: where a trained tokenizer is kept; None keeps none.
         devices: of the mesh; None is all.
+        kept: metadata of the training data of a trained model, which is in the workdir with its tokenizer; None: the
+            data are opened for them.
     """
 
     config: ConfigDict
     workdir: Path | None = None
     devices: Sequence[jax.Device] | None = None
+    kept: Facts | None = None
 
     def __post_init__(self):
         for module in self.config.imports:
@@ -87,44 +79,40 @@ class Experiment:
     def data(self) -> Data:
         return self.read(self.source)
 
-    def read(self, source: Source, workers: int = 0) -> Data:
-        """Return the data of a source, for the task and with the tokenizer of the experiment, see `data.load`."""
+    @cached_property
+    def evaluation_data(self) -> Data:
+        """The data, of a trained model without the training split where the others can be read without it."""
+        return self.data if self.kept is None else self.read(self.source, self.kept)
+
+    def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
+        """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
-        known = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
-        if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            tokenizer = tokenizers.TokenizerFile(str(known))
+        file = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+        if origin and file.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
+            tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
-        return load(source, self.task, tokenizer, self.loader, workers=workers, **settings)
-
-    def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
-        """Return inputs for predictions, and the fingerprints of their files.
-
-        Args:
-            text: a file or folder, see `from_files`, or a source, such as "labels:PATH"; None: the source of the run.
-            split: split of a source that has several.
-            columns: of a file, see `from_files`.
-        """
-        kind, own = self.task.reads, self.source.name
-        if text is not None and text.partition(":")[0] not in SOURCES:
-            return from_files(text, kind, columns, self.data.facts.channels), fingerprint([text])
-        source = self.source if text in (None, own) else schema.build(SOURCES, schema.parse(SOURCES, text))
-        return from_source(source.read(kind), kind, split), fingerprint(source.files())
+        return load(source, self.task, tokenizer, self.loader, known=known, workers=workers, **settings)
 
     @property
-    def prediction_batch_size(self) -> int:
-        """The batch size of evaluation, as a multiple of the devices."""
-        size, parts = self.loader.evaluation_batch_size or self.loader.batch_size, num_parts(self.mesh, EXAMPLES)
-        return -(-size // parts) * parts
+    def facts(self) -> Facts:
+        """Metadata of the training data."""
+        return self.data.facts if self.kept is None else self.kept
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        if self.kept is None:
+            return self.data.tokenizer
+        return Tokenizer.load(self.workdir) if (self.workdir / tokenizers.FILE).is_file() else None
 
     @cached_property
     def model(self) -> Model:
         """The config's model; options that it leaves empty are the task's, or the data's."""
         settings = self.config.model
         given = {key: value for key, value in self.task.model_options().items() if settings.get(key) is None}
-        for key in FROM_FACTS:
-            if key in settings and settings[key] is None:
-                given[key] = FROM_FACTS[key](self.data.facts)
+        for key in Facts().model_options:
+            if key in settings and settings[key] is None and key not in given:
+                given[key] = self.facts.model_options[key]
                 if given[key] is None:
                     name, source = settings.name, self.config.source.name
                     raise ValueError(f"The source {source!r} has no {key}, which the model {name!r} needs.")
@@ -135,13 +123,13 @@ class Experiment:
         self.task.check_model(self.model)
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
         for name in ("num_classes", "vocab_size"):
-            has, needs = self.model.settings.get(name), FROM_FACTS[name](self.data.facts)
+            has, needs = self.model.settings.get(name), self.facts.model_options[name]
             if has and needs and has < needs:
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."
                 )
         theirs = self.run.teacher and Path(self.run.teacher) / tokenizers.FILE
-        ours = self.data.tokenizer
+        ours = self.tokenizer
         if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
             raise ValueError(
                 f"tokenizer must be the tokenizer of the teacher, {theirs}: the configured one produces other tokens."
@@ -211,9 +199,13 @@ class Experiment:
         It opens the data only for sizes that the config does not give.
         """
         self.task.check_model(self.model)
-        sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
+        sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.facts, length)
         batch = self.task.zeros(sizes)
-        said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
+        if self.kept is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
+            teach = nn.init_with_output(self.task.teach, self.model)
+            said = jax.eval_shape(teach, jax.random.key(0), batch)[0]
+        else:
+            said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
@@ -246,7 +238,10 @@ class Experiment:
         return Context(
             model=self.model,
             task=self.task,
-            data=self.data,
+            facts=self.facts,
+            tokenizer=self.tokenizer,
+            load=lambda: self.evaluation_data,
+            train=lambda: self.data.train,
             sampling=self.config.sampling,
             seed=self.run.seed,
             compile=lambda *args, **options: self.jit(step(*args, **options)),
@@ -261,7 +256,10 @@ class Experiment:
 
     def variables(self, state: TrainState) -> dict[str, Any]:
         """Return the variables for evaluation and generation: averages where they are kept, quantized if configured."""
-        variables = state.variables(average=True)
+        return self.quantized(state.variables(average=True))
+
+    def quantized(self, variables: dict[str, Any]) -> dict[str, Any]:
+        """Return variables whose parameters are quantized if the config says so."""
         if self.run.weights is None:
             return variables
         return {**variables, "params": self._quantize(variables["params"])}
@@ -302,20 +300,6 @@ class Experiment:
                 return step
 
             return read_chosen(choose, partial(self.state, checkpoints))
-
-    def helpers(self) -> dict[str, tuple[Model, Any]]:
-        """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
-        found = {}
-        for role in ("draft", "contrast"):
-            if folder := self.config.sampling[role]:
-                config = base.from_json(read_json(Path(folder) / CONFIG))
-                config.weights = self.config.weights
-                other = Experiment(config, Path(folder))
-                ours, theirs = (one.data.tokenizer and one.data.tokenizer.to_str() for one in (self, other))
-                if ours != theirs:
-                    raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {self.workdir}.")
-                found[role] = other.model, other.variables(other.restore())
-        return found
 
     @cached_property
     def abstract_state(self) -> TrainState:

@@ -116,7 +116,7 @@ def _scorer(experiment, changed, collections):
 
 def _answer(experiment, params, names, prompt):
     """Return the index of the most probable name as the answer about the prompt, or about all examples."""
-    settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
+    settings, tokenizer = experiment.config.experts, experiment.tokenizer
     if tokenizer is None or not experiment.model.is_decoder:
         raise ValueError("experts.choice is 'prompt': it must be 'few_shot' for models that do not generate text.")
     if not all(field in settings.question for field in ("{text}", "{name}")):

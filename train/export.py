@@ -1,7 +1,9 @@
 """Export of a trained model: in the layout of `transformers`, or as a StableHLO program that needs only JAX."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +11,15 @@ from jax import export
 
 from lineage.data import tokenizers
 from lineage.models import convert
+from lineage.models.convert import companions
 from lineage.train.experiment import Experiment
-from lineage.train.step import TrainState, make_forward_step
+from lineage.train.step import make_forward_step
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) -> list[Path]:
-    """Write the model of a state, with the moving average of its parameters if one is kept; return the files.
+def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folder: Path) -> list[Path]:
+    """Write a model with its variables; return the files.
 
     Args:
         kind: "safetensors" writes a folder that `transformers` loads, with the tokenizer; see `convert.save`.
@@ -25,25 +28,24 @@ def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) ->
             the model's outputs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    variables = jax.tree.map(jnp.asarray, jax.device_get(state.variables(average=True)))
+    variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
     words = experiment.workdir / tokenizers.FILE
     if kind == "safetensors":
-        convert.save(folder, experiment.model, variables)
+        try:
+            convert.save(folder, experiment.model, variables)
+        except ValueError as error:
+            raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
+        companions.save_labels(folder, experiment.facts.class_names)
+        if experiment.model.reads == "images":
+            companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
     else:
         _write_program(experiment, variables, folder)
     if words.is_file():
         (folder / words.name).write_bytes(words.read_bytes())
-        _write_roles(words, folder / "tokenizer_config.json")
+        added = {token["content"] for token in json.loads(words.read_text(encoding="utf-8"))["added_tokens"]}
+        names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
+        companions.save_tokenizer(folder, names, experiment.model.max_length)
     return sorted(folder.iterdir())
-
-
-def _write_roles(words, path):
-    """Write the names of the special tokens, which `transformers` needs besides the tokenizer's file."""
-    added = [token["content"] for token in json.loads(words.read_text(encoding="utf-8"))["added_tokens"]]
-    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for role, name in (("end_of_text", "eos"), ("cls", "cls"), ("sep", "sep"), ("mask", "mask"), ("pad", "pad")):
-        about |= {f"{name}_token": token for token in tokenizers.SPECIAL[role] if token in added}
-    path.write_text(json.dumps(about, indent=2), encoding="utf-8")
 
 
 def _write_program(experiment, variables, folder):

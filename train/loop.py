@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
+from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import notes
 from lineage.evaluation import artifacts
@@ -70,6 +71,7 @@ def train(
                 kept.enter_context(locked(workdir))
                 if not done:
                     folder.discard(workdir, force_config)
+                    pretrained.check(experiment)  # before the data are opened
                     experiment.check()  # before anything is written
                 folder.keep_config(config, workdir, force_config)
                 artifacts.check(workdir)
@@ -83,7 +85,9 @@ def train(
             check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
             experiment.check()
-            known = experiment.data.tokenizer
+            known = experiment.tokenizer
+            if jax.process_index() == 0:
+                experiment.facts.save(workdir / FACTS)
         distributed.check_same("tokenizer", known.to_str() if known else "")
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]

@@ -1,7 +1,8 @@
 """Loading of pre-trained parameters, for initialization or as a teacher, from a run or from `transformers`."""
 
+import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
 from lineage.configs import base, schema
+from lineage.configs.registry import variants
 from lineage.configs.run import Init
-from lineage.data import Tokenizer
+from lineage.data import Facts, Tokenizer
+from lineage.data.content import FACTS
 from lineage.models import MODELS, Model, convert
+from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, read_json
-from lineage.tasks import TASKS, Batch
+from lineage.tasks import TASKS, Batch, Task
 from lineage.train.checkpoint import read_variables
 from lineage.train.step import TrainState
+
+# Options of models that the task, the data or the machine determine, and not the model that is taken over.
+OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
+# Options of tasks that go with a model.
+PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "shorter_side", "start_token")
+LENGTH = 512  # tokens of a sequence, for models of any length whose task does not say
 
 
 def start_from(
@@ -35,33 +46,9 @@ def start_from(
         state: the state before the first step; or its shapes, if `make` is given, which makes it once the models are
             known to fit.
     """
-    path, layers = init.path, init.layers
-    if "://" not in path and not Path(path).is_dir():
-        raise FileNotFoundError(
-            f"init.path is {path!r}, which is not a folder: it must be the workdir of a run, or a folder in the layout "
-            "of transformers."
-        )
-    ours = _flat(jax.eval_shape(TrainState.variables, state))
-    theirs = _renamed(_flat(read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]), init.rename, path)
-    depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
-    if layers and not 0 <= min(layers) <= max(layers) < depth:
-        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
-    for pattern in init.skip:
-        if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} matches no parameter of the model: it has {_parts(ours)}.")
-    taken = {}
-    for name in ours.keys() & theirs.keys():
-        if not any(re.search(pattern, name) for pattern in init.skip):
-            chosen = layers and isinstance(model.layer_of(name), range)
-            found = theirs[name][np.array(layers)] if chosen else theirs[name]
-            taken[name] = model.resampled(name, found, ours[name].shape)
-            if taken[name].shape != ours[name].shape:
-                raise ValueError(
-                    f"{name} has shape {taken[name].shape} in {path}, but {ours[name].shape} in the model: change the "
-                    "model, or add the parameter to init.skip."
-                )
-    if not taken:
-        raise ValueError(f"{path} contains none of the parameters of the model: it has {_parts(theirs)}.")
+    theirs = read_variables(Path(init.path)) if is_run(init.path) else convert.load(init.path)[1]
+    ours, theirs = _flat(jax.eval_shape(TrainState.variables, state)), _flat(theirs)
+    taken = _fitting(ours, theirs, model, init)
     state = make() if make else state
     variables = {}
     for kind, tree in state.variables().items():
@@ -69,10 +56,51 @@ def start_from(
             flat = {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}
             variables[kind] = unflatten_dict(flat, sep="/")
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
-    message = f"starts from {path}; new: {fresh}; not used: {unused}"
+    message = f"starts from {init.path}; new: {fresh}; not used: {unused}"
     if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} values"
     return with_variables(state, variables), message
+
+
+def _fitting(ours, theirs, model, init):
+    """Return the parameters of another model, by path, that the model takes over; raise ValueError if some do not fit.
+
+    A classifier of another number of classes is left out.
+    """
+    path, layers = init.path, init.layers
+    theirs = _renamed(theirs, init.rename, path)
+    depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
+    if layers and not 0 <= min(layers) <= max(layers) < depth:
+        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
+    for pattern in init.skip:
+        if not any(re.search(pattern, name) for name in ours):
+            raise ValueError(f"init.skip: {pattern!r} matches no parameter of the model: it has {_parts(ours)}.")
+    taken, wrong = {}, []
+    for name in ours.keys() & theirs.keys():
+        if not any(re.search(pattern, name) for pattern in init.skip):
+            chosen = layers and isinstance(model.layer_of(name), range)
+            found = theirs[name][np.array(layers)] if chosen else theirs[name]
+            found, shape = model.resampled(name, found, ours[name].shape), ours[name].shape
+            if found.shape == shape:
+                taken[name] = found
+            elif not _classifies(model, name, shape, found.shape):
+                wrong.append(f"{name} {found.shape}, here {shape}")
+    if wrong:
+        listed, hint = sorted(wrong), ": change the model, or add them to init.skip."
+        text = f"{path} has {len(wrong)} parameters of other shapes than the model: "
+        while len(text) + len("; ".join(listed)) > 320 and len(listed) > 1:
+            listed.pop()
+        more = f" and {len(wrong) - len(listed)} more" if len(listed) < len(wrong) else ""
+        raise ValueError(f"{text}{'; '.join(listed)}{more}{hint}")
+    if not taken:
+        raise ValueError(f"{path} contains none of the parameters of the model: it has {_parts(theirs)}.")
+    return taken
+
+
+def _classifies(model, name, shape, other):
+    """Return whether a parameter differs from another one only in the number of classes."""
+    count = model.settings.get("num_classes")  # a detector has one more, for "no object"
+    return count and shape[-1] in (count, count + 1) and shape[:-1] == other[:-1] and model.layer_of(name) != 0
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
@@ -101,16 +129,134 @@ def load_teacher(
 
 
 def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
-    if not _is_run(path):
+    if not is_run(path):
         return convert.load(path)
-    config = base.from_json(read_json(Path(path) / CONFIG))
-    known = {key: student.settings.get(key) for key in ("num_classes", "image_size", "channels")}
+    return _model_of(path, student.settings), read_variables(Path(path))
+
+
+def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
+    """Return the model in a folder; a run of an earlier version that left `sizes` to the data has these."""
+    if not is_run(path):
+        return convert.describe(path)[0]
+    config, facts = base.from_json(read_json(Path(path) / CONFIG)), kept_facts(Path(path))
+    known = {key: sizes.get(key) for key in ("num_classes", "image_size", "channels")}
     known |= schema.build(TASKS, config.task).model_options()
     known["image_size"] = config.task.get("image_size") or known["image_size"]
     known["max_length"] = config.task.get("sequence_length")
-    if config.model.get("vocab_size", 0) is None:
+    if facts:
+        known |= {name: value for name, value in facts.model_options.items() if value is not None}
+    elif config.model.get("vocab_size", 0) is None:
         known["vocab_size"] = Tokenizer.load(path).vocab_size
-    return schema.build(MODELS, config.model, **known), read_variables(Path(path))
+    return schema.build(MODELS, config.model, **known)
+
+
+def kept_facts(folder: Path) -> Facts | None:
+    """Return the metadata of the training data in the folder of a run, None if an earlier version wrote the folder."""
+    return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
+
+
+def check(experiment: Any) -> None:
+    """Raise ValueError if the model in `init.path` does not fit that of an `Experiment`, as far as this can be seen
+    without the data.
+    """
+    init = experiment.run.init
+    if not init.path or (is_run(init.path) and not kept_facts(Path(init.path))):
+        return
+    known = _facts(_model_of(init.path, {}))
+    trial = dataclasses.replace(experiment, kept=known)
+    ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
+    if is_run(init.path):
+        theirs = _flat(read_variables(Path(init.path)))
+    else:
+        theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(init.path)[1].items()}
+    _fitting(ours, theirs, trial.model, init)
+
+
+def _facts(model: Model, **others: Any) -> Facts:
+    """Return the metadata that a model tells."""
+    known = {name: model.settings.get(name) for name in ("vocab_size", "num_classes", "channels")}
+    size, length = model.settings.get("image_size"), model.settings.get("max_length")
+    return Facts(**known | {"image_size": size and (size, size), "sequence_length": length} | others)
+
+
+def adopt(config: ConfigDict, typed: Collection[str] = ()) -> None:
+    """Take over the architecture in `init.path`, and the preprocessing that goes with it, except for the `typed` keys.
+
+    The heads and the number of classes stay those of the config.
+    """
+    path, section = config.init.path, config.model
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"init.path is {path!r}, which is not a folder: it must be the workdir of a run, or a folder in the layout "
+            "of transformers."
+        )
+    model = _model_of(path, {})
+    if not {"model", "model.name"} & {*typed}:
+        base.choose(config, "model.name", MODELS.name_of(model))
+        section = config.model
+    fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
+    if section.get("variant") and not fixed:
+        section.variant = None
+    for key, value in model.settings.items():
+        if key in section and key not in (*OWN, *fixed) and f"model.{key}" not in typed:
+            _set(section, key, value)
+    for key, value in _preparation(path, model).items():
+        if key in config.task and f"task.{key}" not in typed:
+            _set(config.task, key, value)
+    longest = model.settings.get("max_length")
+    if longest and "sequence_length" in config.task and "task.sequence_length" not in typed:
+        config.task.sequence_length = min(config.task.sequence_length or longest, longest)
+
+
+def _set(section, key, value):
+    """Set a key; a model, such as a backbone, is a section of its own."""
+    if isinstance(value, Model):
+        given = {name: each for name, each in value.settings.items() if each is not None}
+        with section.unlocked():
+            section[key] = schema.section(MODELS, MODELS.name_of(value), **given)
+    elif value is not None:
+        section[key] = float(value) if section.get_type(key) is float else value
+
+
+def _preparation(path, model):
+    """Return the options of tasks with which the inputs of a model are prepared."""
+    found = {"image_size": model.settings.get("image_size")}
+    if is_run(path):
+        task = read_json(Path(path) / CONFIG)["task"]
+        return found | {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key)}
+    if Path(path).suffix == ".npz":
+        return found
+    start = "pad" if companions.starts_with_padding(Path(path)) else "end_of_text"
+    return found | {"start_token": start} | companions.preprocessing(Path(path))
+
+
+def config_of(folder: Path, task: str) -> ConfigDict:
+    """Return the config of a task with the model in a folder in the layout of `transformers`."""
+    if not task:
+        raise ValueError(
+            f"{folder} is not the folder of a run: give the task of its model, {' or '.join(sorted(TASKS))}."
+        )
+    model = convert.describe(folder)[0]
+    config = base.get_config(MODELS.name_of(model), task, f"text:{folder}")
+    config.init.path = str(folder)
+    adopt(config)
+    config.init.path = ""
+    for key in OWN:
+        if key in config.model:
+            _set(config.model, key, model.settings[key])
+    if not config.task.get("sequence_length", 1):
+        config.task.sequence_length = LENGTH
+    return config
+
+
+def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None) -> Facts:
+    """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
+    options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
+    if size := getattr(task, "image_size", 0):
+        options["image_size"] = (size, size)
+    if tokenizer:
+        options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}
+    return _facts(model, class_names=companions.class_names(folder), **options)
 
 
 def _flat(variables):
@@ -119,7 +265,8 @@ def _flat(variables):
     return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
 
 
-def _is_run(path: str) -> bool:
+def is_run(path: str | Path) -> bool:
+    """Return whether a folder is that of a run with checkpoints."""
     return (Path(path) / "checkpoints").is_dir()
 
 

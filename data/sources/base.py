@@ -1,10 +1,12 @@
 """The base class of sources, and their registry."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lineage.configs.registry import Registry, check_ranges
+from lineage.data.content import Facts
 
 SOURCES: Registry = Registry("source")
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
@@ -31,6 +33,7 @@ class Source:
     """
 
     headerless: ClassVar[bool] = False
+    known: ClassVar[Facts | None] = None  # metadata of the training data, if these are not to be read, see `evaluating`
 
     def __post_init__(self):
         check_ranges("source", self)
@@ -42,6 +45,21 @@ class Source:
     def offers(self) -> list[str]:
         """Return the kinds of content that the source offers."""
         return [kind for kind in CONTENT if hasattr(self, kind)]
+
+    def evaluating(self, facts: Facts) -> "Source":
+        """Return the source without its training split, whose metadata are given, where the others do without it."""
+        source = copy.copy(self)
+        object.__setattr__(source, "known", facts)
+        return source
+
+    def without_training(self, splits: dict[str, Any]) -> dict[str, Any]:
+        """Return the splits to read: all, or of a source that is `evaluating` those but "train".
+
+        All are read if "train" is the only one, or if validation examples are held out from it.
+        """
+        held_out = getattr(self, "validation_fraction", 0) and "validation" not in splits
+        needed = self.known is None or held_out or not splits.keys() - {"train"}
+        return splits if needed else {split: part for split, part in splits.items() if split != "train"}
 
     def read(self, kind: str) -> Any:
         """Return the content of a kind that the source offers."""
@@ -99,7 +117,7 @@ class SplitFiles(PathSource):
 
     def each(self, read: Callable[[str], Any]) -> dict[str, Any]:
         """Return what a function reads from the path of each split."""
-        return {split: read(path) for split, path in self.paths().items()}
+        return {split: read(path) for split, path in self.without_training(self.paths()).items()}
 
     def files(self) -> list[str]:
         return list(self.paths().values())

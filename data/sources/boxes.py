@@ -47,7 +47,7 @@ class COCO(SplitFiles):
                 raise ValueError(f"{folder} has {Path(found[split]).name} and {file.name}: choose one by source.path.")
             if split:
                 found[split] = str(file)
-        if "train" not in found:
+        if "train" not in found and (self.known is None or not found | given):
             raise FileNotFoundError(f"There is no file {folder}/instances_train*.json.")
         return found | given
 
@@ -56,13 +56,14 @@ class COCO(SplitFiles):
         return [*given, *([self.images_path] if self.images_path else {str(_root(path)) for path in given})]
 
     def images_with_boxes(self) -> Images:
-        splits, names = {}, []
-        for split, path in self.paths().items():
+        splits, names = {}, list(self.known.class_names) if self.known else []
+        for split, path in self.without_training(self.paths()).items():
             content = _content(path)
             categories = _names(path, content["categories"])
             if names and names != [*categories.values()]:
-                raise ValueError(f"{path} has other categories than {self.paths()['train']}: they must be equal.")
-            names = [*categories.values()]
+                first = self.paths().get("train", "the training data")
+                raise ValueError(f"{path} has other categories than {first}: they must be equal.")
+            names = names or [*categories.values()]
             splits[split] = _coco_images(path, content, list(categories), self.images_path)
         return Images(splits, names)
 

@@ -40,12 +40,14 @@ class DataFiles(SplitFiles):
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
         given, splits = self.paths(), {}
         if os.path.isdir(self.path):
-            splits = find_splits(given.pop("train"), self.suffixes)
-        for split, path in given.items():
+            splits = find_splits(given.pop("train"), self.suffixes, self.known is None or not given)
+        for split, path in self.without_training(given).items():
             splits[split] = [str(file) for file in find_files(path, self.suffixes)]
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
-        return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+        return self.without_training(
+            {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+        )
 
     def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the rows that a function reads from the files of each split."""
@@ -69,11 +71,11 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def find_splits(folder: str, suffixes: tuple[str, ...] = ()) -> dict[str, list[str]]:
+def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:
     """Return the files of each split in a folder, by their names or else by those of the folders that they are in.
 
     Raises:
-        FileNotFoundError: no file is for training.
+        FileNotFoundError: no file is for `training`, or without it no file is of any split.
         ValueError: the files of a split are in several folders.
     """
     splits: dict[str, list[str]] = {}
@@ -81,7 +83,7 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = ()) -> dict[str, list[s
         names = map(split_of, reversed(file.relative_to(folder).parts))
         if split := next(filter(None, names), ""):
             splits.setdefault(split, []).append(str(file))
-    if "train" not in splits:
+    if "train" not in splits and (training or not splits):
         example = (*suffixes, ".txt")[0]
         raise FileNotFoundError(f"{folder} has no file named after the split train, such as train{example}.")
     for split, files in splits.items():

@@ -31,9 +31,11 @@ class Folder(PathSource):
 
     def images(self) -> Images:
         root = Path(self.path)
-        names = _training_classes(root)
-        found = {split: _labeled(root / split, names) for split in SPLITS if (root / split).is_dir()}
-        return _images(found, names)
+        folders = self.without_training({split: root / split for split in SPLITS if (root / split).is_dir()})
+        known = self.known if "train" not in folders else None
+        names = known.class_names if known else _training_classes(root)
+        found = {split: _labeled(folder, names) for split, folder in folders.items()}
+        return _images(found, names, known and known.channels)
 
 
 @SOURCES.register("imagenet")
@@ -84,8 +86,10 @@ class ImageFiles(ExampleSource):
         return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
-def _images(found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str]) -> Images:
-    channels = channels_of(found["train"][0][0])
+def _images(
+    found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str], channels: int | None = None
+) -> Images:
+    channels = channels or channels_of(found["train"][0][0])
     return Images({split: ImageFiles(*found[split], channels) for split in SPLITS if split in found}, list(names))
 
 

@@ -49,7 +49,7 @@ class Parquet(Table):
                     yield number, values
 
     def class_names(self, key: str) -> list[str]:
-        file = self.found()["train"][0]
+        file = next(iter(self.found().values()))[0]
         with _errors(file), _opened(file) as table:
             metadata = json.loads((table.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
         return list(metadata.get("info", {}).get("features", {}).get(key, {}).get("names") or [])

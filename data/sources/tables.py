@@ -103,7 +103,7 @@ class Table(DataFiles):
         """Return a string that identifies the documents of a split."""
         found = self.found()
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
-        return identity(found.get(split, found["train"]), self.name, split, options)
+        return identity(found[split if split in found else "train"], self.name, split, options)
 
 
 @dataclass(frozen=True)

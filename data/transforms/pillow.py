@@ -11,10 +11,11 @@ from PIL import Image
 from lineage.data import shuffle
 
 
-def decode(file: str | Path | bytes, channels: int, where: str = "") -> np.ndarray:
-    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for gray, 3 for RGB, 4 for RGBA.
+def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
+    """Decode an image file, its content, or an image of Pillow, to uint8 [h, w, channels].
 
-    The error of a file that is not an image begins with `where`, by default its path.
+    There is 1 channel for gray, 3 are RGB and 4 RGBA. The error of a file that is not an image begins with `where`, by
+    default its path.
     """
     with _opened(file, where) as image:
         if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
@@ -30,7 +31,10 @@ def channels_of(file: str | Path | bytes, where: str = "") -> int:
 
 
 @contextlib.contextmanager
-def _opened(file: str | Path | bytes, where: str) -> Iterator[Image.Image]:
+def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Image.Image]:
+    if isinstance(file, Image.Image):
+        yield file
+        return
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             yield image

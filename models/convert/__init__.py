@@ -1,5 +1,6 @@
 """Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors."""
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from lineage import models
 from lineage.configs.atomic import replacing, write_atomic
 from lineage.configs.registry import load_all
 from lineage.models.convert import vit_npz
-from lineage.models.convert.family import ACTIVATIONS, FAMILIES, rearrange
+from lineage.models.convert.family import ACTIVATIONS, FAMILIES, read_json, rearrange
 
 load_all(__name__, __path__)
 MAX_DEPTH = 1000  # layers of a model in a folder
@@ -42,29 +43,22 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     folder = Path(folder)
     if folder.suffix == ".npz":
         return vit_npz.load(folder, dtype, **settings)
-    config = _json(folder / "config.json")
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(f"{folder}: model_type is {_shown(kind)}: it must be one of {', '.join(sorted(FAMILIES))}.")
-    family, files = FAMILIES[kind], _files(folder)
-    try:
-        weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
-        found = _settings(family, config, files, settings)
-        most = 2 * weights + 1_000_000  # for arrays that are made before `_read` compares all sizes exactly
-        _check_sizes(found, most)
-        model = models.build(family.model, **found)
-        kinds = _shapes(family, model)
-        needed = sum(map(math.prod, _joined(kinds).values()))
-        if needed > most:
-            raise ValueError(f"config.json describes a model of {needed:,} weights: the files have {weights:,}.")
+    with _explained(folder, config := read_json(folder / "config.json")):
+        family, files, model, kinds = _opened(folder, config, settings)
         params = _read(family, model, files, _joined(kinds), dtype)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
-        raise ValueError(f"{folder}: config.json is not that of a {kind!r} ({reason}).") from error
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
     return model, {kind: unflatten_dict(found, sep="/") for kind, found in arrays.items()}
+
+
+def describe(folder: str | os.PathLike) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
+    """Return the model in a folder and the shapes of its variables by path, without their values; raise as `load`."""
+    folder = Path(folder)
+    if folder.suffix == ".npz":
+        model, variables = vit_npz.load(folder)
+        return model, {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
+    with _explained(folder, config := read_json(folder / "config.json")):
+        _, _, model, kinds = _opened(folder, config, {})
+    return model, _joined(kinds)
 
 
 def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
@@ -96,6 +90,36 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     with replacing(folder / "model.safetensors") as path:
         save_file(tensors, path, metadata={"format": "pt"})
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def _opened(folder, config, settings):
+    """Return the family, the files by tensor, the model, and the shapes of its variables by kind and path."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(f"model_type is {_shown(kind)}: it must be one of {', '.join(sorted(FAMILIES))}.")
+    family, files = FAMILIES[kind], _files(folder)
+    weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
+    found = _settings(family, config, files, settings)
+    most = 2 * weights + 1_000_000  # for arrays that are made before `_read` compares all sizes exactly
+    _check_sizes(found, most)
+    model = models.build(family.model, **found)
+    kinds = _shapes(family, model)
+    needed = sum(map(math.prod, _joined(kinds).values()))
+    if needed > most:
+        raise ValueError(f"config.json describes a model of {needed:,} weights: the files have {weights:,}.")
+    return family, files, model, kinds
+
+
+@contextlib.contextmanager
+def _explained(folder, config):
+    """Let errors begin with the folder, and raise ValueError for those of an unexpected config.json."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
+        raise ValueError(f"{folder}: config.json is not that of a {config['model_type']!r} ({reason}).") from error
 
 
 def _read(family, model, files, shapes, dtype):
@@ -240,23 +264,11 @@ def _match(expected, found):
             raise ValueError(f"tensor {name} has shape {found[name]}: it must be {shape}.")
 
 
-def _json(path):
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist.")
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}: it must be a JSON object.")
-    return content
-
-
 def _files(folder):
     """Return the open file of each tensor, by the tensor's name."""
     paths, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if not paths[0].exists() and index.exists():
-        names = _json(index).get("weight_map")
+        names = read_json(index).get("weight_map")
         names = list(names.values()) if isinstance(names, dict) else [names]
         if wrong := [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]:
             raise ValueError(f"{index} names {_shown(wrong[0])}: `weight_map` must give names of files in the folder.")

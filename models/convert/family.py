@@ -1,8 +1,10 @@
 """Mapping of parameters to the tensors of reference checkpoints."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -160,6 +162,19 @@ def block(
         *linear(down, f"{ours}/mlp/down"),
         *norm(second, f"{ours}/mlp_norm"),
     ]
+
+
+def read_json(path: Path) -> dict:
+    """Return the object in a JSON file; raise FileNotFoundError or ValueError."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist.")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}: it must be a JSON object.")
+    return content
 
 
 def labels(model: nn.Module) -> dict:

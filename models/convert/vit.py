@@ -1,9 +1,12 @@
-"""ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. DeiT:
+"""ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. I-JEPA, a ViT
+that averages its patches: `IJepaForImageClassification`; `IJepaModel` <-> `num_classes=0`. DeiT:
 `DeiTForImageClassificationWithTeacher`, or `DeiTForImageClassification` with `distillation_head=False` <-> `DeiT`.
 
 The pooler of a `ViTModel` is the tanh layer of the pre-training head: `head="mlp"`. Tensor names are those in files,
 not those of the modules in memory. Dropout rates are the same, but the reference has no dropout inside the MLP.
 """
+
+from typing import ClassVar
 
 import flax.linen as nn
 import numpy as np
@@ -24,10 +27,10 @@ def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
     )
 
 
-def encoder(body: str) -> list[Rule]:
+def encoder(body: str, class_token: bool = True) -> list[Rule]:
     """Return the rules of all but positions and heads; `body` is the prefix of the tensors."""
     return [
-        Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D"),
+        *[Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D")] * class_token,
         *linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
         *layers(f"{body}encoder.layer", "stack/layers"),
         *norm(f"{body}layernorm", "norm"),
@@ -42,9 +45,9 @@ def make_square(config: dict) -> None:
             config[field] = size[0]
 
 
-def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
+def refuse_others(model: nn.Module, position: str = "1d", pooling: str = "token", **kind) -> None:
     """Raise ValueError for a model that `transformers` does not have."""
-    allowed = {"position": position, "pooling": "token", "head": "linear"}
+    allowed = {"position": position, "pooling": pooling, "head": "linear"}
     allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
     kind = {name: getattr(model, name) for name in allowed} | kind
     wrong = {name: value for name, value in kind.items() if value != allowed[name]}
@@ -90,6 +93,9 @@ class ViT(ImageFamily):
             raise ValueError(f"pooler_act is {config['pooler_act']!r}: it must be 'tanh'.")
         return {"num_classes": 0, "head": "mlp" if pooler else "linear"}
 
+    def fits(self, model):
+        return model.pooling not in IJepa.POOLING
+
     def config(self, model):
         refuse_others(model, head=model.head if model.num_classes else "linear")
         return self.written(model, self.architectures[1 if self._has_pooler(model) else 0])
@@ -104,6 +110,34 @@ class ViT(ImageFamily):
 
     def _has_pooler(self, model):
         return model.head == "mlp" and not model.num_classes
+
+
+@register("ijepa")
+class IJepa(ViT):
+    """ViT without a class token: `IJepaForImageClassification` averages the patches, `IJepaModel` has no classes."""
+
+    architectures = ("IJepaForImageClassification", "IJepaModel")
+    prefix = "ijepa."
+    POOLING: ClassVar = {"gap": "IJepaForImageClassification", "tokens": "IJepaModel"}
+
+    def rules(self, model):
+        body = self.prefix if model.num_classes else ""
+        positions = Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")
+        classifier = linear("classifier", "classifier") if model.num_classes else []
+        return [*encoder(body, class_token=False), positions, *classifier]
+
+    def settings(self, config, architecture, names):
+        make_square(config)
+        if architecture.endswith("Model"):
+            return {"num_classes": 0, "pooling": "tokens"}
+        return {"num_classes": num_labels(config), "pooling": "gap"}
+
+    def fits(self, model):
+        return model.pooling in self.POOLING
+
+    def config(self, model):
+        refuse_others(model, pooling="gap" if model.num_classes else "tokens")
+        return self.written(model, self.POOLING[model.pooling])
 
 
 @register("deit")

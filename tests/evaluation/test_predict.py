@@ -231,7 +231,7 @@ def test_generation_is_split_over_the_devices(tiny):
         sampler, made = Sampler(experiment.context()), []
         generate = sampler.generate
         sampler.generate = lambda *args, made=made, generate=generate: made.append(generate(*args)) or made[-1]
-        batches = experiment.data.inputs(
+        batches = experiment.context().inputs(
             [chr(97 + number) * (1 + number % 8) for number in range(16)], Loader(batch_size=16)
         )
         found[count] = sampler.texts_of(variables, batches)
@@ -456,8 +456,8 @@ def test_interrupted_predictions_continue(trained, predict, call, tmp_path):
 
 def test_tasks_without_predictions_are_refused(tiny):
     experiment = Experiment(tiny("gpt", {"model.name": "elmo", "task.name": "bidirectional_lm", "model.width": 8}))
-    with pytest.raises(ValueError, match="The task of the run has no predictions for texts"):
-        experiment.data.inputs(["a"], Loader(batch_size=8))
+    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
+        experiment.context().inputs(["a"], Loader(batch_size=8))
     with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
         experiment.task.predict([], experiment.data.train.source, experiment.data.facts)
 

@@ -168,3 +168,26 @@ def test_registers_and_layer_scale_match(randomize):
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
     assert_close(found, np.delete(expected, [1, 2, 3], axis=1))
+
+
+@tiered("classes", [3, 0])
+def test_ijepa_matches_average_pooling(classes, randomize, tmp_path):
+    """Compare with I-JEPA in both directions: a ViT without a class token, whose patches are averaged."""
+    config = transformers.IJepaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, image_size=8, patch_size=2,
+        num_channels=1, layer_norm_eps=1e-3, attn_implementation="eager", num_labels=classes,
+    )  # fmt: skip
+    cls = transformers.IJepaForImageClassification if classes else transformers.IJepaModel
+    reference = randomize(cls(config, **({} if classes else {"add_pooling_layer": False})), 0).eval()
+    reference.save_pretrained(tmp_path / "theirs")
+    images, theirs = images_of(reference, 0)
+    model, variables = convert.load(tmp_path / "theirs")
+    assert (model.pooling, model.num_classes, model.epsilon) == ("gap" if classes else "tokens", classes, 1e-3)
+    expected = reference(theirs)
+    expected = (expected.logits if classes else expected.last_hidden_state).detach().numpy()
+    assert_close(jax.jit(model.apply)(variables, images), expected)
+    convert.save(tmp_path / "ours", model, variables)
+    again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    again = again.eval()(theirs)
+    assert_close((again.logits if classes else again.last_hidden_state).detach().numpy(), expected)

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
+from lineage import models
+from lineage.data import Facts, Loader
+from lineage.data.inputs import from_memory
+from lineage.models.convert import companions
+from lineage.tasks import TASKS
 from lineage.train import export
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
@@ -56,7 +62,7 @@ def exported(tiny, tmp_path_factory):
         state = state.replace(params=params)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it does not support symbolic dimensions
-            export.write(experiment, state, "stablehlo", folder)
+            export.write(experiment, state.variables(average=True), "stablehlo", folder)
         about = json.loads((folder / "model.json").read_text())
         batch = {name: experiment.data.train[0][name][:3] for name in about["inputs"]}
         np.savez(folder / "batch.npz", **batch)
@@ -81,7 +87,7 @@ def test_exported_program_matches_the_model(kind, size, exported):
 def test_transformers_loads_the_model_and_the_tokenizer(exported):
     *_, experiment, state = exported["gpt"]
     folder = experiment.workdir / "transformers"
-    files = [path.name for path in export.write(experiment, state, "safetensors", folder)]
+    files = [path.name for path in export.write(experiment, state.variables(average=True), "safetensors", folder)]
     assert files == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -95,7 +101,58 @@ def test_transformers_loads_the_model_and_the_tokenizer(exported):
     np.testing.assert_allclose(logits, ours, atol=1e-4)
 
 
+def test_export_keeps_the_length_of_the_model(exported):
+    *_, experiment, state = exported["gpt"]
+    export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "length")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(experiment.workdir / "length")
+    assert tokenizer.model_max_length == experiment.model.max_length == 16
+
+
+def test_image_model_with_its_preprocessing(exported):
+    """Check the logits and the classes of the default architecture, through the image processor of `transformers`."""
+    *_, experiment, state = exported["vit"]
+    folder = experiment.workdir / "images"
+    files = [path.name for path in export.write(experiment, state.variables(), "safetensors", folder)]
+    assert files == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    assert type(model) is transformers.IJepaForImageClassification
+    assert model.config.id2label == {number: str(number) for number in range(10)}
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
+    inputs = processor(images=[torch.tensor(pixels.transpose(2, 0, 1))], return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    context = experiment.context()
+    (batch,) = context.inputs(from_memory([pixels], "images", 1).rows, Loader(batch_size=1))
+    np.testing.assert_allclose(inputs["pixel_values"].numpy().transpose(0, 2, 3, 1), batch["image"], atol=1e-6)
+    ours = experiment.model.apply(state.variables(), batch["image"])
+    np.testing.assert_allclose(logits, ours, atol=1e-4)
+
+
+@tiered(("crop", "resample"), [(0.875, "bicubic"), (1.0, "bilinear")])
+def test_image_processor_crops_as_the_task_does(crop, resample, tmp_path):
+    """Compare the pixels of an image that is not square with those of `transformers`."""
+    task = TASKS["image_classification"](
+        image_size=16, evaluation_crop=crop, resample=resample, mean=(0.4,), std=(0.2,)
+    )
+    model = models.build("vit", image_size=16, num_classes=2)
+    companions.save_preprocessing(tmp_path, model, vars(task))
+    image = np.random.default_rng(0).integers(0, 256, (40, 27, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
+    theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    facts = Facts(mean=(0.4,), std=(0.2,))
+    ours = task.evaluation_transform(facts)({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
+    assert theirs.shape == ours.shape == (1, 16, 16, 3)
+    np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
+    assert companions.preprocessing(tmp_path) == {
+        "image_size": 16, "evaluation_crop": pytest.approx(crop, abs=0.03), "resample": resample,
+        "mean": (0.4,) * 3, "std": (0.2,) * 3,
+    }  # fmt: skip
+
+
 def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
-    with pytest.raises(ValueError, match="a Transformer cannot be written for `transformers`"):
-        export.write(experiment, state, "safetensors", experiment.workdir / "no")
+    with pytest.raises(
+        ValueError, match=r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
+    ):
+        export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")

@@ -1,0 +1,108 @@
+"""Contents of a folder in the layout of `transformers` besides the model: names of classes, preprocessing, length."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+
+from lineage.configs.atomic import write_atomic
+from lineage.models.convert.family import read_json
+
+PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
+RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
+# Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
+ROLES = {
+    "eos": "end_of_text",
+    "unk": "unknown",
+    "cls": "cls",
+    "sep": "sep",
+    "mask": "mask",
+    "pad": "pad",
+}
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the classes in the order of their numbers, () without names in `config.json`."""
+    names = read_json(folder / "config.json").get("id2label") or {}
+    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+        raise ValueError(f"{folder}/config.json: id2label must map the numbers from 0 on to names.")
+    return tuple(str(names[str(number)]) for number in range(len(names)))
+
+
+def starts_with_padding(folder: Path) -> bool:
+    """Return whether the first token of a decoder's input is the padding token, as in T5's checkpoints."""
+    config = read_json(folder / "config.json")
+    start = config.get("decoder_start_token_id")
+    return start is not None and start == config.get("pad_token_id", 0)
+
+
+def preprocessing(folder: Path) -> dict[str, Any]:
+    """Return options of image tasks by `preprocessor_config.json`: `image_size`, `mean`, `std` and others; {} without.
+
+    The reference may resize an image that is not square to a square; our tasks crop it.
+    """
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    about = read_json(folder / PREPROCESSOR)
+    found = {name: tuple(map(float, about[f"image_{name}"])) for name in ("mean", "std") if about.get(f"image_{name}")}
+    if about.get("resample") in RESAMPLING:
+        found["resample"] = RESAMPLING[about["resample"]]
+    side, longest = _side(about.get("size")), isinstance(about.get("size"), dict) and about["size"].get("longest_edge")
+    if longest:
+        found |= {"image_size": longest, "shorter_side": side}
+    elif about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
+        found |= {"image_size": crop, "evaluation_crop": min(crop / (side or crop), 1.0)}
+    elif side:
+        found["image_size"] = side
+    return found
+
+
+def _side(size):
+    """Return the side of a square, or the shorter side, from a number or a dictionary; None for other sizes."""
+    return (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
+
+
+def save_labels(folder: Path, names: Sequence[str]) -> None:
+    """Write the names of the classes into `config.json`, if its model has as many."""
+    config = read_json(folder / "config.json")
+    if names and len(config.get("id2label", ())) == len(names):
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
+        write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Write `preprocessor_config.json`, by which `transformers` prepares images as the task of a run does.
+
+    Args:
+        options: `mean` and `std`, and perhaps `resample` and `evaluation_crop`, of the task.
+    """
+    side, channels = model.image_size, model.channels
+    numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}
+    about = {
+        "do_convert_rgb": channels == 3,
+        "do_resize": True,
+        "resample": {name: number for number, name in RESAMPLING.items()}[options.get("resample", "bilinear")],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        **{f"image_{name}": values for name, values in numbers.items()},
+    }
+    if "shorter_side" in options:
+        sides = {"shortest_edge": options["shorter_side"] or side, "longest_edge": side}
+        about |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
+    else:
+        sides = {"shortest_edge": round(side / options.get("evaluation_crop", 1.0))}
+        crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
+        about |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}
+    write_atomic(folder / PREPROCESSOR, json.dumps(about, indent=2) + "\n")
+
+
+def save_tokenizer(folder: Path, names: Mapping[str, str], max_length: int | None) -> None:
+    """Write `tokenizer_config.json`: the names of the special tokens by role, and the longest sequence of the model."""
+    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    about |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
+    if max_length is not None:
+        about["model_max_length"] = max_length
+    write_atomic(folder / TOKENIZER, json.dumps(about, indent=2) + "\n")

@@ -1,0 +1,244 @@
+"""Use of trained models without the training data: `lineage.load`, evaluation, and models of `transformers`."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import lineage
+from lineage import launch, models
+from lineage.data import SOURCES, Facts
+from lineage.data.inputs import from_memory
+from lineage.data.tokenizers.kinds import TOKENIZERS
+from lineage.models import convert
+from lineage.tasks import TASKS
+from lineage.train import loop
+from tests.data.conftest import load
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("no_report")
+ONE = {"devices": jax.devices()[:1]}
+ENCODER = {"task.name": "text_classification", "task.sequence_length": 16, "total_steps": 2}
+TEXTS = [("good nice", "yes"), ("bad poor awful", "no"), ("fine nice good", "yes"), ("awful", "no")]
+
+
+def write_labels(folder):
+    """Write training and validation texts of two classes."""
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in TEXTS * 2))
+    return {"source": f"labels:{folder}/train.tsv", "source.validation_path": f"{folder}/dev.tsv"}
+
+
+@tiered("rule", ["key_sentences", "head"])
+def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
+    """Check each command after the training file is gone, and that the Python API gives what the command writes."""
+    run, changes = tmp_path / "run", write_labels(tmp_path) | ENCODER | {"task.long_text": rule}
+    metrics = loop.train(tiny("bert", changes), run, **ONE)
+    (tmp_path / "train.tsv").unlink()
+    texts = [text for text, _ in TEXTS]
+    (tmp_path / "new.txt").write_text("\n".join(texts) + "\n")
+    capsys.readouterr()
+    assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 0
+    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    model = lineage.load(run)
+    assert model.predict(texts) == written
+    assert [set(one["probabilities"]) for one in written] == [{"no", "yes"}] * 4
+    assert model.embed(texts).shape == (4, 16)
+    assert "data" not in vars(model.experiment)
+    assert launch.main(["evaluate", f"--workdir={run}"]) == 0
+    assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
+    assert launch.main(["export", f"--workdir={run}"]) == 0
+    assert json.loads((run / "export" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
+    (tmp_path / "dev.tsv").unlink()
+    assert lineage.load(run).predict(texts) == written
+    (run / "facts.json").unlink()  # as of an earlier version
+    assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
+    assert "train.tsv" in capsys.readouterr().err
+    (run / "facts.json").write_text("{}x")
+    assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
+    assert "facts.json is damaged" in capsys.readouterr().err
+
+
+def test_generator_without_its_training_data(tiny, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("abcdefgh" * 400)
+    changes = {"source": f"text:{tmp_path}/a.txt", "total_steps": 2, "sampling.temperature": 0.0}
+    loop.train(tiny("gpt", changes), tmp_path / "run", **ONE)
+    (tmp_path / "a.txt").unlink()
+    capsys.readouterr()
+    assert launch.main(["generate", f"--workdir={tmp_path / 'run'}", "--prompt=abc"]) == 0
+    printed = capsys.readouterr().out
+    model = lineage.load(tmp_path / "run", changes={"sampling.num_samples": 2})
+    assert [f"abc{text}\n" for text in model.generate("abc")] == [printed] * 2
+    assert model.predict(["abc"]) == [{"prediction": printed[3:-1]}]
+    with pytest.raises(ValueError, match="The inputs are 'abc': they must be a list of at least one input"):
+        model.predict("abc")
+    with pytest.raises(ValueError, match=r"task is 'causal_lm': it must be empty for a run"):
+        lineage.load(tmp_path / "run", task="causal_lm")
+
+
+def test_student_without_its_teacher(tiny, tmp_path):
+    """Check that a distilled model does not need the folder of its teacher."""
+    masked = {"source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24, "total_steps": 1}
+    loop.train(tiny("bert", masked | {"task.name": "masked_lm"}), tmp_path / "teacher", **ONE)
+    changes = masked | {"task.name": "masked_lm_distillation", "teacher": str(tmp_path / "teacher")}
+    loop.train(tiny("bert", changes), tmp_path / "run", **ONE)
+    (tmp_path / "teacher").rename(tmp_path / "gone")
+    (found,) = lineage.load(tmp_path / "run").predict(["def <mask>:"])
+    assert found["prediction"].startswith("def ")
+
+
+def test_import_is_light():
+    """Check that `import lineage` loads neither JAX nor the package."""
+    code = "import sys, lineage; print([m for m in sys.modules if m.split('.')[0] in ('jax', 'numpy', 'flax')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def bert_folder(folder, **settings):
+    """Write a tiny BERT and its tokenizer in the layout of `transformers`; return the model and its variables."""
+    tokenizer = TOKENIZERS["words"]().train([text for text, _ in TEXTS], ("cls", "sep", "pad", "mask"))
+    tokenizer.save(folder)
+    sizes = {"vocab_size": tokenizer.vocab_size, "depth": 2, "width": 16, "num_heads": 2, "max_length": 32}
+    model = models.build("bert", **(sizes | settings))
+    variables = model.init(jax.random.key(3), jnp.zeros((1, 4), jnp.int32))
+    convert.save(folder, model, variables)
+    return model, variables
+
+
+def test_folder_of_transformers(tmp_path):
+    bert_folder(tmp_path / "bert", head="classification", num_classes=3)
+    path = tmp_path / "bert" / "config.json"
+    config = json.loads(path.read_text()) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    path.write_text(json.dumps(config))
+    model = lineage.load(tmp_path / "bert", task="text_classification")
+    (found,) = model.predict([("good", "bad")])
+    assert set(found["probabilities"]) == {"a", "b", "c"}
+    with pytest.raises(ValueError, match="bert is not the folder of a run: give the task of its model"):
+        lineage.load(tmp_path / "bert")
+    with pytest.raises(ValueError, match="The task 'question_answering' needs a model with the outputs"):
+        lineage.load(tmp_path / "bert", task="question_answering")
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
+        lineage.load(tmp_path / "none", task="causal_lm")
+    path.write_text(json.dumps(config | {"id2label": {"0": "a", "5": "b", "2": "c"}}))
+    with pytest.raises(ValueError, match="id2label must map the numbers from 0 on to names"):
+        lineage.load(tmp_path / "bert", task="text_classification")
+
+
+def test_architecture_comes_from_the_folder(tiny, tmp_path):
+    """Check what is taken over, what typed keys keep, and that a classifier of other classes is new."""
+    bert_folder(tmp_path / "bert", head="classification", num_classes=5, epsilon=1e-4)
+    changes = write_labels(tmp_path) | ENCODER | {"init.path": str(tmp_path / "bert")}
+    config = tiny("vit", {**changes, "task": "text_classification"})
+    assert (config.model.name, config.model.width, config.model.epsilon) == ("bert", 16, 1e-4)
+    assert (config.model.num_classes, config.task.sequence_length) == (None, 16)
+    del changes["task.sequence_length"]
+    config = tiny("bert", changes | {"model.dropout": 0.25})
+    assert (config.model.depth, config.model.dropout, config.task.sequence_length) == (2, 0.25, 32)
+    loop.train(config, tmp_path / "run", **ONE)
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == (tmp_path / "bert" / "tokenizer.json").read_text()
+    ours = lineage.load(tmp_path / "run").original["params"]
+    assert ours["classifier"]["kernel"].shape == (16, 2)
+    again = tiny("gpt", {"init.path": str(tmp_path / "run"), **write_labels(tmp_path), **ENCODER})
+    assert (again.model.name, again.model.width, again.model.max_length, again.model.dropout) == ("bert", 16, 32, 0.25)
+
+
+def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
+    bert_folder(tmp_path / "bert", head="pretraining")
+    absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER
+    with pytest.raises(ValueError, match=r"has 17 parameters of other shapes than the model: .*; .* and \d+ more: ch"):
+        loop.train(tiny("bert", absent | {"model.width": 32}), tmp_path / "run", **ONE)
+    with pytest.raises(
+        ValueError, match=r"has 4 parameters .*: stack/layers/mlp/down/kernel \(2, 64, 16\), here \(2, "
+    ):
+        loop.train(tiny("bert", absent | {"model.mlp_dim": 48}), tmp_path / "run", **ONE)
+    with pytest.raises(FileNotFoundError, match=r"absent\.tsv"):
+        loop.train(tiny("bert", absent), tmp_path / "run", **ONE)
+
+
+SPLITS = {
+    "csv": (".csv", "text,label\ngood,{0}\nbad,{1}\n", "text_classification"),
+    "jsonl": (
+        ".jsonl",
+        '{{"text": "x", "label": "{0}"}}\n{{"text": "y", "label": "{1}"}}\n',
+        "text_classification",
+        {},
+    ),
+    "bio": (".txt", "Ann {0}\nruns {1}\n", "token_classification"),
+    "text": (".txt", "some text {0} {1}" * 20, "causal_lm"),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_evaluation_reads_no_training_data(name, tmp_path):
+    """Check that the classes keep their numbers although the evaluation has other ones first."""
+    suffix, template, task = SPLITS[name]
+    train, dev = tmp_path / f"train{suffix}", tmp_path / f"dev{suffix}"
+    train.write_text(template.format("b", "a"))
+    dev.write_text(template.format("b", "b"))
+    source = SOURCES[name](path=str(train), validation_path=str(dev))
+    task = TASKS[task](sequence_length=8)
+    whole = load(source, task, batch_size=2, workdir=tmp_path)
+    train.unlink()
+    part = load(source, task, batch_size=2, workdir=tmp_path, known=whole.facts)
+    assert part.train is None
+    assert part.facts.class_names == whole.facts.class_names
+    for ours, theirs in zip(part.splits["validation"], whole.splits["validation"], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["folder", "coco"])
+def test_evaluation_reads_no_training_images(kind, tmp_path):
+    for split, size in (("train", 8), ("validation", 4)):
+        for name in ("a", "b"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            if name == "b" or split == "train":
+                Image.fromarray(np.full((size, 8, 3), 50, np.uint8)).save(folder / "1.png")
+        box = {"id": 1, "image_id": 1, "bbox": [0, 0, 2, 2], "category_id": 2, "area": 4, "iscrowd": 0}
+        classes = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+        content = {"images": [{"id": 1, "file_name": "b/1.png"}], "annotations": [box], "categories": classes}
+        (tmp_path / f"{split}.json").write_text(json.dumps(content))
+    if kind == "folder":
+        source, task = SOURCES["folder"](path=str(tmp_path)), TASKS["image_classification"](image_size=8)
+    else:
+        files = {split: str(tmp_path / f"{split}.json") for split in ("train", "validation")}
+        source = SOURCES["coco"](path=files["train"], validation_path=files["validation"], images_path=str(tmp_path / "validation"))  # fmt: skip  # noqa: E501
+        task = TASKS["object_detection"](image_size=8)
+    whole = load(source, task, batch_size=2)
+    (tmp_path / "train").rename(tmp_path / "gone")
+    (tmp_path / "train.json").unlink()
+    part = load(source, task, batch_size=2, known=whole.facts)
+    assert part.train is None
+    jax.tree.map(np.testing.assert_array_equal, part.splits["validation"][0], whole.splits["validation"][0])
+
+
+def test_lists_of_inputs(tmp_path):
+    Image.new("L", (4, 2), 7).save(tmp_path / "a.png")
+    pixels = np.full((2, 4, 3), 7, np.uint8)
+    rows = from_memory([str(tmp_path / "a.png"), pixels, Image.open(tmp_path / "a.png")], "images", 3).rows
+    assert all((image == pixels).all() for image in rows.take(np.arange(3))["image"])
+    found = from_memory(["an apple", ["an", "apple"]], "tagged_sentences")
+    assert [row.words for row in found.rows] == [["an", " apple"]] * 2
+    assert found.about == [{"words": ["an", "apple"]}] * 2
+    (question,) = from_memory([("Who?", "Ann.")], "questions").rows
+    assert (question.text, question.context) == ("Who?", "Ann.")
+    assert from_memory(["a", ("b", "c")], "labeled_texts").rows == [("a",), ("b", "c")]
+    with pytest.raises(ValueError, match=r"input 1 has 3: it must be a text"):
+        from_memory([["a"], [3]], "labeled_texts")
+
+
+def test_facts_are_saved_whole(tmp_path):
+    facts = data.Facts(
+        {"train": 3},
+        num_classes=2,
+        class_names=("ä", "b"),
+        image_size=(3, 4),
+        std=(0.5,),
+        document_frequencies={"a": 1},
+    )
+    facts.save(tmp_path / "facts.json")
+    assert Facts.load(tmp_path / "facts.json") == facts

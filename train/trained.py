@@ -1,0 +1,165 @@
+"""Trained models in use: predictions, features and generated texts, without the data of the training."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from lineage.configs import cli, schema
+from lineage.data import SOURCES, Facts, Loader
+from lineage.data.fingerprint import fingerprint
+from lineage.data.inputs import Inputs, from_files, from_memory, from_source
+from lineage.evaluation import prediction
+from lineage.evaluation.sampling import Sampler
+from lineage.models import EXAMPLES, Model, convert, num_parts
+from lineage.runs.folder import CONFIG, check_config
+from lineage.train import expert_mixture, pretrained, sharding
+from lineage.train.experiment import Experiment
+
+
+class Trained:
+    """Trained model of an experiment.
+
+    Attributes:
+        experiment: the experiment, with the metadata of its training data.
+        original: variables of the model, with the moving average of the parameters if one is kept.
+        step: number of steps of the training.
+        context: model, task and metadata, for evaluators and predictions.
+    """
+
+    def __init__(self, experiment: Experiment, original: dict[str, Any], step: int = 0):
+        self.experiment, self.original, self.step = experiment, original, step
+        self.context = experiment.context()
+
+    @cached_property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the model, quantized if the config says so."""
+        return self.experiment.quantized(self.original)
+
+    def predict(self, inputs: Inputs | Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the prediction for each input, as the command `predict` writes it.
+
+        Args:
+            inputs: those of `inputs`, or a list of texts, pairs of texts, lists of words, pairs (question, context), or
+                images (paths, or arrays uint8 [h, w, c]).
+        """
+        return [row for some in self.predictions(inputs) for row in some]
+
+    def embed(self, inputs: Inputs | Sequence[Any]) -> np.ndarray:
+        """Return the feature vectors [N, D], float32, of images, or of texts by an encoder; see `predict`."""
+        rows = [row["features"] for some in self.predictions(inputs, as_features=True) for row in some]
+        return np.array(rows, np.float32)
+
+    def generate(self, prompt: str) -> list[str]:
+        """Return `sampling.num_samples` texts (at least one) that continue a prompt, or are the output for an input."""
+        return self.sampler.write(self.variables, prompt)
+
+    def predictions(self, inputs: Inputs | Sequence[Any], **options: Any) -> Iterator[list[dict[str, Any]]]:
+        """Yield the predictions for some of the inputs at a time; the options are those of `prediction.predictions`."""
+        if not isinstance(inputs, Inputs):
+            inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
+        options["helpers"] = self.helpers
+        return prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+
+    def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
+        """Return inputs for predictions, and the fingerprints of their files.
+
+        Args:
+            text: a file or folder, see `from_files`, or a source, such as "labels:PATH"; None: the source of the run.
+            split: split of a source that has several.
+            columns: of a file, see `from_files`.
+        """
+        own = self.experiment.source
+        kind = self.experiment.task.reads
+        if text is not None and text.partition(":")[0] not in SOURCES:
+            return from_files(text, kind, columns, self.experiment.facts.channels), fingerprint([text])
+        source = own if text in (None, own.name) else schema.build(SOURCES, schema.parse(SOURCES, text))
+        return from_source(source.read(kind), kind, split), fingerprint(source.files())
+
+    @property
+    def loader(self) -> Loader:
+        """The batch size of evaluation, as a multiple of the devices, and threads that read ahead."""
+        loader, parts = self.experiment.loader, num_parts(self.experiment.mesh, EXAMPLES)
+        size = loader.evaluation_batch_size or loader.batch_size
+        return Loader(-(-size // parts) * parts, threads=max(loader.threads, loader.workers))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return Sampler(self.context, self.helpers)
+
+    @cached_property
+    def helpers(self) -> dict[str, tuple[Model, Any]]:
+        """The models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
+        found, config = {}, self.experiment.config
+        for role in ("draft", "contrast"):
+            if folder := config.sampling[role]:
+                other = load(folder, changes={"weights": config.weights})
+                ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
+                if ours != theirs:
+                    where = self.experiment.workdir
+                    raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {where}.")
+                found[role] = other.experiment.model, other.variables
+        return found
+
+
+def load(
+    path: str | Path,
+    *,
+    task: str = "",
+    checkpoint: Literal["latest", "best"] = "latest",
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> Trained:
+    """Return the trained model in a folder; see `lineage.load`."""
+    folder = Path(path)
+    if pretrained.is_run(folder):
+        if task:
+            raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
+        config, _ = cli.load(str(folder / CONFIG))
+        return restore(used(config, changes), folder, checkpoint)
+    config = used(pretrained.config_of(folder, task), changes)
+    model, variables = convert.load(folder)
+    experiment = Experiment(config, folder, kept=Facts())
+    facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
+    experiment = Experiment(config, folder, kept=facts)
+    experiment.task.check_model(experiment.model)
+    places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
+    return Trained(experiment, jax.device_put(variables, places))
+
+
+def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """Change the config of a trained model, and let it use the devices of this machine."""
+    config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})
+    cli.override(config, changes)
+    return config
+
+
+def restore(
+    config: ConfigDict,
+    folder: Path,
+    checkpoint: str = "latest",
+    *,
+    force: bool = False,
+    choose_experts: bool = False,
+    prompt: str | None = None,
+) -> Trained:
+    """Return the model of a run, from its folder alone if the folder has the metadata of the data.
+
+    Args:
+        checkpoint: "latest" or "best".
+        force: accept changes of keys on which the training depends.
+        choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
+    """
+    if not force:
+        check_config(config, folder)
+    experiment = Experiment(config, folder, kept=pretrained.kept_facts(folder))
+    state = experiment.restore(checkpoint)
+    if choose_experts:
+        state, said = expert_mixture.choose(experiment, state, prompt)
+        print(said, file=sys.stderr)
+    return Trained(experiment, state.variables(average=True), int(state.step))
