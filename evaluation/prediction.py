@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice, tee
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -76,15 +77,19 @@ def predictions(
             inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
         )
     count = len(inputs.rows)
-    for first in range(start - start % size if start < count else count, count, size):
-        batches = context.inputs(inputs.part(first, first + size), loader, first)
+    firsts = range(start - start % size if start < count else count, count, size)
+    parts = ((first, context.inputs(inputs.part(first, first + size), loader, first)) for first in firsts)
+    if generates := task.generates and not as_features:
+        parts, ahead = tee(parts)
+        texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
+    for first, batches in parts:
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]
         else:
             rows = (
-                sampler.texts_of(variables, batches)
-                if task.generates
+                list(islice(texts, len(batches.source)))
+                if generates
                 else context.rows(task.outputs, variables, batches)
             )
             found = task.predict(rows, batches.source, facts)

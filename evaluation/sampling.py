@@ -1,7 +1,7 @@
 """Text generation with a trained model and the config's `sampling` options."""
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any
 
@@ -12,9 +12,12 @@ from jax.experimental.multihost_utils import process_allgather
 from lineage.data import EvaluationBatches, Facts
 from lineage.evaluation.base import Context
 from lineage.models import Model
+from lineage.models.decoding.continuous import Prompt, Slots
 from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
 from lineage.tasks.base import Batch, Request
+
+BEAMS = "num_beams", "length_penalty"  # options of beam search
 
 
 class Sampler:
@@ -42,10 +45,47 @@ class Sampler:
             generated = process_allgather(self.generate(variables, self._placed(request)), tiled=True)
             yield batch, generated, self.texts(request, generated)
 
-    def texts_of(self, variables: Any, batches: EvaluationBatches) -> list[str]:
-        """Return the text for each example."""
-        found = self.batches(variables, batches, self.context.facts)
-        return list(chain.from_iterable(texts for *_, texts in found))[: len(batches.source)]
+    def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
+        """Yield the text for each example of some inputs, which are read in parts, in their order.
+
+        Greedy search and sampling take as many slots as a batch has examples, see `Slots`; beam search, speculative
+        decoding and the best of several samples generate batch after batch.
+
+        Args:
+            first: index of the first example among all inputs, on which its samples depend.
+        """
+        sampling, parts = self.context.sampling, iter(parts)
+        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or jax.process_count() > 1:
+            for batches in parts:
+                texts = (texts for *_, texts in self.batches(variables, batches, self.context.facts))
+                yield from islice(chain.from_iterable(texts), len(batches.source))
+            return
+        for start in parts:
+            slots = self._slots(variables, start)
+            for out in slots.generate(self._prompts(chain([start], parts)), first):
+                yield self._text(out.tokens)
+
+    def _slots(self, variables, batches):
+        """Return the slots for inputs of which these are the first; an eighth of them is refilled at a time."""
+        shape = (batches.batch_size,)
+        sharding = self.context.to_mesh({"": np.zeros(shape)})[""].sharding
+        devices = shape[0] // sharding.shard_shape(shape)[0]
+        slots = devices * -(-min(len(batches.source), shape[0]) // devices)
+        refill = devices * max(1, slots // devices // 8)
+        settings = {key: value for key, value in self._settings.items() if key not in ("max_new_tokens", *BEAMS)}
+        return Slots(self.context.model, variables, slots, refill, sharding=sharding, **settings)
+
+    def _prompts(self, parts):
+        """Yield the prompts for the examples of the inputs, without padding."""
+        for batches in parts:
+            left = len(batches.source)
+            for batch in batches:
+                prompts, lengths, inputs = self.context.task.requests(batch, self.context.facts)
+                for row, prompt in enumerate(prompts[:left]):
+                    own = jax.tree.map(lambda array, row=row: array[row], inputs)
+                    tokens = prompt if lengths is None else prompt[: lengths[row]]
+                    yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
+                left -= len(prompts)
 
     def _placed(self, request):
         """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
@@ -72,19 +112,15 @@ class Sampler:
 
     def generate(self, variables: Any, request: Request) -> Any:
         """Return the generated token ids, which begin with the prompts."""
-        settings = self.context.sampling.to_dict() | {"seed": self.context.seed, "stop_tokens": self._stop_tokens}
-        count, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
-        for key in ("num_samples", "prompt", "draft", "contrast"):
-            del settings[key]
-        settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
-        model = self.context.model
+        settings, model = self._settings, self.context.model
+        count, num_drafted = self.context.sampling.best_of, self.context.sampling.num_drafted
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
             settings |= {"inputs": request.inputs, "contrast": contrast}
             return best_of(count, model, variables, request.prompts, request.lengths, **settings)
-        if (settings.pop("num_beams"), count) != (1, 1):
+        if (settings["num_beams"], count) != (1, 1):
             raise ValueError("Speculative decoding needs sampling.num_beams=1 and sampling.best_of=1.")
-        del settings["length_penalty"]
+        settings = {key: value for key, value in settings.items() if key not in BEAMS}
         settings |= {"inputs": request.inputs, "num_drafted": num_drafted}
         out = speculate(model, variables, *self.helpers["draft"], request.prompts, request.lengths, **settings)
         self.acceptance_rate = out.acceptance_rate
@@ -96,7 +132,10 @@ class Sampler:
         starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
         rows = zip(np.asarray(generated.tokens), starts, np.asarray(generated.lengths))
         rows = [row[start:stop] for row, start, stop in rows]
-        return [self.context.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
+        return list(map(self._text, rows))
+
+    def _text(self, tokens):
+        return self.context.tokenizer.decode(tokens[~np.isin(tokens, self._stop_tokens)])
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
@@ -117,6 +156,14 @@ class Sampler:
                 f"together they must be at most model.max_length, {limit}."
             )
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
+
+    @property
+    def _settings(self):
+        """The arguments of `generate` that the config sets."""
+        settings = self.context.sampling.to_dict() | {"seed": self.context.seed, "stop_tokens": self._stop_tokens}
+        for key in ("num_samples", "prompt", "draft", "contrast", "best_of", "num_drafted"):
+            del settings[key]
+        return settings | {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
 
     @property
     def _stop_tokens(self):

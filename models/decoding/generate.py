@@ -9,23 +9,26 @@ A decoder is any model with the field `vocab_size` and the methods
 
 Cache and memory have the method `gather(rows)`, which selects and reorders sequences (beam search). The cache has
 `until(length)`, which leaves out the tokens of the next call after the first `length` ones of each sequence (prompts of
-different lengths), and `rewind(length)`, which does so with tokens that were appended (speculative decoding). See
-`Cache`, `States` and `Memory` of `models.layers.cache`.
+different lengths), and `rewind(length)`, which does so with tokens that were appended (speculative decoding). Both have
+`put(rows, others)`, which replaces sequences (continuous batching). See `Cache`, `States` and `Memory` of
+`models.layers.cache`.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
+from lineage.models.decoding.beam_search import beam_search
+from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_key
 
-IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so that its sums and quotients are too
+CacheFormat = Literal["int8"] | None
 
 
 class Generation(NamedTuple):
@@ -56,6 +59,7 @@ def generate(
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
+    cache_format: CacheFormat = None,
     **processors,
 ) -> Generation:
     """Continue every prompt until a stop token or for `max_new_tokens`.
@@ -74,6 +78,8 @@ def generate(
         pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: exponent in beam search: above 0 favors long hypotheses, below 0 short ones, see `Generation`.
+        cache_format: "int8" keeps keys and values as 8-bit numbers, with a scale for each token and head; None: in the
+            dtype of the parameters.
         processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
 
     Raises:
@@ -85,7 +91,7 @@ def generate(
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     processors = LogitsProcessors.create(model, **processors)
     numbers = np.uint32(seed % 2**32), np.int32(pad_token), float(length_penalty)
-    sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "cache_format": cache_format}
     return _generate(model, variables, prompts, lengths, inputs, processors, *numbers, **sizes)
 
 
@@ -172,12 +178,12 @@ def prefill(
     inputs: Any,
     max_new_tokens: int,
     rewinds: int = 0,
+    cache_format: CacheFormat = None,
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
     """Return the prompts with room for new tokens, their lengths, the cache before each last token, and the memory."""
     batch, longest = prompts.shape
     positions = jnp.arange(longest + max_new_tokens)
-    memory = model.apply(variables, inputs, method="encode")
-    cache = model.apply(variables, batch, len(positions), rewinds, method="init_cache")
+    cache, memory = empty(model, variables, inputs, batch, len(positions), rewinds, cache_format)
     starts = jnp.full(batch, longest) if lengths is None else lengths
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
     tokens = jnp.where(positions < starts[:, None], tokens, 0)  # padding goes through the model too
@@ -186,6 +192,25 @@ def prefill(
         cache = cache if lengths is None else cache.until(starts - 1)
         _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
     return tokens, starts, cache, memory
+
+
+def empty(
+    model: nn.Module,
+    variables: Any,
+    inputs: Any,
+    batch_size: int,
+    max_length: int,
+    rewinds: int = 0,
+    cache_format: CacheFormat = None,
+) -> tuple[Any, Any]:
+    """Return an empty cache, and the memory, in a format; raise ValueError if the model has none of this format."""
+    memory = model.apply(variables, inputs, method="encode")
+    cache = model.apply(variables, batch_size, max_length, rewinds, method="init_cache")
+    if cache_format is None:
+        return cache, memory
+    check(cache_format == "int8", f"cache_format is {cache_format!r}: it must be 'int8', or None.")
+    check(hasattr(cache, "in_8_bits"), f"cache_format is 'int8': a {type(cache).__name__} has no keys and values.")
+    return cache.in_8_bits(), None if memory is None else memory.in_8_bits()
 
 
 def separate_layers(model: nn.Module, variables: Any) -> Any:
@@ -209,116 +234,114 @@ def separate_layers(model: nn.Module, variables: Any) -> Any:
     return variables
 
 
-@partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
+def decode_last(
+    model: nn.Module, variables: Any, tokens: Int[Array, "B S"], lengths: Int[Array, "B"], cache: Any, memory: Any
+) -> tuple[Float[Array, "B V"], Any]:
+    """Return the logits after the first `lengths` tokens of each sequence, and the cache with the last one of these."""
+    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
+    logits, cache = model.apply(variables, last, cache, memory, method="decode")
+    return logits[:, -1].astype(jnp.float32), cache
+
+
+@partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens", "cache_format"))
 def _generate(
-    model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, *, num_beams, max_new_tokens
-):  # fmt: skip
+    model,
+    variables,
+    prompts,
+    lengths,
+    inputs,
+    processors,
+    seed,
+    pad_token,
+    penalty,
+    *,
+    num_beams,
+    max_new_tokens,
+    cache_format=None,
+):
     variables = separate_layers(model, variables)
-    tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, max_new_tokens)
+    options = {"max_new_tokens": max_new_tokens, "cache_format": cache_format}
+    tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, **options)
 
-    def decode(tokens, lengths, cache, memory):
-        last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
-        logits, cache = model.apply(variables, last, cache, memory, method="decode")
-        return logits[:, -1].astype(jnp.float32), cache
-
+    decode = partial(decode_last, model, variables)
     if num_beams == 1:
-        decode = partial(decode, memory=memory)
-        tokens, lengths, scores = _sample(decode, processors, seed, cache, tokens, starts, max_new_tokens)
+        batch = len(tokens)
+        running = Running.begin(tokens, starts, starts + max_new_tokens, jnp.arange(batch), cache)
+        running, _ = sample(partial(decode, memory=memory), processors, seed, running, batch)
+        tokens, lengths, scores = running.tokens, running.lengths, running.scores
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        tokens, lengths, scores = _beam_search(
+        tokens, lengths, scores = beam_search(
             decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, penalty
         )
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 
 
-def _sample(decode, processors, seed, cache, tokens, lengths, max_new_tokens):
-    """Continue each sequence greedily or by sampling."""
-    batch = len(tokens)
-    rows = jnp.arange(batch)
+class Running(NamedTuple):
+    """Sequences that are being generated.
 
-    def unfinished(state):
-        step, _, _, _, done, _ = state
-        return (step < max_new_tokens) & ~done.all()
+    Attributes:
+        tokens: the prompts, the new tokens and room for more.
+        starts, lengths, ends: numbers of tokens of the prompts, so far, and at most.
+        numbers: index of each sequence, on which its samples depend.
+        scores: sum of the new tokens' log-probabilities.
+        done: whether a sequence has ended.
+        cache: that of the decoder.
+    """
+
+    tokens: Int[Array, "B S"]
+    starts: Int[Array, "B"]
+    lengths: Int[Array, "B"]
+    ends: Int[Array, "B"]
+    numbers: Int[Array, "B"]
+    scores: Float[Array, "B"]
+    done: Bool[Array, "B"]
+    cache: Any
+
+    @classmethod
+    def begin(cls, tokens, starts, ends, numbers, cache) -> "Running":
+        """Return sequences without new tokens."""
+        return cls(tokens, starts, starts, ends, numbers, jnp.zeros(len(tokens)), jnp.zeros(len(tokens), bool), cache)
+
+
+def sample(
+    decode: Callable[..., tuple[Array, Any]],
+    processors: LogitsProcessors,
+    seed: Integer[Array, ""],
+    running: Running,
+    until: Int[Array, ""] | int,
+) -> tuple[Running, Int[Array, ""]]:
+    """Continue sequences greedily or by sampling until some number of them have ended.
+
+    Args:
+        decode: function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache).
+
+    Returns:
+        The sequences, and the number of decoding steps.
+    """
+    rows = jnp.arange(len(running.tokens))
 
     def advance(state):
-        step, tokens, lengths, scores, done, cache = state
-        logits, cache = decode(tokens, lengths, cache)
-        processed = processors(logits, tokens, lengths, jnp.full(1, step))
+        running, steps = state
+        tokens, lengths, done = running.tokens, running.lengths, running.done
+        new = lengths - running.starts
+        logits, cache = decode(tokens, lengths, running.cache)
+        processed = processors(logits, tokens, lengths, new)
         if processors.temperature is None:
             token = processed.argmax(axis=-1)
         else:
-            token = jax.vmap(jax.random.categorical)(row_keys(seed, step, batch), processed)
-        tokens = tokens.at[rows, lengths].set(token)  # not read after the end of a finished sequence
-        scores = scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token])
-        return step + 1, tokens, lengths + ~done, scores, done | processors.stops(token), cache
+            keys = jax.vmap(row_key, (None, 0, 0))(seed, new, running.numbers)
+            token = jax.vmap(jax.random.categorical)(keys, processed)
+        lengths = lengths + ~done
+        running = running._replace(
+            tokens=tokens.at[rows, running.lengths].set(token),  # not read after the end of a finished sequence
+            lengths=lengths,
+            scores=running.scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token]),
+            done=done | processors.stops(token) | (lengths == running.ends),
+            cache=cache,
+        )
+        return running, steps + 1
 
-    start = 0, tokens, lengths, jnp.zeros(batch), jnp.zeros(batch, bool), cache
-    _, tokens, lengths, scores, _, _ = jax.lax.while_loop(unfinished, advance, start)
-    return tokens, lengths, scores
-
-
-class _Hypotheses(NamedTuple):
-    """N continuations of each sequence, the best first; `new` tokens are new, 0 if there is no such hypothesis yet."""
-
-    tokens: Int[Array, "B N S"]
-    scores: Float[Array, "B N"]
-    new: Int[Array, "B N"]
-
-    def best(self, n):
-        """Return the n hypotheses with the highest scores, and their indices."""
-        scores, chosen = jax.lax.top_k(self.scores, n)
-        tokens = jnp.take_along_axis(self.tokens, chosen[..., None], axis=1)
-        return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
-
-
-def _beam_search(decode, processors, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
-    """Continue the `num_beams` best running hypotheses of each prompt; return the best finished one.
-
-    A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
-    finished ones.
-    """
-    batch, length = tokens.shape
-    rows = jnp.arange(batch)[:, None]
-    # Enough candidates that `num_beams` remain even if all stop tokens are among them.
-    keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
-
-    def unfinished(state):
-        step, _, _, improvable, _ = state
-        return (step < max_new_tokens) & improvable.any()
-
-    def advance(state):
-        step, running, ended, improvable, cache = state
-        flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
-        logits, cache = decode(flat, lengths, cache)
-        scores = processors(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
-        scores = scores.reshape(batch, num_beams, -1)
-        vocab_size = scores.shape[-1]
-        scores = (scores + running.scores[..., None]).reshape(batch, -1)
-
-        scores, chosen = jax.lax.top_k(scores, min(keep, scores.shape[1]))
-        beam, token = chosen // vocab_size, chosen % vocab_size
-        candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
-        count = jnp.full(chosen.shape, step + 1)
-        stops = processors.stops(token) | (step + 1 == max_new_tokens)
-
-        # Only the best `num_beams` candidates may end.
-        ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
-        normal = (step + 1.0) ** length_penalty
-        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, IMPOSSIBLE), jnp.where(ends, count, 0))
-        ended, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), ended, new).best(num_beams)
-
-        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, IMPOSSIBLE, 0), count).best(num_beams)
-        cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
-        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], IMPOSSIBLE)
-        return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
-
-    tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
-    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), IMPOSSIBLE)
-    # The beams start equal: only the first one may be continued in the first step.
-    running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
-    start = 0, running, ended, jnp.ones(batch, bool), cache
-    _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
-    return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]
+    return jax.lax.while_loop(lambda state: state[0].done.sum() < until, advance, (running, 0))

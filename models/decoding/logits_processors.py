@@ -150,10 +150,14 @@ class LogitsProcessors:
         return jnp.isin(tokens, self.stop_tokens)
 
 
+def row_key(seed: Integer[Array, ""], step: Integer[Array, ""] | int, number: Integer[Array, ""]) -> Array:
+    """Return the random key of the sequence with an index at a step."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)
+
+
 def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
     """Return a random key for each sequence at a step, which does not depend on the number of sequences."""
-    fold = jax.vmap(jax.random.fold_in, (None, 0))
-    return fold(jax.random.fold_in(jax.random.key(seed), step), jnp.arange(rows))
+    return jax.vmap(row_key, (None, None, 0))(seed, step, jnp.arange(rows))
 
 
 def check(condition: Any, message: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.generate import Generation, prefill, separate_layers, validate_prompts
+from lineage.models.decoding.generate import CacheFormat, Generation, prefill, separate_layers, validate_prompts
 from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
 
 
@@ -57,6 +57,7 @@ def speculate(
     inputs: Any = None,
     seed: int = 0,
     pad_token: int = 0,
+    cache_format: CacheFormat = None,
     **processors,
 ) -> Speculation:
     """Generate as `generate` without beams does, in fewer calls of the model.
@@ -64,6 +65,7 @@ def speculate(
     Args:
         draft, draft_variables: draft model and its variables: a faster decoder with the same vocabulary.
         num_drafted: number of tokens that the draft model proposes at a time.
+        cache_format: that of both models, see `generate`.
 
     Raises:
         ValueError: as `generate`; or the models have different vocabularies, or one has a cache without `rewind`.
@@ -74,8 +76,9 @@ def speculate(
     check(sizes[0] == sizes[1], f"the model has {sizes[0]} tokens and the draft {sizes[1]}: they must have the same.")
     processors = LogitsProcessors.create(model, **processors)
     models, variables = (model, draft), (variables, draft_variables)
-    count, seed = {"max_new_tokens": max_new_tokens, "num_drafted": num_drafted}, np.uint32(seed % 2**32)
-    return _speculate(models, variables, prompts, lengths, inputs, processors, seed, np.int32(pad_token), **count)
+    sizes = {"max_new_tokens": max_new_tokens, "num_drafted": num_drafted, "cache_format": cache_format}
+    numbers = np.uint32(seed % 2**32), np.int32(pad_token)
+    return _speculate(models, variables, prompts, lengths, inputs, processors, *numbers, **sizes)
 
 
 class _State(NamedTuple):
@@ -124,12 +127,24 @@ def verify(
     return accepted, jax.random.categorical(keys[1], jnp.log(rest))
 
 
-@partial(jax.jit, static_argnames=("models", "max_new_tokens", "num_drafted"))
+@partial(jax.jit, static_argnames=("models", "max_new_tokens", "num_drafted", "cache_format"))
 def _speculate(
-    models, variables, prompts, lengths, inputs, processors, seed, pad_token, *, max_new_tokens, num_drafted
-):  # fmt: skip
+    models,
+    variables,
+    prompts,
+    lengths,
+    inputs,
+    processors,
+    seed,
+    pad_token,
+    *,
+    max_new_tokens,
+    num_drafted,
+    cache_format=None,
+):
     variables = [separate_layers(*both) for both in zip(models, variables)]
-    begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens, num_drafted) for both in zip(models, variables)]
+    options = {"max_new_tokens": max_new_tokens, "rewinds": num_drafted, "cache_format": cache_format}
+    begun = [prefill(*both, prompts, lengths, inputs, **options) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
     for kept in (cache, draft_cache):
         check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")

@@ -19,8 +19,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.layers.dropout import keeps
 from lineage.models.layers.linear import product
+from lineage.models.layers.quantized import Quantized, vectors
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
+Entries = Float[Array, "N S C"] | Quantized
 Attend = Callable[..., Float[Array, "B T H E"]]
 
 
@@ -234,8 +236,8 @@ def _(rate, primals, tangents):
 
 def dense_flat(
     query: Float[Array, "B T H Q"],
-    key: Float[Array, "N S C"],
-    value: Float[Array, "N S E"],
+    key: Entries,
+    value: Entries,
     mask: Mask,
     *,
     score: Score = scaled_dot_product,
@@ -244,20 +246,48 @@ def dense_flat(
 ) -> Float[Array, "B T H E"]:
     """Attend as `dense` does to keys and values whose batch and heads are one axis, N = B x K.
 
-    With an inner product as the score, they are read in place even where there are few queries.
+    With an inner product as the score, they are read in place even where there are few queries, and there is no array
+    of all keys or values of 8 bits in another dtype.
     """
     batch, length, heads, size = query.shape
     if score not in (dot_product, scaled_dot_product):
-        key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in (key, value))
+        both = (vectors(x) for x in (key, value))
+        key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in both)
         return dense(query, key, value, mask, score=score, transform=transform, sow=sow)
-    groups = heads * batch // len(key)
+    groups = heads * batch // key.shape[0]
     rows = query if score is dot_product else query * size**-0.5
-    rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(len(key), -1, size)
-    scores = _biased(product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1), mask)
+    rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(key.shape[0], -1, size)
+    scores = _biased(_scores(rows, key).reshape(batch, heads, length, -1), mask)
     weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
-    out = product(weights.reshape(len(key), -1, key.shape[1]), value)
+    out = _means(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
     return (
         out.reshape(batch, -1, groups, length, value.shape[-1])
         .transpose(0, 3, 1, 2, 4)
         .reshape(batch, length, heads, -1)
     )
+
+
+def _scores(rows, key):
+    """Return the inner products [N, R, S] of R rows with each key."""
+    if not isinstance(key, Quantized):
+        return product(rows, key.swapaxes(1, 2))
+    return _one_by_one(rows, key.values.swapaxes(1, 2)) * key.scale[:, None].astype(rows.dtype)
+
+
+def _means(weights, value):
+    """Return the sums [N, R, E] of the values with R rows of weights."""
+    if not isinstance(value, Quantized):
+        return product(weights, value)
+    return _one_by_one(weights * value.scale[:, None].astype(weights.dtype), value.values)
+
+
+def _one_by_one(rows, values):
+    """Return the products with 8-bit numbers; XLA's CPU backend would convert them all before one batched product."""
+
+    def each(rows, values):
+        return jax.lax.map(lambda pair: pair[0] @ pair[1].astype(rows.dtype), (rows, values))
+
+    def joined(rows, values):
+        return product(rows, values.astype(rows.dtype))
+
+    return jax.lax.platform_dependent(rows, values, cpu=each, default=joined)

@@ -11,6 +11,9 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.layers.quantized import Quantized, quantized, vectors
+
+Entries = Float[Array, "N S C"] | Quantized
 SEPARATE = 16  # largest number of tokens that are written one by one: a scatter is slower, but compiles faster
 
 
@@ -30,6 +33,17 @@ class Rows:
             return jax.tree.map(lambda x: jnp.take(x, rows, axis=axis, mode="clip"), getattr(self, name))
 
         return self.replace(**{name: take(name, axis) for name, axis in self.BATCH_AXES.items()})
+
+    def put(self, rows: Int[Array, "N"], others: "Rows") -> "Rows":
+        """Return the state whose sequences `rows` are those of another one; equal rows must have equal sequences."""
+
+        def write(name, axis):
+            def put(old, new):
+                return old.at[(slice(None),) * axis + (rows,)].set(new)
+
+            return jax.tree.map(put, getattr(self, name), getattr(others, name))
+
+        return self.replace(**{name: write(name, axis) for name, axis in self.BATCH_AXES.items()})
 
 
 class Rewindable(Rows):
@@ -57,8 +71,8 @@ def _length_after(cache, count):
 class LayerCache:
     """Keys and values of the tokens so far in one layer; see `Cache`."""
 
-    key: Float[Array, "N S C"]
-    value: Float[Array, "N S C"]
+    key: Entries
+    value: Entries
     length: Int[Array | np.ndarray, "#B"]
     end: Int[Array, "B"] | None = None
     rolling: bool = struct.field(pytree_node=False, default=False)
@@ -86,7 +100,8 @@ class LayerCache:
 
     def keys_and_values(self, batch_size: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
         """Return the keys and values of each sequence and head."""
-        return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in (self.key, self.value))
+        both = (vectors(entries) for entries in (self.key, self.value))
+        return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in both)
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "LayerCache":
         """Return the cache with `T` more tokens of each sequence; of several ones, those without room are left out."""
@@ -97,17 +112,22 @@ class LayerCache:
         return after.replace(key=self._write(self.key, key), value=self._write(self.value, value))
 
     def _write(self, old, new):
-        batch, count, heads, size = new.shape
-        new = new.astype(old.dtype).swapaxes(1, 2).reshape(batch * heads, count, size)
+        new = new.astype(old.dtype)
+        return jax.tree.map(self._write_arrays, old, quantized(new) if isinstance(old, Quantized) else new)
+
+    def _write_arrays(self, old, new):
+        batch, count, heads, *size = new.shape
+        new = new.swapaxes(1, 2).reshape(batch * heads, count, *size)
+        rest = [0] * len(size)
         if self.is_empty:
-            return jax.lax.dynamic_update_slice(old, new, (0, 0, 0))
+            return jax.lax.dynamic_update_slice(old, new, (0, 0, *rest))
         entries = self.positions(count) % self.max_length if self.rolling else self.positions(count)
         if entries.size <= SEPARATE:
             step = len(new) // len(entries)
             # The last one first: if there is no room for it, it is written in the place of one before it.
             for row, i in product(range(len(entries)), reversed(range(count))):
                 own = new[row * step : (row + 1) * step, i : i + 1]
-                old = jax.lax.dynamic_update_slice(old, own, (row * step, entries[row, i], 0))
+                old = jax.lax.dynamic_update_slice(old, own, (row * step, entries[row, i], *rest))
             return old
         indices = jnp.repeat(jnp.broadcast_to(entries, (batch, count)), heads, axis=0)
         return old.at[jnp.arange(len(old))[:, None], indices].set(new, mode="drop", unique_indices=True)
@@ -123,7 +143,7 @@ class Cache(Rewindable):
     read by one batched product, whereas XLA's CPU backend copies slices of larger arrays, and arrays of more axes.
 
     Attributes:
-        key, value: S entries of each sequence, in each layer.
+        key, value: S entries of each sequence, in each layer; see `in_8_bits`.
         length: number of tokens of each sequence, or of all of them. A NumPy array is known when the program is traced:
             an empty cache is not read.
         num_kv_heads: number of key/value heads, K.
@@ -133,8 +153,8 @@ class Cache(Rewindable):
             the cache is known to be empty. None: entry p is that of position p.
     """
 
-    key: tuple[Float[Array, "N S C"], ...]
-    value: tuple[Float[Array, "N S C"], ...]
+    key: tuple[Entries, ...]
+    value: tuple[Entries, ...]
     length: Int[Array | np.ndarray, "#B"]
     num_kv_heads: int = struct.field(pytree_node=False)
     end: Int[Array, "B"] | None = None
@@ -184,6 +204,10 @@ class Cache(Rewindable):
             )
         return self.replace(length=length)
 
+    def in_8_bits(self) -> "Cache":
+        """Return the cache with keys and values as int8 numbers, with a scale for each token and head."""
+        return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
+
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
         batch_size = len(self.key[0]) // self.num_kv_heads
@@ -191,29 +215,55 @@ class Cache(Rewindable):
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
         return self.replace(key=key, value=value, length=length)
 
+    def put(self, rows: Int[Array, "N"], others: "Cache") -> "Cache":
+        """Return the cache whose sequences `rows` are those of another one; equal rows must have equal sequences.
+
+        Both caches have as many entries, and the lengths of this one stay.
+        """
+        batch_size = len(self.key[0]) // self.num_kv_heads
+        put = partial(_put, rows=rows, batch_size=batch_size)
+        key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
+        return self.replace(key=key, value=value)
+
 
 @struct.dataclass
 class Memory(Rows):
     """Keys and values of an encoder's output in every layer of a decoder, computed once; see `Cache`."""
 
-    key: tuple[Float[Array, "N S C"], ...]
-    value: tuple[Float[Array, "N S C"], ...]
+    key: tuple[Entries, ...]
+    value: tuple[Entries, ...]
     mask: Bool[Array, "B S"]
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
         return tuple(LayerCache(key, value, np.full(1, key.shape[1])) for key, value in zip(self.key, self.value))
 
+    def in_8_bits(self) -> "Memory":
+        """Return the memory with keys and values as int8 numbers, with a scale for each token and head."""
+        return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
+
     def gather(self, rows: Int[Array, "N"]) -> "Memory":
         """Return the memory whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
         key, value = jax.tree.map(partial(_take, rows=rows, batch_size=len(self.mask)), (self.key, self.value))
         return Memory(key, value, jnp.take(self.mask, rows, axis=0, mode="clip"))
+
+    def put(self, rows: Int[Array, "N"], others: "Memory") -> "Memory":
+        """Return the memory whose sequences `rows` are those of another one; equal rows must have equal sequences."""
+        put = partial(_put, rows=rows, batch_size=len(self.mask))
+        key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
+        return Memory(key, value, self.mask.at[rows].set(others.mask))
 
 
 def _take(x, rows, batch_size):
     """Return arrays [N, S, C] of some sequences."""
     x = x.reshape(batch_size, -1, *x.shape[1:])
     return jnp.take(x, rows, axis=0, mode="clip").reshape(-1, *x.shape[2:])
+
+
+def _put(x, others, rows, batch_size):
+    """Return arrays [N, S, C] with some sequences replaced."""
+    split = x.reshape(batch_size, -1, *x.shape[1:])
+    return split.at[rows].set(others.reshape(len(rows), -1, *x.shape[1:])).reshape(x.shape)
 
 
 @struct.dataclass

@@ -13,8 +13,10 @@ class Quantized:
     """Matrix of 8-bit numbers with a scale for each output.
 
     Attributes:
-        values: integers, or 8-bit floating-point numbers, [*layers, *inputs, *outputs]; in a table [outputs, inputs].
-        scale: factors of the values, [*layers, *outputs]; of the dtype of computation.
+        values: integers, or 8-bit floating-point numbers, [*layers, *inputs, *outputs]; in a table [outputs, inputs];
+            in a cache [sequences and heads, entries, channels].
+        scale: factors of the values, [*layers, *outputs]; in a cache [sequences and heads, entries]; of the dtype of
+            computation.
     """
 
     values: Any
@@ -23,6 +25,10 @@ class Quantized:
     @property
     def dtype(self) -> jnp.dtype:
         return self.scale.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
 
     @property
     def T(self) -> "Quantized":
@@ -36,6 +42,21 @@ class Quantized:
 def dequantized(matrix: Any) -> Float[Array, "..."]:
     """Return the values of a quantized matrix, whose last axes are the outputs, and any other matrix unchanged."""
     return matrix.values.astype(matrix.dtype) * matrix.scale if isinstance(matrix, Quantized) else matrix
+
+
+def quantized(vectors: Float[Array, "*B C"]) -> Quantized:
+    """Return vectors as int8 numbers with a scale for each vector; its largest magnitude becomes 127."""
+    most = jnp.abs(vectors).max(axis=-1).astype(jnp.float32)
+    scale = jnp.where(most > 0, most / 127, 1).astype(vectors.dtype)
+    values = jnp.round(vectors.astype(jnp.float32) / scale.astype(jnp.float32)[..., None])
+    return Quantized(values.clip(-127, 127).astype(jnp.int8), scale)
+
+
+def vectors(entries: Any) -> Float[Array, "*B C"]:
+    """Return the vectors of `quantized` entries of a cache, and any other entries unchanged."""
+    if not isinstance(entries, Quantized):
+        return entries
+    return entries.values.astype(entries.dtype) * entries.scale[..., None]
 
 
 def rows(table: Any, indices: Int[Array, "*B"]) -> Float[Array, "*B D"]:

@@ -20,6 +20,7 @@ from lineage.data.sources.packages import Digits
 from lineage.data.transforms import boxes
 from lineage.evaluation.prediction import with_categories
 from lineage.evaluation.sampling import Sampler
+from lineage.models.decoding import continuous
 from lineage.tasks.object_detection import ObjectDetection
 from lineage.train import loop
 from lineage.train.experiment import Experiment
@@ -221,21 +222,25 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in found]
 
 
-def test_generation_is_split_over_the_devices(tiny):
+def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     """Check that each device generates its part of a batch, and that the tokens are those of one device."""
     config = tiny("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0})
-    found = {}
+    found, made, run = {}, [], continuous._run
+
+    def recorded(*args):
+        state = run(*args)
+        made.append(state[0])
+        return state
+
+    monkeypatch.setattr(continuous, "_run", recorded)
     for count in (1, 8):
         experiment = Experiment(config, devices=jax.devices()[:count])
         variables = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)().variables()
-        sampler, made = Sampler(experiment.context()), []
-        generate = sampler.generate
-        sampler.generate = lambda *args, made=made, generate=generate: made.append(generate(*args)) or made[-1]
         batches = experiment.context().inputs(
             [chr(97 + number) * (1 + number % 8) for number in range(16)], Loader(batch_size=16)
         )
-        found[count] = sampler.texts_of(variables, batches)
-        assert len({str(shard.index) for shard in made[0].tokens.addressable_shards}) == count
+        found[count] = list(Sampler(experiment.context()).texts_of(variables, [batches]))
+        assert len({str(shard.index) for shard in made[-1].tokens.addressable_shards}) == count
     assert found[1] == found[8]
     assert len(set(found[1])) == 16
 

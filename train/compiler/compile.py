@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from lineage.models.budget import aligned
-from lineage.models.decoding.generate import separate_layers
+from lineage.models.decoding.generate import empty, separate_layers
 from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
@@ -195,7 +196,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate.
 
     The decoding step extends `sampling.num_samples` sequences by the most probable token, with a cache for the longest
-    sequence and parameters in the precision and format (`weights`) of the config.
+    sequence, in the config's format, and parameters in its precision and format (`weights`).
     """
     mesh, precision = experiment.mesh, experiment.run.precision
 
@@ -218,10 +219,10 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     variables = jax.eval_shape(lambda tree: separate_layers(model, cast(tree, jnp.dtype(precision))), variables)
     variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
     length = model.max_length or experiment.task.sequence_length
-    cache = jax.eval_shape(lambda v: model.apply(v, size, length, 0, method="init_cache"), variables)
     batch = jax.eval_shape(lambda: experiment.zeros(size))
     inputs = (batch["inputs"], batch["inputs_mask"]) if "inputs" in batch else None
-    memory = jax.eval_shape(lambda v, inputs: model.apply(v, inputs, method="encode"), variables, inputs)
+    begin = partial(empty, model, batch_size=size, max_length=length, cache_format=experiment.run.sampling.cache_format)
+    cache, memory = jax.eval_shape(begin, variables, inputs)
     tokens = jax.ShapeDtypeStruct((size, 1), jnp.int32)
 
     def decode(variables, tokens, cache, memory):

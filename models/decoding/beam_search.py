@@ -1,0 +1,93 @@
+"""Beam search on the device, as in `transformers`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lineage.models.decoding.logits_processors import LogitsProcessors
+
+IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so that its sums and quotients are too
+
+
+class _Hypotheses(NamedTuple):
+    """N continuations of each sequence, the best first; `new` tokens are new, 0 if there is no such hypothesis yet."""
+
+    tokens: Int[Array, "B N S"]
+    scores: Float[Array, "B N"]
+    new: Int[Array, "B N"]
+
+    def best(self, n):
+        """Return the n hypotheses with the highest scores, and their indices."""
+        scores, chosen = jax.lax.top_k(self.scores, n)
+        tokens = jnp.take_along_axis(self.tokens, chosen[..., None], axis=1)
+        return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
+
+
+def beam_search(
+    decode: Callable[..., tuple[Array, Any]],
+    processors: LogitsProcessors,
+    cache: Any,
+    tokens: Int[Array, "B S"],
+    starts: Int[Array, "B"],
+    max_new_tokens: int,
+    num_beams: int,
+    length_penalty: Float[Array, ""],
+) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:
+    """Continue the `num_beams` best running hypotheses of each prompt; return the best finished one of each.
+
+    A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
+    finished ones.
+
+    Args:
+        decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
+        cache: that of N = `num_beams` copies of each prompt.
+        tokens, starts: the prompts with room for the new tokens, and their lengths.
+
+    Returns:
+        Tokens, lengths and scores, see `generate.Generation`.
+    """
+    batch, length = tokens.shape
+    rows = jnp.arange(batch)[:, None]
+    # Enough candidates that `num_beams` remain even if all stop tokens are among them.
+    keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
+
+    def unfinished(state):
+        step, _, _, improvable, _ = state
+        return (step < max_new_tokens) & improvable.any()
+
+    def advance(state):
+        step, running, ended, improvable, cache = state
+        flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
+        logits, cache = decode(flat, lengths, cache)
+        scores = processors(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
+        scores = scores.reshape(batch, num_beams, -1)
+        vocab_size = scores.shape[-1]
+        scores = (scores + running.scores[..., None]).reshape(batch, -1)
+
+        scores, chosen = jax.lax.top_k(scores, min(keep, scores.shape[1]))
+        beam, token = chosen // vocab_size, chosen % vocab_size
+        candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
+        count = jnp.full(chosen.shape, step + 1)
+        stops = processors.stops(token) | (step + 1 == max_new_tokens)
+
+        # Only the best `num_beams` candidates may end.
+        ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
+        normal = (step + 1.0) ** length_penalty
+        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, IMPOSSIBLE), jnp.where(ends, count, 0))
+        ended, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), ended, new).best(num_beams)
+
+        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, IMPOSSIBLE, 0), count).best(num_beams)
+        cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
+        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], IMPOSSIBLE)
+        return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
+
+    tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
+    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), IMPOSSIBLE)
+    # The beams start equal: only the first one may be continued in the first step.
+    running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
+    start = 0, running, ended, jnp.ones(batch, bool), cache
+    _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
+    return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]
