@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
+SHARED = ("configs.atomic", "configs.hub", "configs.storage")  # modules that every package may import
 # package -> (packages of the project, other libraries) that it may import besides the standard library, itself and
-# configs.atomic
+# `SHARED`
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
@@ -36,6 +37,7 @@ RULES = {
             "report",
             "runs.folder",
             "runs.locks",
+            "runs.remote",
             "configs",
             "configs.registry",
             "configs.schema",
@@ -45,8 +47,11 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
-    "runs": ({"report", "runs.folder", "runs.locks"}, {"numpy", "rich", "optuna", "submitit"}),
+    "runs.remote": ({"runs.folder", "runs.locks"}, set()),
+    "runs": ({"report", "runs.folder", "runs.locks", "runs.remote"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.atomic": (set(), set()),
+    "configs.hub": (set(), {"huggingface_hub"}),
+    "configs.storage": ({"configs.hub"}, {"fsspec"}),
     "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
@@ -83,7 +88,7 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports(source):
         top, _, rest = name.partition(".")
         if top == PROJECT:
-            allowed = package(rest) in (own, "configs.atomic", *project) and rest.partition(".")[0] in ROOMS - {
+            allowed = package(rest) in (own, *SHARED, *project) and rest.partition(".")[0] in ROOMS - {
                 "launch",
                 "tests",
             }

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.run import Run
+from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_source
@@ -90,7 +91,7 @@ class Experiment:
     def read(self, source: Source) -> Data:
         """Return the data of a source, for the task and with the tokenizer of the experiment."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
-        known = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+        known = Path(local(origin)) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
         if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
             tokenizer = tokenizers.TokenizerFile(str(known))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
@@ -143,7 +144,7 @@ class Experiment:
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."
                 )
-        theirs = self.run.teacher and Path(self.run.teacher) / tokenizers.FILE
+        theirs = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE
         ours = self.data.tokenizer
         if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
             raise ValueError(
@@ -310,7 +311,7 @@ class Experiment:
         """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
         found = {}
         for role in ("draft", "contrast"):
-            if folder := self.config.sampling[role]:
+            if folder := local(self.config.sampling[role]):
                 config = base.from_json(read_json(Path(folder) / CONFIG))
                 config.weights = self.config.weights
                 other = Experiment(config, Path(folder))

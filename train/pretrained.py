@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lineage.configs import base, schema
 from lineage.configs.run import Init
+from lineage.configs.storage import local
 from lineage.data import Tokenizer
 from lineage.models import MODELS, Model, convert
 from lineage.runs.folder import CONFIG, read_json
@@ -35,9 +36,10 @@ def start_from(
         state: the state before the first step; or its shapes, if `make` is given, which makes it once the models are
             known to fit.
     """
-    path, layers = init.path, init.layers
+    path, layers, folder = init.path, init.layers, local(init.path)
     ours = _flat(jax.eval_shape(TrainState.variables, state))
-    theirs = _renamed(_flat(read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]), init.rename, path)
+    theirs = _flat(read_variables(Path(folder)) if _is_run(folder) else convert.load(folder)[1])
+    theirs = _renamed(theirs, init.rename, path)
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
@@ -96,6 +98,7 @@ def load_teacher(
 
 
 def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
+    path = local(path)
     if not _is_run(path):
         return convert.load(path)
     config = base.from_json(read_json(Path(path) / CONFIG))

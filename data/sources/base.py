@@ -1,10 +1,11 @@
 """The base class of sources, and their registry."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
+from lineage.configs.storage import is_remote, local
 
 SOURCES: Registry = Registry("source")
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
@@ -25,7 +26,11 @@ class Source:
     - `images_with_boxes() -> Images`: images with the boxes and classes of their objects.
 
     Content is given for each split: "train" and, where there are such, "validation" and "test".
+
+    An option that is a path may be remote, see `lineage.configs.storage`: content is read from a local copy.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders; (): any
 
     def __post_init__(self):
         check_ranges("source", self)
@@ -43,7 +48,13 @@ class Source:
         if not hasattr(self, kind):
             offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
             raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
-        return getattr(self, kind)()
+        return getattr(self.copied(), kind)()
+
+    def copied(self) -> Self:
+        """Return the source with the local copies of its remote paths."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        remote = {key: value for key, value in options.items() if isinstance(value, str) and is_remote(value)}
+        return replace(self, **{key: local(value, self.suffixes) for key, value in remote.items()}) if remote else self
 
     @property
     def name(self) -> str:

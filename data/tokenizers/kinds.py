@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.storage import local
 from lineage.data.content import are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
@@ -227,7 +228,7 @@ class TokenizerFile(TokenizerKind):
     """Tokenizer in a file.
 
     Attributes:
-        path: `tokenizer.json`, or its folder.
+        path: `tokenizer.json`, or its folder; it may be remote, such as hf:ORG/NAME.
     """
 
     path: str = ""
@@ -236,7 +237,7 @@ class TokenizerFile(TokenizerKind):
         """Load the tokenizer; the texts are not read."""
         if not self.path:
             raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
-        return Tokenizer.load(self.path)
+        return Tokenizer.load(local(self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"))
 
 
 def find_tokenizer(
