@@ -73,7 +73,7 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
-    path = options.folder / CONFIG
+    path = Path(options.folder) / CONFIG
     trained = "checkpoint" in options  # whether the command is for a trained model
     if trained and not path.is_file():
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")

@@ -219,8 +219,8 @@ def step_of(name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file, or a folder around it, is hidden or temporary."""
-    return any(part.startswith(".") or ".orbax-checkpoint-tmp" in part for part in name.split("/"))
+    """Return whether a file, or a folder around it, is hidden or temporary, or has no name, as in "/a" and "a//b"."""
+    return any(not part or part.startswith(".") or ".orbax-checkpoint-tmp" in part for part in name.split("/"))
 
 
 def _ends(name: str, suffixes: tuple[str, ...]) -> bool:

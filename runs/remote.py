@@ -62,6 +62,7 @@ def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager
     """
     if not is_remote(workdir):
         return contextlib.nullcontext(Path(workdir))
+    storage.Files(workdir)  # raises an error before anything is imported that takes long
     if command in ("sweep", "slurm", "watch"):
         raise ValueError(f"{workdir} is remote: {command} needs a folder of this machine.")
     return contextlib.nullcontext(workdir) if command == "train" else opened(workdir)
