@@ -176,18 +176,14 @@ class Mirror:
         with readable_errors(self.url):
             now = self.local()
             changed = [name for name in now if self.known.get(name) != now[name]]
-            records = [name for name in changed if name == step_of(name) + RECORD and step_of(name)]
-            for record in records:  # of a checkpoint that replaces another one of the same step
-                if record in self.known:
+            for step in sorted({step_of(name) for name in changed}):  # "", which is no checkpoint, comes first
+                record, names = step + RECORD, [name for name in changed if step_of(name) == step]
+                if step and record in names and record in self.known:  # it replaces another checkpoint
                     self._remove(record)
-            unfinished = set[str]()
-            in_steps = [name for name in changed if step_of(name) and name not in records]
-            for names in ([name for name in changed if not step_of(name)], in_steps):
                 with ThreadPoolExecutor(storage.THREADS) as pool:
-                    for name, done in zip(names, pool.map(lambda name: self._upload(name, now[name]), names)):
-                        unfinished |= set() if done else {step_of(name)}
-            for record in records:
-                if step_of(record) not in unfinished:
+                    rest = [name for name in names if not (step and name == record)]
+                    whole = all(list(pool.map(lambda name: self._upload(name, now[name]), rest)))
+                if step and record in names and whole:
                     self._upload(record, now[record])
             gone = [name for name in self.known if name not in now]
             for name in sorted(gone, key=lambda name: not name.endswith(RECORD)):
