@@ -21,6 +21,8 @@ from ml_collections import ConfigDict
 
 from lineage.configs import cache, schema
 from lineage.configs.arguments import DEFAULT, parse
+from lineage.configs.storage import local
+from lineage.runs import remote
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
@@ -36,10 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
-    options.folder = Path(given.get("workdir") or given.get("run") or default_workdir(options.file))  # of the run
+    chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
+    workdir = next(filter(None, chosen))
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
-        with processes(options):
+        with processes(options), remote.for_command(options.command, workdir) as options.folder:
             return globals()[f"run_{options.command}"](options, changes) or 0
     except BrokenPipeError:  # the reader of a pipe has closed it, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,7 +76,7 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
-    path = options.folder / CONFIG
+    path = Path(options.folder) / CONFIG
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
     cli.override(config, changes)
@@ -116,7 +119,7 @@ def run_train(options: Options, changes: Changes) -> int:
         print(stopped, file=sys.stderr)
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
-    print(f"report: {folder / 'report.html'}")
+    print(f"report: {folder}/report.html")
     return 0
 
 
@@ -172,26 +175,27 @@ def run_predict(options: Options, changes: Changes) -> None:
     inputs, files = model.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
-    output = prediction.Output(options.output, about) if options.output else None
-    progress = {"start": output.count, "errors": output.errors} if output else {}
-    found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
-    if not output:
-        for some in found:
-            print("".join(map(prediction.line, some)), end="", flush=True)
-        return
-    output.write(found)
-    output.finish(model.experiment.task.document)
+    with remote.written(options.output or "") as place:
+        output = prediction.Output(place, about) if place else None
+        progress = {"start": output.count, "errors": output.errors} if output else {}
+        found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
+        if not output:
+            for some in found:
+                print("".join(map(prediction.line, some)), end="", flush=True)
+            return
+        output.write(found)
+        output.finish(model.experiment.task.document)
     bad = f" ({len(output.errors)} images could not be read)" * bool(output.errors)
-    print(f"{output.count} predictions{bad}: {output.final}", file=sys.stderr)
+    print(f"{output.count} predictions{bad}: {options.output}", file=sys.stderr)
 
 
 def run_export(options: Options, changes: Changes) -> None:
     model = restored(options, changes)
     from lineage.train import export as exporter
 
-    folder = Path(options.output or options.folder / "export")
-    for path in exporter.write(model.experiment, model.original, options.format, folder):
-        print(path)
+    with remote.written(options.output or str(options.folder / "export")) as place:
+        for path in exporter.write(model.experiment, model.original, options.format, Path(place)):
+            print(f"{options.output.rstrip('/')}/{path.name}" if options.output else path)
 
 
 def run_prepare(options: Options, changes: Changes) -> None:
@@ -231,7 +235,7 @@ def run_compile(options: Options, changes: Changes) -> None:
 def folders(options: Options) -> list[Path]:
     """Return the folders that `report` and `watch` are for."""
     given = [folder for folder in (options.workdir, *options.folders) if folder]
-    return [Path(folder) for folder in given or [default_workdir(DEFAULT)]]
+    return [options.folder, *(Path(local(folder)) for folder in given[1:])]
 
 
 def run_report(options: Options, changes: Changes) -> None:
@@ -290,8 +294,9 @@ def run_slurm(options: Options, changes: Changes) -> int:
 def run_score(options: Options, changes: Changes) -> None:
     from lineage.evaluation.score import write_scores
 
-    files = options.predictions, options.references
-    print(write_scores(options.output, options.metric, *files, options.option, options.line))
+    files = options.predictions and local(options.predictions), [*map(local, options.references)]
+    with remote.written(options.output or f"{options.predictions}.{options.metric}.json") as place:
+        print(write_scores(place, options.metric, *files, options.option, options.line))
 
 
 def run_list(options: Options, changes: Changes) -> None:

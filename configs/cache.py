@@ -1,7 +1,7 @@
-"""Cache of the user: compiled programs, tokenizers and token ids, which later runs on this machine reuse.
+"""Cache of the user: compiled programs, tokenizers, token ids and copies of remote files, for later runs.
 
 It is `$LINEAGE_CACHE`, by default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`; nothing is kept if that variable is
-empty. Everything in it can be deleted at any time.
+empty, but copies of remote files. Everything in it can be deleted while no run is in progress.
 """
 
 import contextlib
@@ -10,17 +10,22 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-DAYS = 30  # files that were not used for this long are deleted
+DAYS = 30  # what is made anew if needed is deleted if it was not used for this long
+KINDS = ("programs", "tokenizers", "tokens")  # of files that are made anew
+
+
+def root() -> Path:
+    """Return the folder of the cache, which may not exist."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lineage"
+    return Path(os.environ.get("LINEAGE_CACHE") or default).expanduser().absolute()
 
 
 def folder(kind: str) -> Path | None:
     """Return the folder of one kind of files, such as "tokens"; None if nothing is kept or it cannot be written."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lineage"
-    chosen = os.environ.get("LINEAGE_CACHE", str(default))
-    if not chosen:
+    if os.environ.get("LINEAGE_CACHE") == "":
         return None
-    path = Path(chosen).expanduser().absolute() / kind
     try:
+        path = root() / kind
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
@@ -35,7 +40,8 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     """
     if "JAX_COMPILATION_CACHE_DIR" in environment or not (path := folder("programs")):
         return
-    delete_unused(path.parent)
+    for kind in KINDS:
+        delete_unused(path.with_name(kind))
     environment["JAX_COMPILATION_CACHE_DIR"] = str(path)
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 

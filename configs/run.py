@@ -30,7 +30,7 @@ class Init:
 
     Attributes:
         path: workdir of a run, or folder in the layout of transformers, whose parameters and tokenizer are taken over;
-            "" initializes at random.
+            it may be remote, such as hf:ORG/NAME[@REVISION] or gs://BUCKET/RUN. "" initializes at random.
         skip: regular expressions; parameters in whose path one is found keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").

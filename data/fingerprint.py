@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lineage.configs.storage import local, name
+
 LIMIT = 1 << 30
 BLOCK = 1 << 16
 MIN_SHARE = 1 << 12
@@ -18,12 +20,12 @@ def fingerprint(paths: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]
     If the files have more than `limit` bytes together, only that many are read: of each file the same number, in evenly
     spaced blocks that include its ends. The CRC-32 is 0 if that would be less than 4 KiB of each.
     """
-    files = sorted({file for path in paths for file in _files(path)})
+    files = sorted({file for path in paths for file in _files(local(path, ()))})
     sizes = [file.stat().st_size for file in files]
     share = limit // max(len(files), 1)
     if sum(sizes) <= limit:
         share = limit
-    return {str(file): [size, crc(file, share) if share >= MIN_SHARE else 0] for file, size in zip(files, sizes)}
+    return {name(file): [size, crc(file, share) if share >= MIN_SHARE else 0] for file, size in zip(files, sizes)}
 
 
 def identity(files: Iterable[str | Path], *others: object) -> str:

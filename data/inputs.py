@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.configs.storage import local
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
@@ -72,7 +73,8 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
 
     Args:
         path: a file of texts; for words also a .conllu; for questions also a .json of SQuAD; for images a file, a
-            folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images.
+            folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images. It may be
+            remote, see `lineage.configs.storage`.
         kind: kind of content, see `Source`.
         columns: names of columns in place of `COLUMNS`; two for pairs of texts to classify.
         channels: of images.
@@ -81,6 +83,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         FileNotFoundError: there is no such file.
         ValueError: the file is empty or of another format, or a column is missing; the message names the line.
     """
+    path = local(path, ())
     if kind not in COLUMNS:
         return _images(path, kind, channels)
     suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")

@@ -19,7 +19,7 @@ PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 
 
 def write_scores(
-    output: str | None,
+    output: str,
     name: str | None,
     predictions: str | None,
     references: Sequence[str] = (),
@@ -27,9 +27,9 @@ def write_scores(
     command: str = "",
     load: Callable[[str], LanguageModel] | None = None,
 ) -> str:
-    """Write the result of `score_files` to a file, by default PREDICTIONS.METRIC.json; return a table of the scores."""
+    """Write the result of `score_files` to a file; return a table of the scores."""
     result = score_files(name, predictions, references, options, load) | {"command": command}
-    path = Path(output or f"{predictions}.{name}.json")
+    path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}

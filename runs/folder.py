@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from lineage.configs import storage
 from lineage.configs.atomic import write_atomic
 
 CONFIG = "config.json"
@@ -202,10 +203,10 @@ def _own_files(workdir):
     teacher = read_json(workdir / CONFIG).get("teacher")
     places = {"tokenizer.json": workdir / "tokenizer.json"}
     if teacher:
-        root = Path(teacher)
+        root = Path(storage.local(teacher))
         record = root / "checkpoints" / str(last_step(root)) / "about"  # it has checksums of the weights
         found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
-        places |= {str(file): file for file in found}
+        places |= {storage.name(file): file for file in found}
     return {name: _digest(file) for name, file in places.items() if file.is_file()}
 
 

@@ -36,6 +36,7 @@ RULES = {
             "report",
             "runs.folder",
             "runs.locks",
+            "runs.remote",
             "configs",
             "configs.registry",
             "configs.schema",
@@ -45,10 +46,13 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
-    "runs": ({"report", "runs.folder", "runs.locks"}, {"numpy", "rich", "optuna", "submitit"}),
+    "runs.remote": ({"runs.folder", "runs.locks"}, set()),
+    "runs": ({"report", "runs.folder", "runs.locks", "runs.remote"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.atomic": (set(), set()),
     "configs.cache": (set(), set()),
     "configs.directions": (set(), set()),
+    "configs.hub": (set(), {"huggingface_hub"}),
+    "configs.storage": ({"configs.hub", "configs.cache"}, {"fsspec"}),
     "configs.registry": (set(), {"ml_collections"}),
     "configs.durations": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry", "configs.durations"}, {"ml_collections"}),
@@ -57,7 +61,7 @@ RULES = {
         {"ml_collections", "cloudpickle"},
     ),
 }
-EVERYWHERE = ("configs.atomic", "configs.cache", "configs.directions")
+EVERYWHERE = ("configs.atomic", "configs.cache", "configs.directions", "configs.hub", "configs.storage")
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import durations, modules, schema
 from lineage.configs.run import Run
+from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model, quantization
@@ -87,7 +88,7 @@ class Experiment:
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
-        file = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+        file = Path(local(origin)) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
         if origin and file.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
             tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
@@ -128,7 +129,7 @@ class Experiment:
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."
                 )
-        theirs = self.run.teacher and Path(self.run.teacher) / tokenizers.FILE
+        theirs = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE
         ours = self.tokenizer
         if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
             raise ValueError(

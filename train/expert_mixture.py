@@ -1,6 +1,5 @@
 """Mixtures of experts fine-tuned by SVF, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
+from lineage.configs.storage import local
 from lineage.models.decoding.generate import Generation, log_likelihood
 from lineage.train.adapters import SVF
 from lineage.train.checkpoint import read_newest
@@ -52,13 +52,13 @@ def _mixed(adapter, frozen, experts, weights):
     return adapter.apply(frozen, adapter.mixture(jnp.asarray(weights, jnp.float32), experts))
 
 
-def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
+def load(paths: Sequence[str], base: TrainState | None = None) -> dict[str, TrainState]:
     """Return the states of the experts in some workdirs, by the names of the folders.
 
     They must share the frozen model with each other, and with the expert `base`.
     """
     found = {}
-    for path in map(Path, paths):
+    for path in (Path(local(path)) for path in paths):
         state = read_newest(path)
         if not isinstance(state.adapter, SVF) or state.adapter.trained:
             raise ValueError(f"experts: {path} is not a run of adapter.name='svf' without adapter.trained.")

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax
 from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
+from lineage.configs.storage import is_remote
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import notes
@@ -23,6 +23,7 @@ from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, plain
 from lineage.runs.locks import locked
+from lineage.runs.remote import opened
 from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, check_writable, clean
 from lineage.train.experiment import Experiment
@@ -49,6 +50,7 @@ def train(
     A run that was killed at any moment and is started again ends with the same parameters, bit for bit.
 
     Args:
+        workdir: folder of the run; it may be remote, see `lineage.runs.remote`.
         about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
         devices: devices to train on; None: all.
         force_config: accept a folder that holds a run of another config.
@@ -59,10 +61,11 @@ def train(
         MemoryError: the device has too little memory.
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
-    workdir = Path(workdir)
-    folder.make(workdir)
+    if is_remote(workdir) and jax.process_count() > 1:
+        raise ValueError(f"{workdir} is remote: a run of several processes needs a folder that all of them can write.")
     memory: dict[str, int] = {}
-    with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
+    with opened(workdir, training=True) as workdir, contextlib.ExitStack() as kept, out_of_memory_explained(memory):
+        folder.make(workdir)
         with distributed.agreed():
             experiment = Experiment(config, workdir, devices)
             if (done := folder.last_step(workdir)) > experiment.total_steps:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from lineage.configs import base, schema
 from lineage.configs.registry import variants
 from lineage.configs.run import Init
+from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
 from lineage.data.content import FACTS
 from lineage.models import MODELS, Model, convert
@@ -46,7 +47,8 @@ def start_from(
         state: the state before the first step; or its shapes, if `make` is given, which makes it once the models are
             known to fit.
     """
-    theirs = read_variables(Path(init.path)) if is_run(init.path) else convert.load(init.path)[1]
+    folder = local(init.path)
+    theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
     ours, theirs = _flat(jax.eval_shape(TrainState.variables, state)), _flat(theirs)
     taken = _fitting(ours, theirs, model, init)
     state = make() if make else state
@@ -129,6 +131,7 @@ def load_teacher(
 
 
 def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
+    path = local(path)
     if not is_run(path):
         return convert.load(path)
     return _model_of(path, student.settings), read_variables(Path(path))
@@ -160,15 +163,16 @@ def check(experiment: Any) -> None:
     without the data.
     """
     init = experiment.run.init
-    if not init.path or (is_run(init.path) and not kept_facts(Path(init.path))):
+    folder = local(init.path)
+    if not folder or (is_run(folder) and not kept_facts(Path(folder))):
         return
-    known = _facts(_model_of(init.path, {}))
+    known = _facts(_model_of(folder, {}))
     trial = dataclasses.replace(experiment, kept=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
-    if is_run(init.path):
-        theirs = _flat(read_variables(Path(init.path)))
+    if is_run(folder):
+        theirs = _flat(read_variables(Path(folder)))
     else:
-        theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(init.path)[1].items()}
+        theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
     _fitting(ours, theirs, trial.model, init)
 
 
@@ -184,7 +188,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = ()) -> None:
 
     The heads and the number of classes stay those of the config.
     """
-    path, section = config.init.path, config.model
+    path, section = local(config.init.path), config.model
     if not Path(path).exists():
         raise FileNotFoundError(
             f"init.path is {path!r}, which is not a folder: it must be the workdir of a run, or a folder in the layout "

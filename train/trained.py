@@ -12,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.configs import cli, schema
+from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source
@@ -116,7 +117,7 @@ def load(
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Trained:
     """Return the trained model in a folder; see `lineage.load`."""
-    folder = Path(path)
+    folder = Path(local(str(path)))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")

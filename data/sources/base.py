@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
+from lineage.configs.storage import is_remote, local
 from lineage.data.content import Facts
 
 SOURCES: Registry = Registry("source")
@@ -28,11 +29,15 @@ class Source:
 
     Content is given for each split: "train" and, where there are such, "validation" and "test".
 
+    An option that is a path may be remote, see `lineage.configs.storage`: content is read from a local copy.
+
     Class attributes:
         headerless: whether the files begin with an example, not with a header.
+        suffixes: suffixes of the files to read in folders; (): any.
     """
 
     headerless: ClassVar[bool] = False
+    suffixes: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[Facts | None] = None  # metadata of the training data, if these are not to be read, see `evaluating`
 
     def __post_init__(self):
@@ -66,7 +71,13 @@ class Source:
         if not hasattr(self, kind):
             offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
             raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
-        return getattr(self, kind)()
+        return getattr(self.copied(), kind)()
+
+    def copied(self) -> Self:
+        """Return the source with the local copies of its remote paths."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        remote = {key: value for key, value in options.items() if isinstance(value, str) and is_remote(value)}
+        return replace(self, **{key: local(value, self.suffixes) for key, value in remote.items()}) if remote else self
 
     def read_parts(self, kind: str) -> dict[str, Any]:
         """Return the content of each source that this one consists of, by their names; by default that of this one."""

@@ -38,6 +38,7 @@ class DataFiles(SplitFiles):
 
     def found(self) -> dict[str, list[str]]:
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
+        self = self.copied()
         given, splits = self.paths(), {}
         if os.path.isdir(self.path):
             splits = find_splits(given.pop("train"), self.suffixes, self.known is None or not given)

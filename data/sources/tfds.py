@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lineage.configs.registry import Range
+from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
@@ -40,6 +41,9 @@ class TFDS(PathSource):
     label_key: str = "label"
     image_key: str = "image"
     max_bytes: Annotated[int, Range(0)] = 0
+
+    def copied(self) -> "TFDS":
+        return self  # of a remote `data_dir`, only one data set is copied
 
     def files(self) -> list[str]:
         return []  # The files of TFDS have checksums of their own.
@@ -204,8 +208,11 @@ def find_builder(name: str, data_dir: str = "") -> Any:
     import tensorflow_datasets
     from etils import epath
 
-    root = epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    place = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     path, _, version = name.partition(":")
+    if is_remote(place):
+        place = local(f"{place.rstrip('/')}/{path}", ()).removesuffix(f"/{path}")
+    root = epath.Path(place).expanduser()
     folder = root / path
     versions = [file.parent.name for file in folder.glob("*/features.json") if version in ("", file.parent.name)]
     if not versions:

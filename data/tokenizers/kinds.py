@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.storage import local
 from lineage.data.content import Documents, Pieces, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
@@ -231,7 +232,7 @@ class TokenizerFile(TokenizerKind):
     """Tokenizer in a file.
 
     Attributes:
-        path: `tokenizer.json`, or its folder.
+        path: `tokenizer.json`, or its folder; it may be remote, such as hf:ORG/NAME.
     """
 
     path: str = ""
@@ -240,7 +241,7 @@ class TokenizerFile(TokenizerKind):
         """Load the tokenizer; the texts are not read."""
         if not self.path:
             raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
-        return Tokenizer.load(self.path)
+        return Tokenizer.load(local(self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"))
 
 
 def find_tokenizer(

@@ -1,0 +1,99 @@
+"""Downloads from the Hugging Face Hub, into its own cache, which is used alone where the Hub cannot be reached."""
+
+import os
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+PATH = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
+# The files of a model that are read; weights are never read from pickles.
+MODEL = (
+    "config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+)
+UNSAFE = tuple(f"*.{kind}" for kind in ("bin", "ckpt", "pickle", "pkl", "pt", "pth", "py"))
+COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+
+
+class NoFileError(FileNotFoundError):
+    """Exception raised if a repository has none of the wanted files."""
+
+
+def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
+    """Return the local path of a model, or of files of a data set, after their download if they are not in the cache.
+
+    Pickles and programs are never downloaded.
+
+    Args:
+        path: `hf:ORG/NAME[@REVISION][/PATH]`, where PATH is a file, a folder or a glob.
+        suffixes: of the files in a folder of a data set, (): all; None: the repository is that of a model.
+
+    Raises:
+        FileNotFoundError: there is no such repository or revision, or it is not in the cache; NoFileError: no such
+            file.
+        ModuleNotFoundError: huggingface_hub is not installed.
+        PermissionError: the repository is gated, or private.
+        OSError: the download failed.
+    """
+    found = PATH.fullmatch(path)
+    if not found or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not a path on the Hugging Face Hub: it must be hf:ORG/NAME[@REVISION][/PATH].")
+    repository, revision, inside = found.groups("")
+    if suffixes is None:
+        allowed = [inside, f"{inside}/*"] if inside else [*MODEL]
+    elif suffixes:
+        folder = f"{inside}/" if inside else ""
+        allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in COMPRESSED]
+    else:
+        allowed = [inside, f"{inside}/*"] if inside else ["*"]
+    folder = _snapshot(path, repository, revision, "model" if suffixes is None else "dataset", allowed)
+    if not inside and suffixes is None and not any(folder.glob("*.safetensors")):
+        raise NoFileError(f"{path} has no model.safetensors: weights are read from safetensors only.")
+    names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in allowed):
+        kinds = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
+        raise NoFileError(f"The Hugging Face Hub has no file {path}{kinds}.")
+    return str(folder / inside)
+
+
+def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: list[str]) -> Path:
+    """Return the folder of the cache with the allowed files of a repository."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"{path} needs a package that is not installed: `pip install 'lineage[hub]'`."
+        ) from None
+    settings = {"repo_type": kind, "revision": revision or None}
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(repository, allow_patterns=allowed, ignore_patterns=[*UNSAFE], **settings)
+        )
+    except errors.GatedRepoError as error:
+        page = f"{'datasets/' * (kind == 'dataset')}{repository}"
+        raise PermissionError(
+            f"{path} is gated: ask for access on the page of {page}, and log in with `hf auth login` or HF_TOKEN."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path}: the Hugging Face Hub has no {'data set' if kind == 'dataset' else kind} {repository}, or it is "
+            "private and needs `hf auth login` or HF_TOKEN."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{path}: {repository} has no revision {revision!r}.") from error
+    except errors.LocalEntryNotFoundError as error:
+        command = f"hf download {repository}" + f" --repo-type={kind}" * (kind == "dataset")
+        command += f" --revision={revision}" * bool(revision)
+        why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") in ("1", "true") else "it cannot be reached"
+        raise FileNotFoundError(
+            f"{path} is not complete in the cache of the Hugging Face Hub ({why}): run `{command}` with a connection."
+        ) from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise OSError(f"{path} cannot be downloaded: {type(error).__name__}: {reason}.") from error

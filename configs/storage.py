@@ -1,0 +1,224 @@
+"""Local copies of files on remote storage and on the Hugging Face Hub, for every package.
+
+A remote path is `hf:ORG/NAME[@REVISION][/PATH]`, see `lineage.configs.hub`, or a URL of a file system that fsspec
+knows, such as s3://BUCKET/FOLDER or gs://BUCKET/FILE. Credentials and endpoints are those of s3fs and gcsfs, such as
+the environment variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL.
+"""
+
+import contextlib
+import functools
+import glob
+import os
+import re
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lineage.configs import cache
+
+REMOTE = re.compile(r"hf:|[A-Za-z][\w+.-]*://")
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the project
+VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # facts about a file, best first
+RECORD = "about/metadata"  # of a checkpoint; it is uploaded last and deleted first
+STEP = re.compile(r"(?:.*/)?checkpoints/\d+/")
+THREADS = 8
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Return whether a path is on remote storage or on the Hub."""
+    return REMOTE.match(os.fspath(path)) is not None
+
+
+def local(path: str, suffixes: tuple[str, ...] | None = None) -> str:
+    """Return the path of a local copy of a remote file or folder, or of the files that match a glob.
+
+    Several remote paths may be separated by commas. A local path is returned as it is. A file is downloaded again only
+    if it has changed; in one process, each path is looked up once.
+
+    Args:
+        suffixes: of the files to copy from a folder of data, (): all; None: the folder of a run or of a model.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModuleNotFoundError: the package for the storage is not installed.
+        OSError: the storage cannot be read; the message says why.
+    """
+    parts = re.split(rf",(?={REMOTE.pattern})", path)
+    return ",".join(_local(part, suffixes) if is_remote(part) else part for part in parts)
+
+
+@functools.cache
+def _local(url: str, suffixes: tuple[str, ...] | None) -> str:
+    if url.startswith("hf:"):
+        from lineage.configs import hub
+
+        return hub.download(url, suffixes)
+    files = Files(url)
+    place = copy_of(files.url, "files")
+    files.download(place, suffixes or ())
+    return str(place / files.pattern)
+
+
+def copy_of(url: str, kind: str) -> Path:
+    """Return the place for the local copy of a URL, among the copies of a kind."""
+    scheme, _, rest = url.partition("://")
+    parts = PurePosixPath(rest).parts
+    if not parts or ".." in parts or rest.startswith("/"):
+        raise ValueError(f"{url!r} is not a path on remote storage: it must be such as s3://BUCKET/PATH.")
+    return cache.root() / kind / scheme / Path(*parts)
+
+
+def name(path: str | os.PathLike) -> str:
+    """Return the remote path of which a path is the local copy, without a revision of the Hub, or else the path."""
+    path, root = os.fspath(path), f"{cache.root()}{os.sep}files{os.sep}"
+    if path.startswith(root):
+        scheme, _, rest = path.removeprefix(root).partition(os.sep)
+        return f"{scheme}://{rest}"
+    if found := re.search(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/[^/]+(/.*)?$", path):
+        return f"hf:{found[1]}/{found[2]}{found[3] or ''}"
+    return path
+
+
+@contextlib.contextmanager
+def readable_errors(url: str) -> Iterator[None]:
+    """Raise OSError with one sentence for any error of a package for remote storage, which have types of their own."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"There is no {url}{_reason(error, ' (', ')')}.") from error
+    except Exception as error:
+        raise OSError(f"{url} cannot be used: {_reason(error, f'{type(error).__name__}: ')}.") from error
+
+
+def _reason(error: Exception, before: str = "", after: str = "") -> str:
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{before}{text}{after}" if text else ""
+
+
+class Files:
+    """Files under a URL: a single one, those of a folder, or those that match a glob.
+
+    Attributes:
+        url: URL without the pattern of a glob and without a slash at its end.
+        pattern: pattern of a glob, relative to the URL; "": no glob.
+        system: file system of fsspec.
+        path: path of the URL in the file system.
+    """
+
+    def __init__(self, url: str):
+        self.url, self.pattern = re.fullmatch(r"(.+?)/*(?:(?<=/)([^/]*[*[].*))?", url).groups("")
+        scheme = url.partition("://")[0]
+        install = f"pip install 'lineage[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "pip install fsspec"
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(f"{url} needs a package that is not installed: `{install}`.") from None
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ValueError:
+            known = "a path of this machine, hf:ORG/NAME, or a URL such as gs://BUCKET/PATH and s3://BUCKET/PATH"
+            raise ValueError(f"{url} has the unknown scheme {scheme!r}: it must be {known}.") from None
+        except ImportError as error:
+            hint = f"`{install}`" if scheme in EXTRAS else _reason(error)
+            raise ModuleNotFoundError(f"{url} needs a package that is not installed: {hint}.") from None
+        with readable_errors(url):
+            self.system, self.path = fsspec.url_to_fs(self.url)
+
+    def at(self, name: str) -> str:
+        """Return the path in the file system of a name relative to the URL; "" is the URL itself."""
+        return f"{self.path}/{name}" if name else self.path
+
+    def listed(self) -> dict[str, Mapping[str, Any]]:
+        """Return the facts about each file by its name relative to the URL; that of a single file is "".
+
+        Hidden files are left out, and so are those of checkpoints that are not complete.
+
+        Raises:
+            FileNotFoundError: there is no file.
+        """
+        with readable_errors(f"{self.url}/{self.pattern}".rstrip("/")):
+            self.system.invalidate_cache()
+            if self.pattern:
+                found = self.system.glob(self.at(self.pattern), detail=True)
+            elif (info := self.system.info(self.path))["type"] == "file":
+                return {"": info}
+            else:
+                found = self.system.find(self.path, detail=True)
+            files = {path.removeprefix(f"{self.path}/"): info for path, info in found.items()}
+            files = {name: info for name, info in files.items() if info["type"] == "file" and not is_hidden(name)}
+            complete = {step for step in map(step_of, files) if f"{step}{RECORD}" in files}
+            files = {name: info for name, info in files.items() if step_of(name) in {"", *complete}}
+            if not files:
+                raise FileNotFoundError
+        return files
+
+    def download(self, place: Path, suffixes: tuple[str, ...] = ()) -> None:
+        """Make the file or folder `place` a copy of the files; what is not on the storage is deleted.
+
+        Args:
+            suffixes: of the files to copy, perhaps before that of a compression; (): all.
+        """
+        found = self.listed()
+        wanted = [name for name in found if not suffixes or not name or _ends(name, suffixes)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda name: self._fetch(name, found[name], place / name), wanted))
+        if "" in found:
+            return
+        for name in glob.glob(self.pattern or "**", root_dir=place, recursive=True):
+            if name not in found and not is_hidden(name) and (place / name).is_file():
+                (place / name).unlink()
+        for folder, _, _ in os.walk(place, topdown=False):
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(folder)
+
+    def _fetch(self, name, info, place):
+        with contextlib.suppress(FileNotFoundError):
+            if stamp(place) == version(info):
+                return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.partial")
+        try:
+            with readable_errors(f"{self.url}/{name}".rstrip("/")):
+                self.system.get_file(self.at(name), str(temporary))
+                size, needed = temporary.stat().st_size, info.get("size")
+                if needed is not None and size != needed:
+                    raise OSError(f"the download has {size:,} bytes of {needed:,}")
+            mark(temporary, info)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def version(info: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Return the size of a remote file and a number that changes with its content, in nanoseconds since 1970."""
+    fact = next((info[key] for key in VERSION if info.get(key)), "")
+    return info.get("size"), zlib.crc32(repr(fact).encode()) * 10**9
+
+
+def stamp(place: Path) -> tuple[int, int]:
+    """Return the size and the modification time of a local file, which are those of `version` in an unchanged copy."""
+    facts = place.stat()
+    return facts.st_size, facts.st_mtime_ns
+
+
+def mark(place: Path, info: Mapping[str, Any]) -> None:
+    """Set the modification time of a copy to the number of its `version`."""
+    os.utime(place, ns=(version(info)[1],) * 2)
+
+
+def step_of(name: str) -> str:
+    """Return the folder of the checkpoint that a file belongs to, with a slash at its end; "": none."""
+    found = STEP.match(name)
+    return found[0] if found else ""
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file, or a folder around it, is hidden or temporary, or has no name, as in "/a" and "a//b"."""
+    return any(not part or part.startswith(".") or ".orbax-checkpoint-tmp" in part for part in name.split("/"))
+
+
+def _ends(name: str, suffixes: tuple[str, ...]) -> bool:
+    return name.endswith(suffixes) or os.path.splitext(name)[0].endswith(suffixes)

@@ -1,0 +1,43 @@
+"""Data sets on the Hugging Face Hub."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lineage.configs.hub import NoFileError
+from lineage.configs.storage import local
+from lineage.data.sources.base import SOURCES, Source
+from lineage.data.sources.parquet import Parquet
+
+KINDS = ("parquet", "csv", "tsv", "jsonl")
+
+
+@SOURCES.register("hf")
+@dataclass(frozen=True)
+class Hub(Parquet):
+    """Data set on the Hugging Face Hub: its Parquet files or, if it has none, those of CSV, TSV or JSON lines.
+
+    Only these files are downloaded, to the cache of the Hub, which is used alone without a connection. The splits are
+    those in the names of the files or folders. Other files are read by other sources, such as text:hf:ORG/NAME/PATH.
+
+    Attributes:
+        path: ORG/NAME[@REVISION][/PATH], such as stanfordnlp/imdb or nyu-mll/glue/cola; PATH is a folder, that of one
+            of several configurations, a file or a glob. Of a revision, the commit makes runs reproducible.
+    """
+
+    def read(self, kind: str) -> Any:
+        return self.copied().read(kind)
+
+    def copied(self) -> Source:
+        """Return the source of the files in the cache."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        for number, kind in enumerate(KINDS, 1):
+            cls = SOURCES[kind]
+            try:
+                path = local(f"hf:{self.path}", cls.suffixes)
+            except NoFileError:
+                if number == len(KINDS):
+                    raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(KINDS)}.") from None
+                continue
+            known = {field.name for field in fields(cls)}
+            return cls(**{key: value for key, value in (options | {"path": path}).items() if key in known})
+        raise AssertionError

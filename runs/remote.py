@@ -1,0 +1,292 @@
+"""Run folders on remote storage: local copies of them, and the upload of what changes.
+
+Object stores can neither append to a file nor rename a folder, and have no locks. A run therefore works in a local
+folder, from which a thread uploads each new checkpoint at once and other files every `SECONDS`. The record of a
+checkpoint is uploaded after its other files and deleted before them: a checkpoint without its record does not count.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lineage.configs import storage
+from lineage.configs.storage import RECORD, is_hidden, is_remote, readable_errors, step_of
+from lineage.runs.folder import last_step
+from lineage.runs.locks import LOCK, held
+
+SECONDS = 30.0  # between two uploads of files that grow
+HEARTBEAT = 15.0  # seconds between two changes of the lock file
+SILENCE = 60.0  # seconds without a change of the lock file after which its run counts as dead
+
+
+@contextlib.contextmanager
+def opened(workdir: str | os.PathLike, training: bool = False) -> Iterator[Path]:
+    """Yield the local folder of a run: that of `workdir`, or a copy of it if it is remote.
+
+    Changes of a copy are uploaded: those of a training run while it is in progress, others at the end. The copy of a
+    run that is in progress on this machine is used as it is.
+
+    Raises:
+        ValueError: for training, if another run uses the folder.
+        FileNotFoundError: unless for training, if there is no such folder.
+        OSError, ModuleNotFoundError: the storage cannot be used; the message says why.
+    """
+    if not is_remote(workdir):
+        yield Path(workdir)
+        return
+    mirror = Mirror(os.fspath(workdir), "runs")
+    if not held(mirror.folder):
+        with mirror.training() if training else mirror.reading():
+            yield mirror.folder
+    elif training:
+        raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
+    else:
+        yield mirror.folder
+
+
+def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager:
+    """Return the context `opened` for a command; `train` opens a remote folder itself, and gets its URL.
+
+    Raises:
+        ValueError: the command needs a folder of this machine.
+    """
+    if not is_remote(workdir):
+        return contextlib.nullcontext(Path(workdir))
+    storage.Files(workdir)  # raises an error before anything is imported that takes long
+    if command in ("sweep", "slurm", "watch"):
+        raise ValueError(f"{workdir} is remote: {command} needs a folder of this machine.")
+    return contextlib.nullcontext(workdir) if command == "train" else opened(workdir)
+
+
+@contextlib.contextmanager
+def written(output: str) -> Iterator[str]:
+    """Yield the local path of an output; a remote one is uploaded at the end, even after an exception.
+
+    So are files and folders beside it that have its name with another suffix or none. What an interrupted process has
+    uploaded is downloaded first, to be continued.
+    """
+    if not is_remote(output):
+        yield output
+        return
+    parent, _, name = output.rstrip("/").rpartition("/")
+    stem = Path(name).stem
+    mirror = Mirror(parent, "outputs", lambda path: path.partition("/")[0].partition(".")[0] == stem.partition(".")[0])
+    if not mirror.local():
+        with contextlib.suppress(FileNotFoundError):
+            storage.Files(f"{parent}/{stem}*").download(mirror.folder)
+        mirror.known = mirror.local()
+    try:
+        yield str(mirror.folder / name)
+    finally:
+        mirror.push()
+
+
+class Mirror:
+    """A local folder that is a copy of a remote one.
+
+    Attributes:
+        url: URL of the remote folder.
+        folder: the local folder.
+        known: size and time of each file, see `storage.stamp`, when it was last the same on both sides.
+    """
+
+    def __init__(self, url: str, kind: str, chosen: Callable[[str], bool] = lambda name: True):
+        """Open a URL; nothing is read or written yet.
+
+        Args:
+            kind: kind of the copies among which the local folder is.
+            chosen: whether a file is copied, by its path relative to the folder.
+        """
+        self._files, self._chosen = storage.Files(url), chosen
+        self.url, self.folder = self._files.url, storage.copy_of(self._files.url, kind)
+        self.known: dict[str, Any] = {}
+        self._system, self._at = self._files.system, self._files.at
+        self._ended, self._lost = threading.Event(), ""
+        self._owner = {"host": os.uname().nodename, "folder": str(self.folder), "process": os.getpid()}
+        self._owner["id"] = uuid.uuid4().hex
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Download the folder, and upload at the end what has been added to it."""
+        self._files.download(self.folder)
+        self.known = self.local()
+        yield
+        self.push()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Lock the folder and download it; upload it while a run is in progress, and at the end.
+
+        After a run on this machine that could not upload its last changes, the local folder is uploaded instead.
+        """
+        if not self._is_ours():
+            try:
+                self._files.download(self.folder)
+            except FileNotFoundError:  # a new run
+                shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.known = {name: storage.version(info) for name, info in self._files.listed().items()}
+        self._lock()
+        threads = [threading.Thread(target=target, daemon=True) for target in (self._keep_locked, self._keep_pushing)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error counts
+                self._close(threads)
+            raise
+        self._close(threads)
+
+    def _close(self, threads):
+        """Upload what is left and unlock the folder."""
+        self._ended.set()
+        for thread in threads:
+            thread.join()
+        if self._lost:
+            raise ValueError(self._lost)
+        self.push()
+        with contextlib.suppress(FileNotFoundError):  # a run that has failed before it wrote anything
+            self._mark()
+        with readable_errors(self.url):
+            self._system.rm_file(self._at(LOCK))
+
+    def local(self) -> dict[str, Any]:
+        """Return size and time of each local file that is to be copied, by its path relative to the folder."""
+        found = {}
+        for file in self.folder.rglob("*"):
+            name = file.relative_to(self.folder).as_posix()
+            with contextlib.suppress(FileNotFoundError):
+                if not is_hidden(name) and self._chosen(name) and file.is_file():
+                    found[name] = storage.stamp(file)
+        return found
+
+    def push(self) -> None:
+        """Upload what has changed in the local folder, and then delete what is no longer there."""
+        with readable_errors(self.url):
+            now = self.local()
+            changed = [name for name in now if self.known.get(name) != now[name]]
+            for step in sorted({step_of(name) for name in changed}):  # "", which is no checkpoint, comes first
+                record, names = step + RECORD, [name for name in changed if step_of(name) == step]
+                if step and record in names and record in self.known:  # it replaces another checkpoint
+                    self._remove(record)
+                with ThreadPoolExecutor(storage.THREADS) as pool:
+                    rest = [name for name in names if not (step and name == record)]
+                    whole = all(list(pool.map(lambda name: self._upload(name, now[name]), rest)))
+                if step and record in names and whole:
+                    self._upload(record, now[record])
+            gone = [name for name in self.known if name not in now]
+            for name in sorted(gone, key=lambda name: not name.endswith(RECORD)):
+                self._remove(name)
+
+    def _upload(self, name, facts):
+        """Upload a file; return False if it has been deleted meanwhile."""
+        file = self.folder / name
+        try:
+            self._system.put_file(str(file), self._at(name))
+        except FileNotFoundError:
+            if file.exists():
+                raise
+            return False
+        self.known[name] = facts
+        return True
+
+    def _remove(self, name):
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._at(name))
+        del self.known[name]
+
+    def _mark(self):
+        """Mark the local files as copies of the remote ones, so that they are not downloaded again."""
+        for name, info in self._files.listed().items():
+            if name in self.known and self.known[name][0] == info.get("size"):
+                storage.mark(self.folder / name, info)
+
+    def _is_ours(self) -> bool:
+        """Return whether the local folder is newer than the remote one; raise ValueError if another run uses that."""
+        found = self._locked()
+        if not found:
+            return False
+        host, folder = found.get("host"), found.get("folder")
+        if (host, folder) == (self._owner["host"], self._owner["folder"]):
+            return self.folder.is_dir()
+        alive = _exists(found.get("process")) if host == self._owner["host"] else self._beats(found)
+        if alive:
+            raise ValueError(
+                f"another run is using {self.url}, process {found.get('process')} on {host}: wait for it, stop it, or "
+                "choose another workdir."
+            )
+        return False
+
+    def _beats(self, found):
+        host = found.get("host")
+        print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for a sign of it", file=sys.stderr)
+        end = time.monotonic() + SILENCE
+        while time.monotonic() < end:
+            time.sleep(1)
+            if self._locked() != found:
+                return bool(self._locked())
+        return False
+
+    def _locked(self) -> dict[str, Any]:
+        """Return the content of the lock file; {}: there is none."""
+        with readable_errors(self.url):
+            try:
+                return dict(json.loads(self._system.cat_file(self._at(LOCK))))
+            except (FileNotFoundError, ValueError, TypeError):
+                return {}
+
+    def _lock(self):
+        print(f"{self.url} has no locks: the file {LOCK}, which is renewed, keeps other runs out", file=sys.stderr)
+        self._beat()
+        if self._locked().get("id") != self._owner["id"]:
+            raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
+
+    def _beat(self):
+        with readable_errors(self.url):
+            self._system.pipe_file(self._at(LOCK), json.dumps(self._owner | {"time": time.time()}).encode())
+
+    def _keep_locked(self):
+        while not self._ended.wait(HEARTBEAT):
+            with contextlib.suppress(OSError):  # it may pass
+                if self._locked().get("id") != self._owner["id"]:
+                    self._lost = f"another run has taken over {self.url}: this one was stopped."
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+                self._beat()
+
+    def _keep_pushing(self):
+        step, due, said = 0, time.monotonic() + SECONDS, False
+        while not (self._ended.wait(0.5) or self._lost):
+            newest, start = last_step(self.folder), time.monotonic()
+            if newest == step and start < due:
+                continue
+            step = newest
+            try:
+                self.push()
+            except OSError as error:
+                if not said:
+                    print(f"{error} The run continues, and uploads later.", file=sys.stderr)
+                said = True
+            due = time.monotonic() + max(SECONDS, 5 * (time.monotonic() - start))
+
+
+def _exists(process: Any) -> bool:
+    """Return whether a process of this machine is alive."""
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, TypeError):
+        return False
+    return True

@@ -1,0 +1,372 @@
+"""Runs in folders on remote storage, against a local stand-in of S3."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from lineage import launch
+from lineage.configs import cli, storage
+from lineage.runs import remote
+from lineage.runs.folder import last_step
+from lineage.runs.locks import locked
+from lineage.train import loop
+
+ROOT = Path(__file__).parents[2]
+TOTAL = 8
+
+
+def config(**changes):
+    """Return the config of a run that takes seconds."""
+    found, _ = cli.load(f"{ROOT}/tests/tiny.py:gpt")
+    small = {"model.depth": 1, "model.dropout": 0.1, "source.max_bytes": 20_000, "save_every_steps": 2}
+    cli.override(found, small | {"total_steps": TOTAL, "evaluate_every_steps": 4} | changes)
+    return found
+
+
+def train(workdir, **changes):
+    return loop.train(config(**changes), workdir, devices=jax.devices()[:1])
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+
+
+def final(workdir):
+    """Return the bytes of the final state, and the history without times."""
+    saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history
+
+
+@pytest.fixture
+def mirror(bucket):
+    """Return a new mirror of the folder of the bucket."""
+    return remote.Mirror(bucket.url, "runs")
+
+
+def write(folder, files):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def checkpoint(step, content=b"weights"):
+    return {f"checkpoints/{step}/state/{part}": content for part in "ab"} | {
+        f"checkpoints/{step}/about/metadata": b"record of " + content
+    }
+
+
+def copied(url, cache, name):
+    """Return the files of a run by their names, as another machine sees them."""
+    cache(name)
+    with remote.opened(url) as folder:
+        return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_local_workdir_is_used_as_it_is(tmp_path):
+    with remote.opened(tmp_path / "run", training=True) as folder:
+        assert folder == tmp_path / "run"
+    assert not folder.exists()
+
+
+def test_what_changes_is_uploaded_and_what_is_deleted_too(bucket, mirror, cache):
+    files = {"config.json": b"{}", "artifacts/a.npz": b"a"} | checkpoint(1)
+    write(
+        mirror.folder,
+        files | {".lock": b"", ".config.json.host.1.partial": b"", "checkpoints/2.orbax-checkpoint-tmp/a": b""},
+    )
+    mirror.push()
+    assert bucket.get() == files
+    write(mirror.folder, {"config.json": b"[]"} | checkpoint(2))
+    (mirror.folder / "artifacts/a.npz").unlink()
+    for name in checkpoint(1):
+        (mirror.folder / name).unlink()
+    mirror.push()
+    assert bucket.get() == {"config.json": b"[]"} | checkpoint(2)
+    assert copied(bucket.url, cache, "other") == {"config.json": b"[]"} | checkpoint(2)
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_an_upload_that_is_killed_leaves_only_whole_checkpoints(cache, monkeypatch, after):
+    """Kill an upload that replaces checkpoint 2, adds 3 and deletes 4 after some of its requests."""
+    url = f"memory://{after}/run"
+    mirror = remote.Mirror(url, "runs")
+    write(mirror.folder, {"config.json": b"1"} | checkpoint(1) | checkpoint(2) | checkpoint(4))
+    mirror.push()
+    second = {"config.json": b"2"} | checkpoint(2, b"others") | checkpoint(3)
+    write(mirror.folder, second)
+    for name in checkpoint(4):
+        (mirror.folder / name).unlink()
+    requests = iter(range(1000))
+
+    def killed(function):
+        def request(*args):
+            if next(requests) >= after:
+                raise KeyboardInterrupt
+            return function(*args)
+
+        return request
+
+    monkeypatch.setattr(storage, "THREADS", 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) if after < 11 else contextlib.nullcontext():
+        for name in ("put_file", "rm_file"):
+            patch.setattr(mirror._system, name, killed(getattr(mirror._system, name)))
+        mirror.push()
+    found = copied(url, cache, "other")
+    for step in (1, 2, 3, 4):
+        there = {name: content for name, content in found.items() if name.startswith(f"checkpoints/{step}/")}
+        assert there in ({}, checkpoint(step), checkpoint(step, b"others"))
+    assert checkpoint(1).items() <= found.items()
+    assert checkpoint(3).items() <= found.items() or checkpoint(4).items() <= found.items()
+    mirror.push()
+    assert copied(url, cache, "last") == second | checkpoint(1)
+
+
+def test_a_checkpoint_that_is_deleted_during_its_upload_does_not_count(bucket, mirror, monkeypatch):
+    write(mirror.folder, checkpoint(1))
+    put_file = mirror._system.put_file
+
+    def deleted(place, name):
+        (mirror.folder / "checkpoints/1/state/b").unlink(missing_ok=True)
+        put_file(place, name)
+
+    monkeypatch.setattr(storage, "THREADS", 1)
+    monkeypatch.setattr(mirror._system, "put_file", deleted)
+    mirror.push()
+    assert set(bucket.get()) == {"checkpoints/1/state/a"}
+
+
+def test_a_run_is_uploaded_while_it_is_in_progress(bucket, mirror, monkeypatch):
+    monkeypatch.setattr(remote, "SECONDS", 0.1)
+    with remote.opened(bucket.url, training=True) as folder:
+        write(folder, {"metrics.jsonl": b"line"})
+        deadline = time.monotonic() + 60
+        while "metrics.jsonl" not in bucket.get():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        monkeypatch.setattr(remote, "SECONDS", 1000)
+        write(folder, checkpoint(1))  # is uploaded at once
+        while f"checkpoints/1/{storage.RECORD}" not in bucket.get():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert ".lock" not in bucket.get()
+
+
+def test_an_upload_that_fails_does_not_stop_the_run(bucket, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "SECONDS", 0.1)
+    system = storage.Files(bucket.url).system
+    put_file = system.put_file
+
+    def failing(*_):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(system, "put_file", failing)
+    with remote.opened(bucket.url, training=True) as folder:
+        write(folder, {"metrics.jsonl": b"line"})
+        time.sleep(2)
+        monkeypatch.setattr(system, "put_file", put_file)
+    assert bucket.get() == {"metrics.jsonl": b"line"}
+    said = capsys.readouterr().err
+    assert said.count(f"{bucket.url} cannot be used: RuntimeError: no connection. The run continues") == 1
+
+
+def test_changes_that_were_not_uploaded_are_kept_for_the_next_start(bucket, monkeypatch):
+    system = storage.Files(bucket.url).system
+
+    def failing(*_):
+        raise RuntimeError("no connection")
+
+    def run(patch):
+        with remote.opened(bucket.url, training=True) as folder:
+            patch.setattr(system, "put_file", failing)
+            write(folder, checkpoint(1))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no connection"):
+        run(patch)
+    assert set(bucket.get()) == {".lock"}
+    with remote.opened(bucket.url, training=True) as folder:
+        assert last_step(folder) == 1
+    assert bucket.get() == checkpoint(1)
+
+
+def test_files_of_an_earlier_run_do_not_come_back(bucket, cache):
+    """Start a new run after the remote folder was deleted."""
+    with remote.opened(bucket.url, training=True) as folder:
+        write(folder, checkpoint(1) | {"config.json": b""})
+    for name in bucket.get():
+        bucket.delete(name)
+    with remote.opened(bucket.url, training=True) as folder:
+        assert not folder.exists()
+    assert bucket.get() == {}
+
+
+def test_what_was_uploaded_here_is_not_downloaded_again(bucket, monkeypatch):
+    with remote.opened(bucket.url, training=True) as folder:
+        write(folder, checkpoint(1) | {"config.json": b"{}"})
+
+    def failing(*_):
+        raise AssertionError("a file was downloaded")
+
+    monkeypatch.setattr(storage.Files(bucket.url).system, "get_file", failing)
+    with remote.opened(bucket.url) as folder:
+        assert (folder / "config.json").read_bytes() == b"{}"
+
+
+def foreign(bucket, **changes):
+    """Write the lock file of another run."""
+    lock = {"host": os.uname().nodename, "folder": "/elsewhere", "process": os.getppid(), "id": "other"} | changes
+    bucket.put({".lock": json.dumps(lock).encode(), "config.json": b"{}"})
+
+
+def test_a_folder_that_a_run_on_this_machine_uses_is_refused(bucket):
+    foreign(bucket)
+    with pytest.raises(ValueError, match=f"another run is using {bucket.url}, process {os.getppid()} on "):
+        remote.opened(bucket.url, training=True).__enter__()
+    assert set(bucket.get()) == {".lock", "config.json"}
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(bucket):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    foreign(bucket, process=process.pid)
+    with remote.opened(bucket.url, training=True) as folder:
+        assert (folder / "config.json").exists()
+        assert json.loads(bucket.get()[".lock"])["process"] == os.getpid()
+    assert set(bucket.get()) == {"config.json"}
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_run_on_another_machine_counts_as_dead_if_its_lock_does_not_change(bucket, monkeypatch, alive):
+    foreign(bucket, host="other")
+    monkeypatch.setattr(remote, "SILENCE", 3.0)
+
+    def sleep(seconds):
+        if alive:
+            foreign(bucket, host="other", time=1)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    if alive:
+        with pytest.raises(ValueError, match=f"another run is using {bucket.url}"):
+            remote.opened(bucket.url, training=True).__enter__()
+    else:
+        with remote.opened(bucket.url, training=True):
+            assert json.loads(bucket.get()[".lock"])["process"] == os.getpid()
+
+
+def test_a_run_whose_lock_was_taken_over_stops_without_uploading(bucket, monkeypatch):
+    monkeypatch.setattr(remote, "HEARTBEAT", 0.1)
+    signals = []
+
+    def run():
+        with remote.opened(bucket.url, training=True) as folder:
+            foreign(bucket, host="other")
+            write(folder, {"config.json": b"mine"})
+            deadline = time.monotonic() + 60
+            while not signals:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
+    try:
+        with pytest.raises(ValueError, match=f"another run has taken over {bucket.url}"):
+            run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert bucket.get()["config.json"] == b"{}"
+    assert json.loads(bucket.get()[".lock"])["host"] == "other"
+
+
+def test_a_run_in_progress_on_this_machine_is_read_where_it_is(bucket, mirror):
+    write(mirror.folder, {"config.json": b"newer"})
+    bucket.put({"config.json": b"older"})
+    with locked(mirror.folder):
+        with remote.opened(bucket.url) as folder:
+            assert (folder / "config.json").read_bytes() == b"newer"
+        with pytest.raises(ValueError, match="another run is using"):
+            remote.opened(bucket.url, training=True).__enter__()
+    assert bucket.get()["config.json"] == b"older"
+
+
+def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
+    def predict():
+        with remote.written(f"{bucket.url}/out.jsonl") as place:
+            write(Path(place).parent, {"out.jsonl": b"1\n", "out.jsonl.about.json": b"{}", "out/1.png": b"image"})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict()
+    assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png"}
+    bucket.put({"others.jsonl": b""})
+    cache("other")
+    with remote.written(f"{bucket.url}/out.jsonl") as place:
+        with open(place, "ab") as file:
+            file.write(b"2\n")
+        assert not Path(place).with_name("others.jsonl").exists()
+    assert bucket.get()["out.jsonl"] == b"1\n2\n"
+    assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png", "others.jsonl"}
+
+
+@pytest.mark.parametrize("command", ["sweep", "watch"])
+def test_commands_that_need_a_folder_of_this_machine_refuse_others(s3_environment, capsys, command):
+    assert launch.main([command, "--workdir=s3://bucket/runs"]) == 1
+    assert f"s3://bucket/runs is remote: {command} needs a folder of this machine." in capsys.readouterr().err
+
+
+def test_runs_of_several_processes_are_refused(bucket, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="is remote: a run of several processes needs a folder that all of them can"):
+        train(bucket.url)
+    assert bucket.get() == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("no_report")
+def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(bucket, cache, tmp_path):
+    train(tmp_path / "local")
+    train(bucket.url, total_steps=4)
+    cache("other")
+    train(bucket.url)
+    cache("third")
+    with remote.opened(bucket.url) as folder:
+        assert final(folder) == final(tmp_path / "local")
+    config = json.loads(bucket.get()["config.json"])
+    assert (config["total_steps"], "tokenizer.json" in bucket.get()) == (TOTAL, True)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_parameters(bucket, cache, tmp_path):
+    """Kill a run once a checkpoint is on the storage; continue it with the same copy, and another one with another."""
+    states, environment = [], dict(os.environ) | {"JAX_PLATFORMS": "cpu"}
+    for name, copies in (("same", ("a", "a")), ("other", ("b", "c"))):
+        url = f"{bucket.url}/{name}"
+        command = [sys.executable, "launch.py", f"--config={ROOT}/tests/tiny.py:gpt", f"--workdir={url}"]
+        command += ["--config.total_steps=60", "--config.save_every_steps=3", "--config.evaluate_every_steps=60"]
+        for number, copy in enumerate(copies):
+            environment["LINEAGE_CACHE"] = str(tmp_path / copy)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+            while number == 0 and process.poll() is None:
+                if any(key.startswith(name) and key.endswith(storage.RECORD) for key in bucket.get()):
+                    process.kill()
+            output = process.communicate()[0]
+            assert process.returncode == (0 if number else -signal.SIGKILL), output
+        assert "resuming from step" in output
+        assert f"{name}/.lock" not in bucket.get()
+        cache(f"read {name}")
+        with remote.opened(url) as folder:
+            saved = ocp.StandardCheckpointer().restore(folder / "checkpoints" / "60" / "state")
+        states.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)])
+    assert states[0] == states[1]
