@@ -9,6 +9,7 @@ from lineage.models.layers.position import (
     RelativeKeys,
     resample,
     rotary,
+    rotated_by_product,
     sincos_2d,
     sinusoidal,
     stretched,
@@ -47,6 +48,22 @@ def test_rotary_rotates_pairs_by_their_angles(normal):
     angles = np.asarray(positions)[:, :, None, None] / 10_000 ** (np.arange(4) / 4)
     turned = pairs * np.exp(1j * angles)
     np.testing.assert_allclose(rotary(x, positions), np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-5)
+
+
+def test_rotary_on_a_tpu_is_a_product_with_a_matrix(normal):
+    x, positions = normal(2, 128, 3, 8).astype(jnp.bfloat16), jnp.arange(128)[None]
+    angles = positions[:, :, None, None] / 10_000 ** (np.arange(4) / 4)
+    turned, upstream = rotary(x, positions), normal(*x.shape).astype(jnp.bfloat16)
+    by_product, backward = jax.vjp(lambda x: rotated_by_product(x, jnp.sin(angles), jnp.cos(angles)), x)
+    np.testing.assert_array_equal(by_product.astype(jnp.float32), turned.astype(jnp.float32))
+    gradient = jax.vjp(lambda x: rotary(x, positions), x)[1](upstream)[0]
+    np.testing.assert_allclose(backward(upstream)[0].astype(jnp.float32), gradient.astype(jnp.float32), atol=0.03)
+
+    def on_tpu(x):
+        return jax.jit(rotary).trace(x, positions[:, : x.shape[1]]).lower(lowering_platforms=("tpu",)).as_text()
+
+    assert "dot_general" in on_tpu(x)
+    assert "dot_general" not in on_tpu(x[:, :100]) + on_tpu(x.astype(jnp.float32))
 
 
 def test_rotary_scores_depend_on_distance_only(normal):
