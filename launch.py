@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,8 +18,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import cache, schema
-from lineage.configs.arguments import DEFAULT, parse
+from lineage.configs import cache
+from lineage.configs.arguments import parse
+from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import remote
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
@@ -31,7 +31,7 @@ Options, Changes = argparse.Namespace, Mapping[str, str]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process; return the exit code.
 
-    The function of a command is `run_COMMAND`; `arguments.COMMANDS` describes it.
+    The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
@@ -295,43 +295,43 @@ def run_score(options: Options, changes: Changes) -> None:
     from lineage.evaluation.score import write_scores
 
     files = options.predictions and local(options.predictions), [*map(local, options.references)]
+    settings = [*options.option, *([f"model={options.model}"] if options.model else [])]
     with remote.written(options.output or f"{options.predictions}.{options.metric}.json") as place:
-        print(write_scores(place, options.metric, *files, options.option, options.line))
+        print(write_scores(place, options.metric, *files, settings, options.line, language_model))
+
+
+def run_harness(options: Options, changes: Changes) -> None:
+    try:
+        from lineage.evaluation import harness
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error.name} is not installed: `pip install 'lineage[harness]'`.") from None
+    if not (options.model and options.tasks):
+        raise ValueError("--model and --tasks are needed: a run or folder, and names of tasks, separated by commas.")
+    settings = {"limit": options.limit, "num_fewshot": options.num_fewshot, "include_path": options.include_path}
+    with remote.written(options.output or "") as place:
+        print(harness.evaluate(language_model(options.model), options.tasks.split(","), place, **settings))
+
+
+def language_model(path: str) -> Any:
+    """Return the `LanguageModel` in a run or a folder."""
+    from lineage.train import trained
+
+    return trained.language_model(path)
 
 
 def run_list(options: Options, changes: Changes) -> None:
     from lineage.configs import cli
 
-    if options.parts:
-        found = cli.parts(options.parts)
-        print("\n".join(f"{name:{max(map(len, found))}}  {summary}" for name, summary in found.items()))
-        return
-    width = max(map(len, cli.experiments()))
-    for folder in ("small", "paper"):
-        print(f"{folder}:")
-        for name, path in cli.experiments().items():
-            if path.parent.name == folder:
-                print(f"  {name:{width}}  {cli.summary(path)}")
-        print()
-    print(f"Train one with `{displayed(LAUNCH)} --config=NAME`.")
+    print(cli.parts(options.parts) if options.parts else cli.listing(f"{displayed(LAUNCH)} --config=NAME"))
 
 
 def run_config(options: Options, changes: Changes) -> None:
-    from lineage.configs import base
+    from lineage.configs import cli
 
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)
-    rows = schema.describe(config, base.classes(config))
-    chosen = [row for row in rows if not options.section or f"{row.key}.".startswith(f"{options.section}.")]
-    if not chosen:
-        sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
-        raise ValueError(f"the config has no section {options.section!r}: its sections are {', '.join(sections)}.")
-    for row in chosen:
-        default = "" if row.default in (None, row.value) else f", default {row.default!r}"
-        print(f"{row.key} = {row.value!r}  [{row.type}{default}]")
-        if row.documentation:
-            print(textwrap.fill(row.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    print(cli.described(config, options.section or ""))
 
 
 def keep_freed_memory() -> None:

@@ -5,6 +5,7 @@ import difflib
 import inspect
 import json
 import re
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from lineage.configs import base, modules
+from lineage.configs import base, modules, schema
 from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
 from lineage.evaluation import EVALUATORS
@@ -92,12 +93,40 @@ def summary(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
-def parts(kind: str) -> dict[str, str]:
-    """Return the first line of documentation of each part of a kind, such as "sources", by its name."""
+def listing(command: str) -> str:
+    """Return a text that lists the experiments; `command` trains one."""
+    known, lines = experiments(), []
+    width = max(map(len, known))
+    for folder in ("small", "paper"):
+        names = [name for name, path in known.items() if path.parent.name == folder]
+        lines += [f"{folder}:", *(f"  {name:{width}}  {summary(known[name])}" for name in names), ""]
+    return "\n".join([*lines, f"Train one with `{command}`."])
+
+
+def described(config: ConfigDict, section: str = "") -> str:
+    """Return a text with the keys of a config, or of one of its sections: value, type, default and documentation."""
+    rows = schema.describe(config, base.classes(config))
+    chosen = [row for row in rows if not section or f"{row.key}.".startswith(f"{section}.")]
+    if not chosen:
+        sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
+        raise ValueError(f"the config has no section {section!r}: its sections are {', '.join(sections)}.")
+    lines = []
+    for row in chosen:
+        default = "" if row.default in (None, row.value) else f", default {row.default!r}"
+        lines.append(f"{row.key} = {row.value!r}  [{row.type}{default}]")
+        if row.documentation:
+            lines.append(textwrap.fill(row.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)
+
+
+def parts(kind: str) -> str:
+    """Return a text with the name and the first line of documentation of each part of a kind, such as "sources"."""
     registries = {f"{part}s": registry for part, registry in base.REGISTRIES.items()} | {"evaluators": EVALUATORS}
     if kind not in registries:
         raise ValueError(f"there are no parts {kind!r}: the parts are {', '.join(registries)}.")
-    return {name: (inspect.getdoc(cls) or "").partition("\n")[0] for name, cls in sorted(registries[kind].items())}
+    found = sorted(registries[kind].items())
+    width = max(len(name) for name, _ in found)
+    return "\n".join(f"{name:{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in found)
 
 
 def search(file: str, trials: int | None = None) -> Search | None:

@@ -1,17 +1,54 @@
 """A model of the LM evaluation harness, the package `lm_eval`."""
 
+import json
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import lm_eval
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable, make_table
 
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
 
 MAX_NEW_TOKENS = 256  # where a task does not say
+
+
+def evaluate(
+    model: LanguageModel,
+    tasks: Sequence[str],
+    output: str = "",
+    *,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    include_path: str | None = None,
+) -> str:
+    """Return a table of the scores of a model for tasks of the harness, by their names.
+
+    Args:
+        output: JSON file to write with the scores, the versions and the settings; "": none.
+        limit: number of examples of each task; None: all.
+        num_fewshot: number of solved examples before each question; None: that of the task.
+        include_path: folder with the .yaml files of further tasks.
+
+    Raises:
+        ValueError: a task is unknown.
+    """
+    manager = TaskManager(include_path=include_path)
+    if unknown := [name for name in tasks if name not in manager.all_tasks]:
+        raise ValueError(f"The harness has no task {unknown[0]!r}.")
+    found = lm_eval.simple_evaluate(
+        Harness(model), tasks=[*tasks], limit=limit, num_fewshot=num_fewshot, task_manager=manager, log_samples=False
+    )
+    if output:
+        Path(output).parent.mkdir(parents=True, exist_ok=True)
+        Path(output).write_text(json.dumps(found, indent=2, default=handle_non_serializable), encoding="utf-8")
+    return make_table(found)
 
 
 class Harness(TemplateLM):

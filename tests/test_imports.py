@@ -23,7 +23,7 @@ RULES = {
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (
         {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "configs.registry"},
-        ARRAYS | {"sklearn"},
+        ARRAYS | {"sklearn", "lm_eval"},
     ),
     "train": (
         {

@@ -17,6 +17,7 @@ from lineage.data import SOURCES, Facts, Loader
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source
 from lineage.evaluation import prediction
+from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs.folder import CONFIG, check_config
@@ -131,6 +132,15 @@ def load(
     experiment.task.check_model(experiment.model)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
+
+
+def language_model(path: str | Path) -> LanguageModel:
+    """Return the causal language model in a run, or in a folder in the layout of `transformers`, for likelihoods."""
+    task = "" if pretrained.is_run(local(str(path))) else "causal_lm"
+    model = load(path, task=task)
+    if model.context.tokenizer is None:
+        raise ValueError(f"{path} has no tokenizer: likelihoods need a causal language model.")
+    return LanguageModel(model.experiment.model, model.variables, model.context.tokenizer)
 
 
 def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

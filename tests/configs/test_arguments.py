@@ -8,7 +8,8 @@ import pytest
 
 from lineage import launch
 from lineage.configs import base, cli, schema
-from lineage.configs.arguments import COMMANDS, parse
+from lineage.configs.arguments import parse
+from lineage.configs.commands import COMMANDS
 from lineage.data import SOURCES
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from lineage.configs import cache
 from lineage.data.content import Documents
-from lineage.data.examples.windows import tokenize
 from lineage.data.tokenizers import kinds
 from lineage.data.tokenizers.kinds import BPE, Bytes, find_tokenizer
+from lineage.data.tokens import tokenize
 
 TEXTS = {"train": Documents(["the cat sat on the mat"] * 3), "test": Documents(["a dog"])}
 

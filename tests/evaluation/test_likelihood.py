@@ -12,11 +12,12 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks.hellaswag.utils import process_docs
 
+from lineage import launch
 from lineage.data import Tokenizer
 from lineage.data.tokenizers.kinds import BPE
 from lineage.evaluation import score
 from lineage.evaluation.harness import Harness
-from lineage.evaluation.likelihood import LanguageModel, detection_scores
+from lineage.evaluation.likelihood import LanguageModel, detection_scores, last_word_scores
 from lineage.models import build, convert
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
@@ -144,6 +145,41 @@ def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     keys = ("perplexity", "accuracy") if name == "lambada" else ("accuracy", "accuracy_by_length")
     assert [scores[key] for key in keys] == pytest.approx(expected, rel=1e-5)
     assert len({*expected}) > 1  # the two scores differ, so that neither passes for the other
+
+
+def test_commands(folder, ours, tmp_path, monkeypatch, capsys):
+    """Check that both commands find the model in a folder, and that a task in a file is found."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    rows, texts = tmp_path / "rows.jsonl", sentences(4, 4)
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "own.yaml").write_text(
+        f"""
+task: own_lambada
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{{{text.split(' ')[:-1]|join(' ')}}}}"
+doc_to_target: "{{{{' '+text.split(' ')[-1]}}}}"
+metric_list: [{{metric: perplexity, aggregation: perplexity}}]
+"""
+    )
+    common = [f"--model={folder}", f"--output={tmp_path}/out.json"]
+    assert launch.main(["score", "--metric=lambada", f"--predictions={rows}", *common]) == 0, capsys.readouterr().err
+    scores = json.loads((tmp_path / "out.json").read_text())["scores"]
+    assert scores == pytest.approx(last_word_scores(ours, texts), rel=1e-5)
+    own = ["harness", "--tasks=own_lambada", f"--include-path={tmp_path}"]
+    assert launch.main([*own, *common, "--limit=4"]) == 0, capsys.readouterr().err
+    found = json.loads((tmp_path / "out.json").read_text())["results"]["own_lambada"]
+    assert found["perplexity,none"] == pytest.approx(scores["perplexity"], rel=1e-5)
+    assert "own_lambada" in capsys.readouterr().out
+    for arguments, message in (
+        (["harness", "--tasks=own_lambada"], "--model and --tasks are needed"),
+        (["harness", "--tasks=none", f"--model={folder}"], "The harness has no task 'none'"),
+        (["score", "--metric=bleu", f"--predictions={rows}", "--model=x"], "bleu has no option 'model'"),
+    ):
+        assert launch.main(arguments) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_detector(ours):

@@ -1,0 +1,282 @@
+"""The commands of the command line, with their options and the texts of their help."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+DEFAULT = "vit_digits"  # the experiment when none is given
+
+Option = tuple[str, dict[str, Any]]  # arguments of `ArgumentParser.add_argument`
+
+
+class Group(NamedTuple):
+    """Options that several commands have, under a heading of the help text."""
+
+    title: str
+    description: str | None
+    options: Sequence[Option]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: a sentence and examples (command lines without the program) for the help texts, and its options."""
+
+    summary: str
+    examples: Sequence[str]
+    options: Sequence[Option] = ()
+    groups: Sequence[Group] = ()
+
+
+def _option(usage: str, text: str, **settings: Any) -> Option:
+    """Return an option, or a positional argument, from its name and the placeholder of its value, if it takes one."""
+    name, _, value = usage.partition(" ")
+    if value:
+        settings["metavar"] = value
+    elif not settings:
+        settings["action"] = "store_true"
+    return name, settings | {"help": text}
+
+
+TRACEBACK = _option("--traceback", "show where in the code an error was raised")
+CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG", nargs="?")
+CHECKPOINT = _option(
+    "--checkpoint",
+    "checkpoint to use (default latest; best: by the config's checkpoint.best)",
+    choices=("latest", "best"),
+    default="latest",
+)
+FOLDERS = (
+    _option("folders DIR", "folder of a run, or of several runs", nargs="*"),
+    _option("--workdir DIR", "the same as DIR"),
+)
+EXPERIMENT = Group(
+    "experiment",
+    "Every key of the config can be set by --config.KEY=VALUE; the command `config` lists the keys.",
+    (
+        _option(
+            "--config CONFIG",
+            "name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
+            f"(default {DEFAULT}; for a trained model the config of the run)",
+        ),
+        _option("--workdir DIR", "folder of the run (default outputs/NAME_OF_THE_CONFIG)"),
+        _option("--force-config", "accept a folder that holds a run with another config or other data"),
+    ),
+)
+PROCESSES = Group(
+    "runs of several processes (on SLURM these are found automatically)",
+    None,
+    (
+        _option("--coordinator HOST:PORT", "address of process 0, or `auto` to detect it from the cluster"),
+        _option("--num-processes N", "number of processes", type=int),
+        _option("--process I", "index of this process, from 0", type=int),
+        _option(
+            "--heartbeat SECONDS",
+            "declare a process dead after this many seconds without a heartbeat (default 60)",
+            type=int,
+            default=60,
+        ),
+    ),
+)
+
+COMMANDS = {
+    "train": Command(
+        "Train a model, or continue an interrupted run.",
+        (
+            "train",
+            "train --config=gpt_stdlib --workdir=outputs/gpt",
+            "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
+        ),
+        groups=(EXPERIMENT, PROCESSES),
+    ),
+    "evaluate": Command(
+        "Print the metrics of a trained model on every split.",
+        ("evaluate --workdir=outputs/gpt", "evaluate --workdir=outputs/gpt --checkpoint=best"),
+        (CHECKPOINT,),
+        (EXPERIMENT, PROCESSES),
+    ),
+    "generate": Command(
+        "Generate text with a trained model.",
+        (
+            'generate --workdir=outputs/gpt --prompt="import "',
+            "generate --workdir=outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
+        ),
+        (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
+        (EXPERIMENT, PROCESSES),
+    ),
+    "predict": Command(
+        "Predict for inputs with a trained model, on all devices of this machine, and write a file of predictions.",
+        (
+            "predict outputs/vit --inputs=photos --output=photos.jsonl",
+            "predict outputs/bert --inputs=reviews.csv --columns=review --output=classes.jsonl",
+            "predict outputs/bert --inputs=dev-v2.0.json --output=answers.json --config.task.no_answer_threshold=1.5",
+            "predict outputs/mt --inputs=text.txt --output=out.jsonl --config.sampling.num_beams=4 "
+            "--config.sampling.temperature=0",
+            "predict outputs/detr --inputs=instances.json,val2017 --output=objects.json --batch-size=64",
+            "predict outputs/vit --inputs=photos --output=photos.npz --features",
+            "predict outputs/vit --split=test",
+            "predict --model=bert-reviews --task=text_classification --inputs=reviews.csv --columns=review",
+        ),
+        (
+            _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
+            _option("--model DIR", "instead of a run: a folder in the layout of transformers, for a --task"),
+            _option("--task NAME", "task of the --model, such as text_classification"),
+            _option(
+                "--inputs INPUTS",
+                "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
+                "a .json of SQuAD; images: a file, a folder, a .txt of paths, or a .json of COCO and, after a comma, "
+                "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
+            ),
+            _option("--split SPLIT", "split of a source that has several", default=""),
+            _option(
+                "--columns NAMES",
+                "columns, or keys of the objects in a .jsonl, separated by commas (two for pairs of texts)",
+            ),
+            _option(
+                "--output FILE",
+                "a .jsonl with an object for each input, which the same command continues if it was interrupted; a "
+                ".json in the format of SQuAD or COCO; a .npz of features (default: print the objects)",
+            ),
+            _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)", type=int),
+            _option("--features", "write the feature vectors of an encoder or of an image model instead"),
+            _option(
+                "--skip-bad N",
+                "accept N images that cannot be read, and write an `error` for each",
+                type=int,
+                default=0,
+            ),
+            CHECKPOINT,
+        ),
+        (EXPERIMENT,),
+    ),
+    "prepare": Command(
+        "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",
+        ("prepare gpt2_openwebtext --workers=16",),
+        (CONFIG, _option("--workers N", "number of processes that encode (default: as cores)", type=int, default=0)),
+        (EXPERIMENT,),
+    ),
+    "describe": Command(
+        "Print parameters, FLOPs, memory and accelerators that fit, without training.",
+        ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
+        (CONFIG,),
+        (EXPERIMENT,),
+    ),
+    "compile": Command(
+        "Compile a step for TPUs or GPUs that need not be present; print its memory, planned time and communication.",
+        (
+            "compile gpt2_openwebtext --target=v5e:2x2/1 --config.loader.batch_size=8",
+            "compile gpt2_openwebtext --target=h100x8 --step=decode --config.sampling.num_samples=8",
+        ),
+        (
+            CONFIG,
+            _option(
+                "--target TARGET",
+                "a TPU slice such as v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:2x4 (v5e:2x2/1: one chip of it), or GPUs: "
+                "h100x8, h200x1 or b200x8",
+                required=True,
+            ),
+            _option(
+                "--step", "step to compile (default train)", choices=("train", "evaluate", "decode"), default="train"
+            ),
+            _option("--json", "print the figures as JSON, in bytes and seconds"),
+        ),
+        (EXPERIMENT,),
+    ),
+    "export": Command(
+        "Export a trained model.",
+        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=exported"),
+        (
+            CHECKPOINT,
+            _option(
+                "--format",
+                "safetensors: a folder for Hugging Face transformers (default); stablehlo: a program without this code",
+                choices=("safetensors", "stablehlo"),
+                default="safetensors",
+            ),
+            _option("--output DIR", "folder to write (default WORKDIR/export)"),
+        ),
+        (EXPERIMENT,),
+    ),
+    "report": Command(
+        "Write the report of a run, or a comparison of several runs.",
+        ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
+        FOLDERS,
+    ),
+    "watch": Command(
+        "Show the progress of the runs in some folders until all have ended.",
+        ("watch outputs/positions", "watch outputs/positions outputs/gpt"),
+        FOLDERS,
+    ),
+    "sweep": Command(
+        "Train every run of a config's sweep(), or search with Optuna.",
+        (
+            "sweep --config=vit_digits --parallel=2 --workdir=outputs/positions",
+            "sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search",
+        ),
+        (
+            _option("--optuna", "let Optuna choose the values, by the config's search()"),
+            _option("--trials N", "total number of runs of --optuna (default: that of search())", type=int),
+            _option("--parallel N", "number of runs at a time (default 1)", type=int, default=1),
+        ),
+        (EXPERIMENT,),
+    ),
+    "slurm": Command(
+        "Submit a run or a sweep to a SLURM cluster, follow it or cancel it.",
+        (
+            "slurm submit --config=gpt2_openwebtext --workdir=/shared/run --config.cluster.gpus_per_node=8",
+            "slurm submit --sweep --config=vit_digits --workdir=/shared/positions",
+            "slurm status --sweep --config=vit_digits --workdir=/shared/positions",
+            "slurm cancel --workdir=/shared/positions",
+        ),
+        (
+            _option(
+                "action",
+                "submit the jobs, print their states, or cancel them (running jobs save first)",
+                choices=("submit", "status", "cancel"),
+            ),
+            _option("--sweep", "a job for each run of the config's sweep()"),
+        ),
+        (EXPERIMENT,),
+    ),
+    "score": Command(
+        "Compute a metric of a file of predictions against files of references.",
+        (
+            "score --metric=bleu --predictions=out.txt --references=a.txt --references=b.txt",
+            "score --metric=tagging --predictions=out.jsonl --references=true.jsonl --option=scheme=IOB2",
+            "score --metric=perplexity --model=outputs/gpt_stdlib --predictions=texts.jsonl",
+        ),
+        (
+            _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
+            _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
+            _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
+            _option("--references FILE", "likewise, a .csv, or a folder of images", action="append", default=[]),
+            _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
+            _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
+        ),
+    ),
+    "harness": Command(
+        "Evaluate a causal language model on tasks of the LM evaluation harness.",
+        (
+            "harness --model=outputs/gpt_stdlib --tasks=lambada_openai,piqa --output=scores.json",
+            "harness --model=gpt2 --tasks=own --include-path=tasks",
+        ),
+        (
+            _option("--model FOLDER", "run, or folder in the layout of transformers"),
+            _option("--tasks NAMES", "names of tasks, separated by commas"),
+            _option("--include-path FOLDER", "folder with the .yaml files of further tasks"),
+            _option("--num-fewshot N", "number of solved examples before each question", type=int),
+            _option("--limit N", "number of examples of each task (default all)", type=int),
+            _option("--output FILE", "JSON file to write with the scores, the versions and the settings"),
+        ),
+    ),
+    "list": Command(
+        "List the experiments that come with the project, or the parts that a config can choose.",
+        ("list", "list sources", "list models"),
+        (_option("parts PARTS", "sources, tokenizers, tasks, models, adapters, ..., or evaluators", nargs="?"),),
+    ),
+    "config": Command(
+        "Print every key of a config with its value, type and documentation.",
+        ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),
+        (CONFIG, _option("section SECTION", "print only the keys of a section, such as model", nargs="?")),
+        (EXPERIMENT,),
+    ),
+}
