@@ -50,8 +50,7 @@ RULES = {
     "configs.cache": (set(), set()),
     "configs.directions": (set(), set()),
     "configs.registry": (set(), {"ml_collections"}),
-    "configs.durations": (set(), {"ml_collections"}),
-    "configs.schema": ({"configs.registry", "configs.durations"}, {"ml_collections"}),
+    "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
         {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
         {"ml_collections", "cloudpickle"},
