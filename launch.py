@@ -106,15 +106,18 @@ def child(options: Options, changes: Changes) -> list[str]:
 
 def run_train(options: Options, changes: Changes) -> int:
     config, _ = configured(options, changes)
+    import jax
+
     from lineage.configs import cli
     from lineage.runs.provenance import provenance
-    from lineage.train import loop
+    from lineage.train import loop, trace
 
-    folder = options.folder
+    folder, profile = options.folder, options.profile and trace.parse(options.profile)
     about = {"config_name": Path(default_workdir(options.file)).name, "command": options.line}
     about |= provenance(Path(cli.find(options.file)[0]).parent)
     try:
-        metrics = loop.train(config, folder, about=about, force_config=options.force_config)
+        with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
+            metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
         print(stopped, file=sys.stderr)
         return PREEMPTED
@@ -211,10 +214,10 @@ def run_prepare(options: Options, changes: Changes) -> None:
 
 def run_describe(options: Options, changes: Changes) -> None:
     config, _ = configured(options, changes)
-    from lineage.train import profiling
+    from lineage.train import description
     from lineage.train.experiment import Experiment
 
-    print(profiling.describe(Experiment(config)))
+    print((description.parameters if options.parameters else description.describe)(Experiment(config)))
 
 
 def run_compile(options: Options, changes: Changes) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from lineage.configs import modules, schema
-from lineage.configs.durations import Section
 from lineage.configs.registry import Registry, field_types
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS
@@ -48,7 +47,7 @@ def get_config(
     names = {"model": model, "task": task, "source": source, "tokenizer": tokenizer}
     names |= {"adapter": adapter, "optimizer": optimizer, "schedule": schedule}
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
-    config = Section(parts | schema.plain(Run))
+    config = schema.Section(parts | schema.plain(Run))
     config.evaluators = default_evaluators(config)
     return config.lock()
 

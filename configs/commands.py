@@ -86,7 +86,11 @@ COMMANDS = {
             "train --config=gpt_stdlib --workdir=outputs/gpt",
             "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
         ),
-        groups=(EXPERIMENT, PROCESSES),
+        (
+            _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
+            _option("--debug-nans", "stop at the operation that makes the first nan (slow)"),
+        ),
+        (EXPERIMENT, PROCESSES),
     ),
     "evaluate": Command(
         "Print the metrics of a trained model on every split.",
@@ -157,7 +161,7 @@ COMMANDS = {
     "describe": Command(
         "Print parameters, FLOPs, memory and accelerators that fit, without training.",
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
-        (CONFIG,),
+        (CONFIG, _option("--parameters", "print a table of all parameters and their initial statistics")),
         (EXPERIMENT,),
     ),
     "compile": Command(

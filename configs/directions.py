@@ -1,4 +1,4 @@
-"""Whether a higher value of a metric is better, by its name."""
+"""Directions of metrics: is a higher value better?"""
 
 import re
 

@@ -4,24 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict, FieldReference
+from ml_collections import ConfigDict
 
-UNITS = ("steps", "epochs", "examples", "percent")
-
-
-class Section(ConfigDict):
-    """Section of a config in which a duration has one unit: setting `total_steps` unsets `total_epochs` and the others.
-
-    Setting a unit to None changes no other.
-    """
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        duration, _, unit = str(key).rpartition("_")
-        is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is none
-        if is_duration and value is not None and not isinstance(value, FieldReference):
-            for other in UNITS:
-                super().__setitem__(f"{duration}_{other}", None)
-        super().__setitem__(key, value)
+from lineage.configs.schema import UNITS
 
 
 def steps(

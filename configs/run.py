@@ -107,11 +107,10 @@ class Checkpoint:
 
     def __post_init__(self):
         check_ranges("checkpoint", self)
-        _ = self.highest
 
     @property
     def highest(self) -> bool:
-        """Whether a higher value of the metric `best` is better; False without one."""
+        """Return whether a higher value of the metric `best` is better; False without one."""
         return bool(self.best) and direction(self.best, self.best_is_highest, "checkpoint.best_is_highest")
 
 

@@ -11,10 +11,25 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.durations import Section
 from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
 
+UNITS = ("steps", "epochs", "examples", "percent")  # of durations
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
+
+
+class Section(ConfigDict):
+    """Section of a config in which a duration has one unit: setting `total_steps` unsets `total_epochs` and the others.
+
+    Setting a unit to None changes no other.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        duration, _, unit = str(key).rpartition("_")
+        is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is none
+        if is_duration and value is not None and not isinstance(value, FieldReference):
+            for other in UNITS:
+                super().__setitem__(f"{duration}_{other}", None)
+        super().__setitem__(key, value)
 
 
 class Key(NamedTuple):

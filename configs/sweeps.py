@@ -135,5 +135,5 @@ class Search:
 
     @property
     def maximize(self) -> bool:
-        """Whether a higher value of the metric is better."""
+        """Return whether a higher value of the metric is better."""
         return direction(self.metric, self.highest, "highest of the Search")

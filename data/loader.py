@@ -53,9 +53,11 @@ class ExampleSource:
 
     Attributes:
         cut: number of examples whose texts are truncated.
+        left_out: number of examples that are not in the source because they are too long.
     """
 
     cut: int = 0
+    left_out: int = 0
 
     def __len__(self) -> int:
         """Return the number of examples."""

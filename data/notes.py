@@ -23,6 +23,11 @@ def notes(source: Source, data: Data) -> Iterator[str]:
             f"{examples.cut:,} of {len(examples):,} training examples are longer than task.sequence_length, "
             f"{facts.sequence_length}, and are truncated."
         )
+    if examples.left_out:
+        yield (
+            f"{examples.left_out:,} of {len(examples) + examples.left_out:,} training examples are longer than "
+            f"task.sequence_length, {facts.sequence_length}, and are left out."
+        )
     if len(examples) < size:
         yield (
             f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch has some of "

@@ -61,11 +61,18 @@ class Budget:
             parameters = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
             flops = [human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"]
             rows.append(("textbook, V D + 12 L D^2", *parameters, *flops))
-        names = {"model": "matrix products", "matmul": "with recomputation", "other": "element-wise operations"}
-        sections = {"training step, FLOPs": {name: human(self.flops["training"][key]) for key, name in names.items()}}
+        step = self.flops["training"]
+        work = {"matrix products": step["model"], "recomputation": step["matmul"] - step["model"]}
+        work |= {"element-wise operations": step["other"], "total": step["matmul"] + step["other"]}
+        sections = {"training step, FLOPs": {key: human(value) for key, value in work.items() if value}}
         for mode, memory in self.memory.items():
-            names = {"activations": "kept activations", "total": "peak"} if mode == "training" else {}
-            sections[f"{mode}, bytes"] = {names.get(key, key): human(value, 1024) for key, value in memory.items()}
+            rest = memory["total"] - sum(size for key, size in memory.items() if key != "total")
+            name = "inputs and temporary arrays" if rest >= 0 else "not needed at the same time"
+            sizes = {key: size for key, size in memory.items() if key != "total"} | {
+                name: rest,
+                "total": memory["total"],
+            }
+            sections[f"{mode} on one device, bytes"] = {key: human(size, 1024) for key, size in sizes.items()}
         for title, lines in sections.items():
             rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]
         return aligned(rows)
@@ -80,6 +87,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def human(number: int | float, base: int = 1000) -> str:
     """Return a number with three to six digits and a prefix; with base 1,024, a number of bytes."""
+    if number < 0:
+        return f"-{human(-number, base)}"
     power = min(5, int(math.log(number, base) + 1e-9)) if number else 0
     unit = " KMGTP"[power] + ("iB" if power else "B") * (base == 1024)
     return f"{number / base**power:,.2f} {unit.strip()}".rstrip() if number else "0"

@@ -24,6 +24,7 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
+PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder

@@ -54,8 +54,7 @@ RULES = {
     "configs.hub": (set(), {"huggingface_hub"}),
     "configs.storage": ({"configs.hub", "configs.cache"}, {"fsspec"}),
     "configs.registry": (set(), {"ml_collections"}),
-    "configs.durations": (set(), {"ml_collections"}),
-    "configs.schema": ({"configs.registry", "configs.durations"}, {"ml_collections"}),
+    "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
         {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
         {"ml_collections", "cloudpickle"},

@@ -123,6 +123,7 @@ class Experiment:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
+        _ = self.run.checkpoint.highest
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), self.facts.model_options[name]
             if has and needs and has < needs:
@@ -190,7 +191,7 @@ class Experiment:
 
     def optimizer_by(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
         """Return the config's optimizer with another schedule, which may need less than the config's: the data."""
-        optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model)
+        optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model, self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
@@ -267,8 +268,10 @@ class Experiment:
 
     @cached_property
     def _quantize(self) -> Callable[[Any], Any]:
-        inputs = quantization.input_axes(self.task.loss, self.model, self.zeros())
-        return jax.jit(partial(quantization.quantize, inputs=inputs, kind=self.run.weights))
+        return jax.jit(partial(quantization.quantize, inputs=self._input_axes(), kind=self.run.weights))
+
+    def _input_axes(self) -> quantization.Inputs:
+        return quantization.input_axes(self.task.loss, self.model, self.zeros())
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """Return the variables for evaluation, whole on every process."""

@@ -26,11 +26,13 @@ from lineage.runs.locks import locked
 from lineage.runs.remote import opened
 from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, check_writable, clean
+from lineage.train.description import parameter_table
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
+from lineage.train.trace import Trace
 
 
 class Preempted(Exception):
@@ -44,6 +46,7 @@ def train(
     about: Mapping[str, Any] = MappingProxyType({}),
     devices: Sequence[jax.Device] | None = None,
     force_config: bool = False,
+    profile: tuple[int, int] | None = None,
 ) -> dict[str, float]:
     """Train to the end, from the newest checkpoint in `workdir` if there is one; return the last evaluation.
 
@@ -54,6 +57,7 @@ def train(
         about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
         devices: devices to train on; None: all.
         force_config: accept a folder that holds a run of another config.
+        profile: first and last step to trace into `workdir/profile`, see `Trace`.
 
     Raises:
         Preempted: the run was stopped by a signal; its state is saved.
@@ -95,7 +99,7 @@ def train(
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:
-            loop = TrainingLoop(experiment, throughput, stack)
+            loop = TrainingLoop(experiment, throughput, stack, profile)
             for step in range(loop.start + 1, loop.total + 1):
                 loop.run(step)
         return loop.finish(about)
@@ -111,7 +115,13 @@ class TrainingLoop:
         evaluated: metrics of the last evaluation.
     """
 
-    def __init__(self, experiment: Experiment, throughput: Throughput, stack: contextlib.ExitStack):
+    def __init__(
+        self,
+        experiment: Experiment,
+        throughput: Throughput,
+        stack: contextlib.ExitStack,
+        profile: tuple[int, int] | None = None,
+    ):
         config, workdir = experiment.config, experiment.workdir
         primary = jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
@@ -119,6 +129,10 @@ class TrainingLoop:
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
+        if not self.start:
+            table = parameter_table(experiment, self.state.params)
+            if primary:
+                write_atomic(workdir / folder.PARAMETERS, table + "\n")
         self.stop = stack.enter_context(StopSignal())
         self.any_stopped = distributed.DelayedAny(experiment.mesh)
         self.writer = stack.enter_context(
@@ -126,6 +140,11 @@ class TrainingLoop:
         )
         self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
         self.checkpoints.say = self.progress.message
+        self.trace = stack.enter_context(Trace(workdir, profile, self.total, self.progress.message))
+        if profile and self.start >= profile[0]:
+            raise ValueError(
+                f"the profile begins at step {profile[0]:,}, but the run continues after step {self.start:,}."
+            )
         if message:
             self.progress.message(message)
         for note in notes(experiment.source, experiment.data) if not self.start else ():
@@ -163,9 +182,11 @@ class TrainingLoop:
         """
         with self.throughput.waiting():
             batch = next(self.batches)
-        state, metrics = self.step_function(self.state, batch)
+        with self.trace.step(step):
+            state, metrics = self.step_function(self.state, batch)
         self.throughput.dispatched(metrics)
         self._log(step - 1)
+        self.trace.after(step, metrics)
         stop = self.any_stopped(self.stop.received)
         self.state, self.pending = state, metrics
         last = step == self.total
@@ -288,9 +309,16 @@ def jit_step(experiment: Experiment):
 
 
 def compile_step(experiment: Experiment, state: TrainState):
-    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
+    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs.
+
+    With `jax.debug_nans`, it stays a jitted function, which JAX repeats operation by operation where it makes a nan.
+    """
     step = jit_step(experiment)
-    return step if experiment.loader.buckets else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
+    return (
+        step
+        if experiment.loader.buckets or jax.config.jax_debug_nans
+        else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
+    )
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

@@ -18,15 +18,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models import EXAMPLES, num_parts
-from lineage.models.budget import Budget, aligned, budget, human
-from lineage.train.compiler.chips import CHIPS, GIB, peak_flops
+from lineage.models.budget import Budget, budget
+from lineage.train.compiler.chips import peak_flops
 from lineage.train.experiment import Experiment
-from lineage.train.sharding import abstract_mesh, shardings
+from lineage.train.sharding import shardings
 from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
-UTILIZATION = 0.4  # fraction of the peak FLOP/s that the estimated time of a step assumes
 RESOURCE_EXHAUSTED = 8  # status code, see https://abseil.io/docs/cpp/guides/status-codes
 
 
@@ -154,36 +153,20 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     )
 
 
-def describe(experiment: Experiment) -> str:
-    """Return the budget as text, with the memory of each device of the config's mesh.
-
-    For known accelerators, which need not be present, it says whether this memory suffices and how long a step takes at
-    40% model FLOPs utilization.
-    """
-    total, config = experiment_budget(experiment), experiment.config
-    mesh = abstract_mesh(**config.mesh)
-    memory = memory_per_device(experiment, total, mesh)
-    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    rows = [(f"on each of {mesh.size} devices ({axes})", ""), *((f"  {k}", human(v, 1024)) for k, v in memory.items())]
-    devices = [("accelerator", "memory", "needed", "step")]
-    for chip in CHIPS:
-        share, peak = memory["total"] / (chip.size * 1e9), chip.peak_of(config.precision) * mesh.size
-        milliseconds = 1000 * total.flops["training"]["model"] / (UTILIZATION * peak)
-        devices.append(
-            (chip.name, f"{chip.size} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
-        )
-    note = f"(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)"
-    return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
-
-
-def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractMesh) -> dict[str, int]:
+def memory_per_device(
+    experiment: Experiment, total: Budget, mesh: Mesh | AbstractMesh, accumulation: int | None = None
+) -> dict[str, int]:
     """Return the bytes that a training step needs on each device.
 
     The keys are "weights" (with moving averages and statistics), "gradients" and "optimizer", sharded by the config's
     rules, "activations" (an estimate of all else), divided as the batch is, and "total". The estimate assumes a scan
     over layers: unrolled, models take 0.7 to 1.6 times as much on a CPU.
+
+    Args:
+        accumulation: number of gradient accumulation steps; None: that of the config.
     """
     state, memory = experiment.abstract_state, total.memory["training"]
+    accumulation = accumulation or experiment.config.grad_accum_steps
 
     def size(*trees):
         leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
@@ -191,10 +174,10 @@ def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | Abstra
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
     whole = 0 if experiment.config.sequence_sharding else REPLICATED
-    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.grad_accum_steps
+    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / accumulation
     found = {
         "weights": size(state.params, state.collections, state.ema, state.frozen),
-        "gradients": size(state.params) * min(experiment.config.grad_accum_steps, 2),
+        "gradients": size(state.params) * min(accumulation, 2),
         "optimizer": size(state.opt_state),
         "activations": int(rest / num_parts(mesh, (*EXAMPLES, "context"))),
     }

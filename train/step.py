@@ -16,6 +16,7 @@ from lineage.configs.run import Run
 from lineage.metrics.states import State
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
+from lineage.train.optimizer import averaged
 
 Metrics = dict[str, jax.Array]
 Objective = Callable[[Any, Batch], Result]  # of a bound model and a batch, see `Task.loss`
@@ -33,7 +34,7 @@ class TrainState:
         opt_state: state of the optimizer.
         collections: dict of the variables that modules update in training besides the parameters, such as running
             statistics.
-        ema: exponential moving average of `params`; None if none is kept.
+        ema: average of `params` for evaluation, exponential or the optimizer's own; None if none is kept.
         frozen: what the adapter does not train; None without an adapter.
         adapter: makes the model's parameters of `params` and `frozen`.
     """
@@ -81,10 +82,14 @@ def init_state(
     params = variables.pop("params")
     variables.pop("intermediates", None)
     params, frozen = adapter.init(params, kernels, key)
-    average = jax.tree.map(jnp.copy, params) if ema else None
-    return TrainState(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), variables, average, frozen=frozen, adapter=adapter
-    )
+    opt_state = optimizer.init(params)
+    average = averaged(opt_state, params)
+    if ema and average is not None:
+        raise ValueError("ema_decay is above 0: it must be 0 for an optimizer that averages the parameters itself.")
+    if ema:
+        average = jax.tree.map(jnp.copy, params)
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(step, params, opt_state, variables, average, frozen=frozen, adapter=adapter)
 
 
 def make_train_step(
@@ -101,6 +106,10 @@ def make_train_step(
             objectives can read.
     """
     gradients = make_gradients(model, objective, jnp.dtype(run.precision))
+    loss, update = (
+        make_loss(model, objective, jnp.dtype(run.precision)),
+        optax.with_extra_args_support(optimizer).update,
+    )
     compute = gradients if run.grad_accum_steps == 1 else accumulated(gradients, run.grad_accum_steps)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -108,7 +117,7 @@ def make_train_step(
             raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
         rng = jax.random.fold_in(jax.random.key(run.seed, impl=run.prng), state.step)
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
-        collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
+        collections = seen = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         fixed = state.adapter, state.frozen
         collections, (grads, weight, aux) = compute(state.params, fixed, collections, batch, rng)
         del collections["run"]
@@ -116,9 +125,18 @@ def make_train_step(
         before = state.opt_state, state.ema
         if run.offload:
             before = jax.device_put(before, jax.memory.Space.Device)
-        updates, opt_state = optimizer.update(grads, before[0], state.params)
+
+        def mean_loss(params):  # of the first micro-batch, for optimizers that estimate second derivatives
+            params = jax.tree.map(_unmasked, params, state.params, is_leaf=_is_masked)
+            part = jax.tree.map(lambda a: a[:: run.grad_accum_steps], batch)
+            loss_sum, (weight, *_) = loss(params, fixed, {}, seen, part, rng)
+            return loss_sum / weight
+
+        updates, opt_state = update(grads, before[0], state.params, obj_fn=mean_loss)
         params = optax.apply_updates(state.params, updates)
-        ema = optax.incremental_update(params, before[1], 1 - run.ema_decay) if run.ema_decay else None
+        ema = averaged(opt_state, params)
+        if run.ema_decay:
+            ema = optax.incremental_update(params, before[1], 1 - run.ema_decay)
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
@@ -128,6 +146,15 @@ def make_train_step(
         return state.replace(step=state.step + 1, **new), metrics
 
     return step
+
+
+def _is_masked(leaf):
+    return isinstance(leaf, optax.MaskedNode)
+
+
+def _unmasked(leaf, whole):
+    """Return the parameter instead of the mark that `optax.partition` puts in place of those of other optimizers."""
+    return whole if _is_masked(leaf) else leaf
 
 
 def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:

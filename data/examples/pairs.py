@@ -24,6 +24,7 @@ class EncodedPairs(ExampleSource):
     length: int
     end: int  # token that ends inputs and targets, and pads them
     start: int
+    left_out: int = 0  # number of pairs that do not fit
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -125,4 +126,4 @@ def encode(
     if not kept:
         raise ValueError(f"None of {len(inputs)} pairs fits task.sequence_length, which is {length}: increase it.")
     inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
-    return kind(inputs, targets, references, length, tokenizer.end_of_text, start)
+    return kind(inputs, targets, references, length, tokenizer.end_of_text, start, len(texts[0]) - len(kept))

@@ -23,6 +23,8 @@ def test_direction_of_the_best_checkpoint_and_of_a_search():
     assert Checkpoint(best="test/accuracy").highest
     assert not Checkpoint(best="test/loss").highest
     assert not Checkpoint(best="test/accuracy", best_is_highest=False).highest  # what is stated counts
+    with pytest.raises(ValueError, match=r"^checkpoint.best_is_highest is not set: it must be True or False"):
+        _ = Checkpoint(best="test/charm").highest
     assert Search({}, metric="test/accuracy").maximize
     assert not Search({}, metric="test/loss").maximize
     assert Search({}, metric="test/charm", highest=True).maximize

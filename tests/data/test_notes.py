@@ -45,17 +45,17 @@ def test_a_batch_that_is_larger_than_the_data(said):
 
 
 @pytest.mark.parametrize(
-    ("task", "source", "options"),
+    ("task", "source", "options", "fate"),
     [
-        ("text_classification", "labels", {"long_text": "tail"}),
-        ("sequence_to_sequence", "pairs", {}),
-        ("conditional_lm", "pairs", {}),
+        ("text_classification", "labels", {"long_text": "tail"}, "are truncated"),
+        ("sequence_to_sequence", "pairs", {}, "are left out"),
+        ("conditional_lm", "pairs", {}, "are left out"),
     ],
 )
-def test_truncated_texts_are_counted(said, task, source, options):
+def test_long_texts_are_counted(said, task, source, options, fate):
     rows = [*ROWS, *["a text of many characters\tgood"] * 2]
     (note,) = said(rows, task, source, **options)
-    assert note == "2 of 18 training examples are longer than task.sequence_length, 16, and are truncated."
+    assert note == f"2 of 18 training examples are longer than task.sequence_length, 16, and {fate}."
 
 
 def test_windows_of_long_texts_are_not_truncated(said):

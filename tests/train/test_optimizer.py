@@ -239,8 +239,13 @@ def test_optimizers_and_schedules_have_no_unused_keys():
         "adafactor": {"b1"},
         "lion": {"b1", "b2"},
         "lars": {"b1"},
+        "muon": {"b1", "b2", "epsilon", "momentum", "iterations", "rms"},
+        "ademamix": {"b1", "b2", "epsilon", "b3", "alpha", "rise_steps"},
+        "sophia": {"b1", "b2", "gamma", "epsilon", "interval"},
+        "prodigy": {"b1", "b2", "epsilon", "start", "growth", "safeguard_warmup"},
+        "schedule_free_adamw": {"b1", "b2", "epsilon"},
     }
-    assert {name for name, cls in SCHEDULES.items() if "end_factor" in field_types(cls)} == {"cosine", "linear"}
+    assert {name for name, cls in SCHEDULES.items() if "end_factor" in field_types(cls)} == {"cosine", "linear", "wsd"}
     for registry in (OPTIMIZERS, SCHEDULES):
         for cls in registry.values():
             assert all(key.documentation for key in schema.keys(cls))

@@ -8,9 +8,10 @@ from jax.sharding import PartitionSpec
 
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.compiler.chips import CHIPS
+from lineage.train.description import describe
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
-from lineage.train.profiling import describe, experiment_budget, memory_per_device
+from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, placement, shardings, share
 from tests.tiers import tiered
 
@@ -170,8 +171,9 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
     share = found["total"] / 16e9
     assert devices["TPU v5e"][2] == f"{share:.0%}"
     # 8 devices at 40% of 459 TFLOP/s in bfloat16
-    expected = total.flops["training"]["model"] / (0.4 * 8 * 459e12) * 1000
+    expected = total.flops["training"]["model"] / (0.4 * 8 * 459e12) * 1e6
     assert float(devices["TPU v5p"][3]) == pytest.approx(expected, rel=0.01)
+    assert devices["TPU v5p"][4] == "µs"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""Base class of optimizers: weight decay, clipping, freezing and learning rates by layer."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.run import check_patterns as check_expressions
+from lineage.models import Model
+from lineage.models.quantization import Inputs
+from lineage.train.optimizer.schedules import LearningRate, NonNegative
+
+Decay = Annotated[float, Range(0, below=1)]
+
+OPTIMIZERS = Registry("optimizer")
+
+
+class Setting(NamedTuple):
+    """Experiment that an optimizer is made for; see `Optimizer.make`."""
+
+    learning_rate: LearningRate
+    model: Model | None
+    inputs: Callable[[], Inputs] | None
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Base class of optimizers: weight decay, gradient clipping, freezing and layer-wise learning rates.
+
+    Attributes:
+        weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
+        no_decay: no weight decay for parameters in whose path one of these regular expressions is found.
+        clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
+        frozen: parameters in whose path one of these regular expressions is found are not trained.
+        frozen_layers: number of the first layers, in the order of `Model.layer_of`, that are not trained. Neither are
+            the parameters before them.
+        layer_decay: ratio of each layer's learning rate to the next one's; the heads have the whole learning rate
+            (arXiv 2003.10555). 0 gives all layers the same.
+        lr_multipliers: (regular expression, factor) pairs; the first expression found in a parameter's path scales its
+            learning rate.
+    """
+
+    weight_decay: NonNegative = 0.0
+    no_decay: tuple[str, ...] = ("bias$", "scale$")
+    clip_norm: NonNegative = 1.0
+    frozen: tuple[str, ...] = ()
+    frozen_layers: Annotated[int, Range(0)] = 0
+    layer_decay: NonNegative = 0.0
+    lr_multipliers: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self):
+        check_ranges("optimizer", self)
+        check_expressions("optimizer.no_decay", self.no_decay)
+        check_expressions("optimizer.frozen", self.frozen)
+        check_expressions("optimizer.lr_multipliers", self.lr_multipliers, paired=True)
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        """Return the update rule, before weight decay and learning rates."""
+        raise NotImplementedError
+
+    def make(
+        self, learning_rate: LearningRate, model: Model | None = None, inputs: Callable[[], Inputs] | None = None
+    ) -> optax.GradientTransformation:
+        """Return the transformation of gradients into updates.
+
+        Args:
+            learning_rate: learning rate of each step.
+            model: needed by `layer_decay`, `frozen_layers` and Muon.
+            inputs: returns the axes of inputs of the model's matrices, see `models.quantization`; needed by Muon.
+        """
+        clipped = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
+        optimizer = optax.chain(*clipped, *self.scaled(Setting(learning_rate, model, inputs)))
+        if not self.frozen:
+            return optimizer
+        return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
+
+    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
+        """Return the update rule, and the weight decay and learning rates after it."""
+        decay = [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
+        rate = optax.scale_by_learning_rate(setting.learning_rate)
+        return [self.rule(setting), *decay, *self.multiplied(setting), rate]
+
+    def is_decayed(self, params: Any) -> Any:
+        """Return for each parameter whether it has weight decay."""
+        return map_paths(lambda path, _: not _found(self.no_decay, path), params)
+
+    def multiplied(self, setting: Setting) -> list[optax.GradientTransformation]:
+        """Return the factors of layers and of parameters, if any."""
+        parts = []
+        if self.layer_decay or self.frozen_layers:
+            parts.append(_scale_by_layer(setting.model, self.layer_decay or 1.0, self.frozen_layers))
+        if self.lr_multipliers:
+            parts.append(_scale_by_path(self.lr_multipliers))
+        return parts
+
+    def _labels(self, params):
+        check_patterns(self.frozen, params)
+        return map_paths(lambda path, _: "frozen" if _found(self.frozen, path) else "trained", params)
+
+
+def map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Return a tree of function(path, leaf), where a path is like "stack/layers/mlp/up/kernel"."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: function(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), tree
+    )
+
+
+def check_patterns(patterns: Sequence[str], tree: Any) -> None:
+    """Raise ValueError for a regular expression that is found in no path of the tree."""
+    paths = jax.tree.leaves(map_paths(lambda path, _: path, tree))
+    for pattern in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            raise ValueError(f"the pattern {pattern!r} matches no parameter; a path is, for example, {paths[-1]!r}.")
+
+
+def _found(patterns, path):
+    return any(re.search(pattern, path) for pattern in patterns)
+
+
+def _scale_by_layer(model, decay, frozen):
+    if model is None:
+        raise ValueError("optimizer.layer_decay and optimizer.frozen_layers need the model.")
+    heads = model.num_layers + 1
+    if frozen >= heads:
+        raise ValueError(f"optimizer.frozen_layers is {frozen}: it must be at most {heads - 1}, the model's layers.")
+
+    def scale(path, leaf):
+        layer = model.layer_of(path)
+        if isinstance(layer, range):  # of several layers in one array: the factors are a vector along its first axis
+            layers = jnp.arange(layer.start, layer.stop)
+            factors = jnp.where(layers <= frozen, 0, decay ** (heads - layers).astype(jnp.float32))
+            return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
+        return leaf * (0 if frozen and layer <= frozen else decay ** (heads - layer))
+
+    return optax.stateless(lambda updates, params: map_paths(scale, updates))
+
+
+def _scale_by_path(lr_multipliers):
+    def scale(path, leaf):
+        return leaf * next((factor for pattern, factor in lr_multipliers if re.search(pattern, path)), 1.0)
+
+    return optax.stateless(lambda updates, params: map_paths(scale, updates))

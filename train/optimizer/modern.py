@@ -1,0 +1,253 @@
+"""Optimizers proposed since 2023: Muon, AdEMAMix, Sophia, Prodigy and schedule-free AdamW."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+from optax.contrib import MuonDimensionNumbers
+
+from lineage.configs.registry import Range
+from lineage.train.optimizer.base import OPTIMIZERS, Decay, Optimizer, Setting, map_paths
+from lineage.train.optimizer.rules import AdamW
+from lineage.train.optimizer.schedules import LearningRate, NonNegative
+
+Positive = Annotated[float, Range(above=0)]
+
+
+@OPTIMIZERS.register("muon")
+@dataclass(frozen=True)
+class Muon(AdamW):
+    """Muon: orthogonalized momentum for the matrices of the layers, AdamW for all other parameters (arXiv 2502.16982).
+
+    The matrices of embeddings and heads, biases, norms and the parameters of adapters are among the others.
+
+    Attributes:
+        momentum: decay of the momentum of matrices, which is Nesterov's.
+        iterations: number of Newton-Schulz iterations.
+        rms: root mean square of the updates of matrices, for the learning rates of AdamW; 0: the updates are scaled by
+            sqrt(max(1, outputs / inputs)), as in the original code.
+    """
+
+    momentum: Decay = 0.95
+    iterations: Annotated[int, Range(1)] = 5
+    rms: NonNegative = 0.2
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        if setting.model is None or setting.inputs is None:
+            raise ValueError("optimizer.name is 'muon': it needs the model and the axes of its matrices.")
+        model, inputs = setting.model, setting.inputs()
+
+        def axes(path):
+            layer = model.layer_of(path)
+            inside = isinstance(layer, range) or 0 < layer <= model.num_layers
+            if path not in inputs or not path.endswith("/kernel") or not inside:
+                return None
+            return MuonDimensionNumbers(inputs[path], tuple(range(max(inputs[path]) + 1, 0)))
+
+        def sized(path, update):
+            """Scale an orthogonal matrix, by its numbers of inputs and outputs."""
+            reduced, kept = (math.prod(update.shape[axis] for axis in part) for part in axes(path))
+            return update * (
+                self.rms * math.sqrt(max(reduced, kept)) if self.rms else math.sqrt(max(1, kept / reduced))
+            )
+
+        matrices = optax.chain(
+            contrib.scale_by_muon(
+                ns_steps=self.iterations,
+                beta=self.momentum,
+                weight_dimension_numbers=partial(map_paths, lambda path, _: axes(path)),
+            ),
+            optax.stateless(lambda updates, params: map_paths(sized, updates)),
+        )
+        labels = partial(map_paths, lambda path, _: "matrices" if axes(path) else "others")
+        return optax.partition({"matrices": matrices, "others": super().rule(setting)}, labels)
+
+
+@OPTIMIZERS.register("ademamix")
+@dataclass(frozen=True)
+class AdEMAMix(AdamW):
+    """AdEMAMix: Adam with a second, slow average of the gradients (arXiv 2409.03137).
+
+    Attributes:
+        b3: decay of the slow average.
+        alpha: weight of the slow average.
+        rise_steps: steps in which `alpha` and `b3` rise to their values, for stability; the paper takes those of the
+            run. 0: they have them from the start.
+    """
+
+    b3: Decay = 0.9999
+    alpha: NonNegative = 5.0
+    rise_steps: Annotated[int, Range(0)] = 0
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        alpha, b3 = self.alpha, self.b3
+        if self.rise_steps:
+            alpha = optax.linear_schedule(0.0, self.alpha, self.rise_steps)
+            b3 = rising(self.b1, self.b3, self.rise_steps)
+        return contrib.scale_by_ademamix(self.b1, self.b2, b3, alpha, self.epsilon)
+
+
+def rising(first: float, last: float, steps: int) -> Callable[[Any], Any]:
+    """Return the decay of a slow average whose half-life rises over some steps (arXiv 2409.03137, section 3)."""
+    first, last = math.log(max(first, 1e-8)), math.log(max(last, 1e-8))
+
+    def decay(n):
+        done = jnp.minimum(n / steps, 1.0)
+        return jnp.exp(first * last / ((1 - done) * last + done * first))
+
+    return decay
+
+
+@OPTIMIZERS.register("sophia")
+@dataclass(frozen=True)
+class Sophia(Optimizer):
+    """Sophia-H: clipped updates, preconditioned by an estimate of the Hessian's diagonal (arXiv 2305.14342).
+
+    Every `interval` steps, the diagonal is estimated by Hutchinson's method on the first micro-batch, which costs about
+    two gradients more.
+
+    Attributes:
+        b1: decay of the momentum.
+        b2: decay of the diagonal.
+        gamma: factor of the diagonal; larger means that fewer updates are clipped.
+        epsilon: minimum of the diagonal times `gamma`.
+        interval: number of steps between two estimates of the diagonal.
+    """
+
+    b1: Decay = 0.96
+    b2: Decay = 0.99
+    gamma: Positive = 0.01
+    epsilon: Positive = 1e-12
+    interval: Annotated[int, Range(1)] = 10
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        settings = {"update_interval": self.interval, "hessian_diagonal_fn": _hessian_diagonal()}
+        rule = contrib.sophia(1.0, self.b1, self.b2, self.epsilon, weight_decay=0.0, gamma=self.gamma, **settings)
+        return optax.chain(rule, optax.scale(-1.0))
+
+
+def _hessian_diagonal():
+    """Return Hutchinson's estimate r * H r for random signs r.
+
+    H r is the gradient of <gradient, r>: unlike forward-mode differentiation, it passes through custom gradients.
+    """
+
+    def update(updates, state, params, *, obj_fn: Callable[[Any], Any], **_):
+        key, own = jax.random.split(state.key)
+        signs = optax.tree.random_like(own, params, jax.random.rademacher, dtype=jnp.float32)
+        product = jax.grad(lambda params: optax.tree.vdot(jax.grad(obj_fn)(params), signs))(params)
+        return jax.tree.map(jnp.multiply, product, signs), contrib.HutchinsonState(key)
+
+    return optax.GradientTransformationExtraArgs(contrib.hutchinson_estimator_diag_hessian().init, update)
+
+
+@OPTIMIZERS.register("prodigy")
+@dataclass(frozen=True)
+class Prodigy(AdamW):
+    """Prodigy: AdamW that estimates its own learning rate (arXiv 2306.06101); the schedule's is a factor, usually 1.
+
+    Attributes:
+        start: first estimate of the learning rate, below the right one.
+        growth: factor of the estimates.
+        safeguard_warmup: whether the warm-up does not slow down the estimation.
+    """
+
+    start: Positive = 1e-6
+    growth: Positive = 1.0
+    safeguard_warmup: bool = True
+
+    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
+        adaptive = contrib.prodigy(
+            setting.learning_rate,
+            (self.b1, self.b2),
+            eps=self.epsilon,
+            estim_lr0=self.start,
+            estim_lr_coef=self.growth,
+            safeguard_warmup=self.safeguard_warmup,
+        )
+        rate = setting.learning_rate
+
+        def update(updates, state, params, **_):
+            new, after = adaptive.update(updates, state, params)
+            factor = self.weight_decay * state.estim_lr * rate(state.count)
+            decayed = self.is_decayed(params)
+            return jax.tree.map(lambda u, p, decays: u - factor * p if decays else u, new, params, decayed), after
+
+        return [optax.GradientTransformationExtraArgs(adaptive.init, update), *self.multiplied(setting)]
+
+
+class ScheduleFreeState(NamedTuple):
+    """State of `schedule_free`: the base optimizer's parameters and state, and the sum of the weights of averaging."""
+
+    z: Any
+    inner: Any
+    b1: Any
+    peak: Any
+    total: Any
+    count: Any
+
+
+@OPTIMIZERS.register("schedule_free_adamw")
+@dataclass(frozen=True)
+class ScheduleFreeAdamW(AdamW):
+    """Schedule-free AdamW: averaging replaces the decay of the learning rate (arXiv 2405.15682).
+
+    The schedule should be constant after the warm-up. Evaluations and exports have the averaged parameters.
+
+    Attributes:
+        b1: weight of the average in the parameters at which gradients are computed; above 0.
+        b2: decay of the second moment.
+    """
+
+    b1: Annotated[float, Range(above=0, below=1)] = 0.9
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        return optax.scale_by_adam(0.0, self.b2, self.epsilon)
+
+    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
+        return [schedule_free(optax.chain(*super().scaled(setting)), setting.learning_rate, self.b1)]
+
+
+def schedule_free(
+    base: optax.GradientTransformation, learning_rate: LearningRate, b1: float
+) -> optax.GradientTransformationExtraArgs:
+    """Return an optimizer of y = (1 - b1) z + b1 x, where `base` updates z, and x is the average of z.
+
+    The average has weights in proportion to the square of the largest learning rate so far, as in `optax.contrib`, of
+    which this is the same rule. Updates of 0 stay exactly 0, so that frozen layers do not change.
+    """
+    base = optax.with_extra_args_support(base)
+
+    def init(params):
+        zero, one = jnp.zeros(()), jnp.asarray(b1, jnp.float32)
+        z = jax.tree.map(jnp.copy, params)
+        return ScheduleFreeState(z, base.init(params), one, zero, zero, jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params, **extra):
+        own, inner = base.update(updates, state.inner, params, **extra)
+        peak = jnp.maximum(state.peak, learning_rate(state.count))
+        total = state.total + peak**2
+        share = jnp.where(total > 0, peak**2 / total, 0.0)
+        new = jax.tree.map(lambda y, z, u: (1 - b1) * u + share * ((z - y) + b1 * u), params, state.z, own)
+        z = jax.tree.map(jnp.add, state.z, own)
+        return new, ScheduleFreeState(z, inner, state.b1, peak, total, state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def averaged(state: Any, params: Any) -> Any:
+    """Return the averaged parameters of `schedule_free`, from an optimizer's state; None for other optimizers."""
+    found = optax.tree_utils.tree_get(state, "ScheduleFreeState")
+    if found is None:
+        return None
+
+    def average(z, y):
+        return y if isinstance(z, optax.MaskedNode) else (y - (1 - found.b1) * z) / found.b1
+
+    return jax.tree.map(average, found.z, params, is_leaf=lambda z: isinstance(z, optax.MaskedNode))

@@ -1,0 +1,66 @@
+"""Traces of training steps, for TensorBoard and xprof."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+class Trace(contextlib.AbstractContextManager):
+    """Recorder of a trace of some steps into `workdir/profile`, which TensorBoard's profile plugin and xprof read.
+
+    Args:
+        steps: first and last step, counted from 1; None records nothing.
+        total: number of steps of the run.
+        say: callback for messages.
+
+    Raises:
+        ValueError: the steps are not in the run.
+    """
+
+    def __init__(self, workdir: Path, steps: tuple[int, int] | None, total: int, say: Callable[[str], None]):
+        if steps and not 1 <= steps[0] <= steps[1] <= total:
+            first, last = steps
+            raise ValueError(
+                f"the profile is of the steps {first:,} to {last:,}: they must be in order, from 1 to {total:,}."
+            )
+        self.folder, self.steps, self.say = workdir / "profile", steps, say
+        self.is_recording = False
+
+    def step(self, step: int) -> contextlib.AbstractContextManager:
+        """Return a context for the dispatch of a step, which marks the step in the trace; start at the first one."""
+        if self.steps and step == self.steps[0]:
+            jax.profiler.start_trace(str(self.folder))
+            self.is_recording = True
+        return (
+            jax.profiler.StepTraceAnnotation("train", step_num=step) if self.is_recording else contextlib.nullcontext()
+        )
+
+    def after(self, step: int, results: Any) -> None:
+        """End the trace after its last step, whose results are waited for."""
+        if self.is_recording and step == self.steps[1]:
+            jax.block_until_ready(results)
+            self._stop()
+            first, last = self.steps
+            self.say(
+                f"profile of the steps {first:,} to {last:,}: {self.folder} (`tensorboard --logdir {self.folder}`)"
+            )
+
+    def _stop(self):
+        self.is_recording = False
+        jax.profiler.stop_trace()
+
+    def __exit__(self, *_) -> None:
+        if self.is_recording:
+            self._stop()
+
+
+def parse(text: str) -> tuple[int, int]:
+    """Return the first and the last step of a text such as "20:25", or "20" for one step."""
+    first, colon, last = text.partition(":")
+    try:
+        return int(first), int(last if colon else first)
+    except ValueError:
+        raise ValueError(f"the profile is {text!r}: it must be the first and the last step, such as 20:25.") from None
