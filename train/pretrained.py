@@ -87,7 +87,7 @@ def _fitting(ours, theirs, model, init):
                 wrong.append(f"{name} {found.shape}, here {shape}")
     if wrong:
         listed, hint = sorted(wrong), ": change the model, or add them to init.skip."
-        text = f"{path} has {len(wrong)} parameters of other shapes than the model: "
+        text = f"{path} has parameters of other shapes than the model ({len(wrong)}): "
         while len(text) + len("; ".join(listed)) > 320 and len(listed) > 1:
             listed.pop()
         more = f" and {len(wrong) - len(listed)} more" if len(listed) < len(wrong) else ""

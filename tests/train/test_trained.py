@@ -23,7 +23,7 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = {"devices": jax.devices()[:1]}
-ENCODER = {"task.name": "text_classification", "task.sequence_length": 16, "total_steps": 2}
+ENCODER = {"task.name": "text_classification", "task.sequence_length": 16, "total_epochs": 2.0}
 TEXTS = [("good nice", "yes"), ("bad poor awful", "no"), ("fine nice good", "yes"), ("awful", "no")]
 
 
@@ -149,7 +149,9 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
 def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
     bert_folder(tmp_path / "bert", head="pretraining")
     absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER
-    with pytest.raises(ValueError, match=r"has 17 parameters of other shapes than the model: .*; .* and \d+ more: ch"):
+    with pytest.raises(
+        ValueError, match=r"has parameters of other shapes than the model \(\d\d\): .*; .* and \d+ more: change"
+    ):
         loop.train(tiny("bert", absent | {"model.width": 32}), tmp_path / "run", **ONE)
     with pytest.raises(
         ValueError, match=r"has 4 parameters .*: stack/layers/mlp/down/kernel \(2, 64, 16\), here \(2, "
