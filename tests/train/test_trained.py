@@ -149,9 +149,7 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
 def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
     bert_folder(tmp_path / "bert", head="pretraining")
     absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER
-    with pytest.raises(
-        ValueError, match=r"has parameters of other shapes than the model \(\d\d\): .*; .* and \d+ more: change"
-    ):
+    with pytest.raises(ValueError, match=r"of other shapes than the model \(\d\d\): .*; .* and \d+ more: change"):
         loop.train(tiny("bert", absent | {"model.width": 32}), tmp_path / "run", **ONE)
     with pytest.raises(
         ValueError, match=r"has 4 parameters .*: stack/layers/mlp/down/kernel \(2, 64, 16\), here \(2, "
