@@ -146,6 +146,19 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
     assert (again.model.name, again.model.width, again.model.max_length, again.model.dropout) == ("bert", 16, 32, 0.25)
 
 
+def test_sizes_come_from_a_model_of_another_kind(tiny, tmp_path):
+    """Check a masked autoencoder that is fine-tuned, half of its layers, and a backbone, which keeps the model."""
+    sizes = {"depth": 4, "width": 24, "num_heads": 3, "patch_size": 2, "image_size": 8, "channels": 1}
+    model = models.build("mae", decoder_depth=1, decoder_width=16, decoder_num_heads=2, **sizes)
+    convert.save(tmp_path, model, model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)), jnp.zeros((1, 16), jnp.int32)))
+    given = {"init.path": str(tmp_path), "model.pooling": "gap", "model.num_heads": 2}
+    config = tiny("vit", given | {"init.layers": (0, 3)})
+    assert (config.model.name, config.model.pooling, config.model.position) == ("vit", "gap", "1d")
+    assert (config.model.depth, config.model.width, config.model.num_heads, config.model.patch_size) == (2, 24, 2, 2)
+    config = tiny("vit", given | {"init.rename": (("^", "backbone/"),)})
+    assert (config.model.width, config.model.patch_size) == (16, 4)
+
+
 def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
     bert_folder(tmp_path / "bert", head="pretraining")
     absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER
