@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.registry import typed
+from lineage.data.inputs import image_files
 from lineage.evaluation.scorers import METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 from lineage.runs.folder import versions
@@ -72,9 +73,16 @@ def score_files(
         "signature": scores.pop("signature", signature),
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
-        "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
+        "files": {path: hashlib.sha256(_content(Path(path))).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
+
+
+def _content(path):
+    """Return the bytes of a file, or of a folder of images the names of its files."""
+    if path.is_dir():
+        return "\n".join(str(file.relative_to(path)) for file in image_files(str(path))).encode()
+    return path.read_bytes()
 
 
 def defaults(name: str) -> dict[str, Any]:
