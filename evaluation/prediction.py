@@ -34,10 +34,10 @@ def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
 
     Args:
         experiment: `train.experiment.Experiment` of the run.
-        step: that of the checkpoint; 0: the workdir is a folder in the layout of `transformers`.
+        step: that of the checkpoint; a folder in the layout of `transformers` has none.
     """
     records = experiment.workdir / "checkpoints" / str(step) / "about"
-    checksums = fingerprint([str(records if step else experiment.workdir)])
+    checksums = fingerprint([str(records if records.is_dir() else experiment.workdir)])
     config = {f"config.{key}": value for key, value in flatten(plain(experiment.config))}
     kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
     return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept

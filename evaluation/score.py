@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.registry import typed
+from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import CHOICES, LanguageModel
 from lineage.evaluation.scorers import LIKELIHOODS, METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
@@ -84,7 +85,7 @@ def score_files(
         "signature": scores.pop("signature", signature),
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
-        "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
+        "files": {path: hashlib.sha256(_content(Path(path))).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 
@@ -107,6 +108,13 @@ def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[
 def needs_references(name: str) -> bool:
     """Return whether a metric compares the predictions with references."""
     return "references" in inspect.signature(METRICS[name]).parameters
+
+
+def _content(path):
+    """Return the bytes of a file, or of a folder of images the names of its files."""
+    if path.is_dir():
+        return "\n".join(str(file.relative_to(path)) for file in image_files(str(path))).encode()
+    return path.read_bytes()
 
 
 def defaults(name: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class LabeledTextTask(EncoderTask):
         count = self.known.examples["train"] if self.known else len(counted)
         fit = Fit(self.long_text, tokenizer, length, self.stride, Counter(words), count)
         splits = {name: encode(part.texts, labels[name], tokenizer, length, fit) for name, part in content.items()}
-        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
+        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=dict(words))
         return Examples(splits, facts)
 
     def input_examples(self, rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, facts: Facts) -> InputExamples:

@@ -71,15 +71,15 @@ def train(
     with opened(workdir, training=True) as workdir, contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         folder.make(workdir)
         with distributed.agreed():
-            experiment = Experiment(config, workdir, devices)
-            if (done := folder.last_step(workdir)) > experiment.total_steps:
-                raise ValueError(f"the run is {experiment.total_steps:,} steps long, but {workdir} has step {done:,}.")
+            experiment, done = Experiment(config, workdir, devices), folder.last_step(workdir)
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 if not done:
                     folder.discard(workdir, force_config)
                     pretrained.check(experiment)  # before the data are opened
                     experiment.check()  # before anything is written
+                elif done > (total := experiment.total_steps):
+                    raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
                 folder.keep_config(config, workdir, force_config)
                 artifacts.check(workdir)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))

@@ -25,11 +25,14 @@ from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch, Task
+from lineage.tasks.text import TextTask
 from lineage.train.checkpoint import read_variables
 from lineage.train.step import TrainState
 
 # Options of models that the task, the data or the machine determine, and not the model that is taken over.
 OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
+# Options that are taken over by models of another kind.
+SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
 # Options of tasks that go with a model.
 PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "shorter_side", "start_token")
 LENGTH = 512  # tokens of a sequence, for models of any length whose task does not say
@@ -48,6 +51,11 @@ def start_from(
             known to fit.
     """
     folder = local(init.path)
+    if not Path(folder).exists():
+        raise FileNotFoundError(
+            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
+            "layout of transformers."
+        )
     theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
     ours, theirs = _flat(jax.eval_shape(TrainState.variables, state)), _flat(theirs)
     taken = _fitting(ours, theirs, model, init)
@@ -89,7 +97,7 @@ def _fitting(ours, theirs, model, init):
                 wrong.append(f"{name} {found.shape}, here {shape}")
     if wrong:
         listed, hint = sorted(wrong), ": change the model, or add them to init.skip."
-        text = f"{path} has {len(wrong)} parameters of other shapes than the model: "
+        text = f"{path} has parameters of other shapes than the model ({len(wrong)}): "
         while len(text) + len("; ".join(listed)) > 320 and len(listed) > 1:
             listed.pop()
         more = f" and {len(wrong) - len(listed)} more" if len(listed) < len(wrong) else ""
@@ -186,26 +194,32 @@ def _facts(model: Model, **others: Any) -> Facts:
 def adopt(config: ConfigDict, typed: Collection[str] = ()) -> None:
     """Take over the architecture in `init.path`, and the preprocessing that goes with it, except for the `typed` keys.
 
-    The heads and the number of classes stay those of the config.
+    The heads and the number of classes stay those of the config. If the model cannot do the task, such as a masked
+    autoencoder that is fine-tuned, or another model is typed, only the sizes that both have are taken over; with
+    `init.rename`, which puts it into a larger model, nothing is.
     """
-    path, section = local(config.init.path), config.model
-    if not Path(path).exists():
-        raise FileNotFoundError(
-            f"init.path is {path!r}, which is not a folder: it must be the workdir of a run, or a folder in the layout "
-            "of transformers."
-        )
-    model = _model_of(path, {})
-    if not {"model", "model.name"} & {*typed}:
-        base.choose(config, "model.name", MODELS.name_of(model))
-        section = config.model
+    path, init = local(config.init.path), config.init
+    if init.rename or not Path(path).exists():
+        return
+    model, task = _model_of(path, {}), TASKS[config.task.name]
+    headed = model.clone(head=task.head) if task.head and "head" in model.settings else model
+    name = MODELS.name_of(model)
+    if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
+        base.choose(config, "model.name", name)
+    section, taken = config.model, model.settings
+    if section.name != name:
+        taken = {key: taken[key] for key in SIZES if key in taken}
     fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
     if section.get("variant") and not fixed:
         section.variant = None
-    for key, value in model.settings.items():
-        if key in section and key not in (*OWN, *fixed) and f"model.{key}" not in typed:
+    if init.layers:
+        taken = taken | {"depth": len(init.layers)}
+    for key, value in taken.items():
+        own = any(f"{one}.".startswith(f"model.{key}.") for one in typed)
+        if key in section and key not in (*OWN, *fixed) and not own:
             _set(section, key, value)
     for key, value in _preparation(path, model).items():
-        if key in config.task and f"task.{key}" not in typed:
+        if value is not None and key in config.task and f"task.{key}" not in typed:
             _set(config.task, key, value)
     longest = model.settings.get("max_length")
     if longest and "sequence_length" in config.task and "task.sequence_length" not in typed:
@@ -218,8 +232,8 @@ def _set(section, key, value):
         given = {name: each for name, each in value.settings.items() if each is not None}
         with section.unlocked():
             section[key] = schema.section(MODELS, MODELS.name_of(value), **given)
-    elif value is not None:
-        section[key] = float(value) if section.get_type(key) is float else value
+    else:
+        section[key] = float(value) if value is not None and section.get_type(key) is float else value
 
 
 def _preparation(path, model):
@@ -258,7 +272,8 @@ def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
         options["image_size"] = (size, size)
-    if tokenizer:
+    if isinstance(task, TextTask):
+        tokenizer = tokenizer or Tokenizer.load(folder)  # which says that there is none
         options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}
     return _facts(model, class_names=companions.class_names(folder), **options)
 

@@ -101,7 +101,7 @@ class Trained:
         found, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
-                other = load(folder, changes={"weights": config.weights})
+                other = load(folder, changes={"weights": config.weights} if config.weights else {})
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir

@@ -55,7 +55,9 @@ def save(folder, name, example, tokenizer=None, roles=(), **settings):
         made.save(folder)
         settings |= {"vocab_size": made.vocab_size}
     model = models.build(name, **settings)
-    convert.save(folder, model, model.init(jax.random.key(0), *example))
+    variables = model.init(jax.random.key(0), *example)
+    noisy = jax.tree.map(lambda a: a + 0.3 * RANDOM.standard_normal(a.shape).astype("f"), variables["params"])
+    convert.save(folder, model, variables | {"params": noisy})
 
 
 def text(count):

@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 
 from lineage import launch
-from lineage.evaluation.score import METRICS, parse
+from lineage.evaluation.score import METRICS, parse, score_files
 from lineage.metrics import embedding
 from lineage.metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
 from lineage.metrics.embedding import Embedded
@@ -307,3 +307,23 @@ def test_output_folder_is_created(tmp_path):
     output = tmp_path / "new" / "folder" / "scores.json"
     assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0
     assert json.loads(output.read_text())["metric"] == "distinct"
+
+
+def test_references_in_tables_and_folders(tmp_path):
+    """Check labels in a .csv and a .tsv, and those of images, which are the names of their folders."""
+    predictions = tmp_path / "out.jsonl"
+    predictions.write_text("".join(json.dumps({"label": label}) + "\n" for label in ("a", "b", "b")))
+    (tmp_path / "true.csv").write_text('text,label\n"x, y",a\nz,b\nz,a\n')
+    (tmp_path / "true.tsv").write_text("label\ttext\na\tx\nb\ty\nb\tz\n")
+    for name in ("a/1.png", "b/1.png", "b/2.JPG", "b/notes.txt"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).touch()
+    for name, accuracy in (("true.csv", 2 / 3), ("true.tsv", 1), ("images", 1)):
+        found = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
+        assert found["scores"]["accuracy"] == pytest.approx(accuracy)
+        assert len(found["files"]) == 2
+    (tmp_path / "true.csv").write_text("text,stars\nx,1\n")
+    with pytest.raises(
+        ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label or"
+    ):
+        score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])

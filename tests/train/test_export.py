@@ -152,7 +152,6 @@ def test_image_processor_crops_as_the_task_does(crop, resample, tmp_path):
 
 def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
-    with pytest.raises(
-        ValueError, match=r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
-    ):
+    message = r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
+    with pytest.raises(ValueError, match=message):
         export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")

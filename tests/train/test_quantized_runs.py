@@ -13,6 +13,7 @@ from lineage.models.layers.quantized import Quantized
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 from lineage.train.step import cast
+from lineage.train.trained import Trained
 from tests.tiers import tiered
 
 WEIGHTS = "--config.weights=int8"
@@ -59,7 +60,7 @@ def test_generate(say):
 
 def test_draft_models_are_quantized_too(tiny, workdir):
     changes = {"source.max_bytes": 8_000, "sampling.draft": str(workdir), "weights": "int8"}
-    _, variables = Experiment(tiny("gpt", changes), workdir).helpers()["draft"]
+    _, variables = Trained(Experiment(tiny("gpt", changes), workdir), {}).helpers["draft"]
     assert isinstance(variables["params"]["embed"]["table"], Quantized)
 
 

@@ -23,7 +23,7 @@ from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = {"devices": jax.devices()[:1]}
-ENCODER = {"task.name": "text_classification", "task.sequence_length": 16, "total_steps": 2}
+ENCODER = {"task.name": "text_classification", "task.sequence_length": 16, "total_epochs": 2.0}
 TEXTS = [("good nice", "yes"), ("bad poor awful", "no"), ("fine nice good", "yes"), ("awful", "no")]
 
 
@@ -146,10 +146,23 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
     assert (again.model.name, again.model.width, again.model.max_length, again.model.dropout) == ("bert", 16, 32, 0.25)
 
 
+def test_sizes_come_from_a_model_of_another_kind(tiny, tmp_path):
+    """Check a masked autoencoder that is fine-tuned, half of its layers, and a backbone, which keeps the model."""
+    sizes = {"depth": 4, "width": 24, "num_heads": 3, "patch_size": 2, "image_size": 8, "channels": 1}
+    model = models.build("mae", decoder_depth=1, decoder_width=16, decoder_num_heads=2, **sizes)
+    convert.save(tmp_path, model, model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)), jnp.zeros((1, 16), jnp.int32)))
+    given = {"init.path": str(tmp_path), "model.pooling": "gap", "model.num_heads": 2}
+    config = tiny("vit", given | {"init.layers": (0, 3)})
+    assert (config.model.name, config.model.pooling, config.model.position) == ("vit", "gap", "1d")
+    assert (config.model.depth, config.model.width, config.model.num_heads, config.model.patch_size) == (2, 24, 2, 2)
+    config = tiny("vit", given | {"init.rename": (("^", "backbone/"),)})
+    assert (config.model.width, config.model.patch_size) == (16, 4)
+
+
 def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
     bert_folder(tmp_path / "bert", head="pretraining")
     absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER
-    with pytest.raises(ValueError, match=r"has 17 parameters of other shapes than the model: .*; .* and \d+ more: ch"):
+    with pytest.raises(ValueError, match=r"of other shapes than the model \(\d\d\): .*; .* and \d+ more: change"):
         loop.train(tiny("bert", absent | {"model.width": 32}), tmp_path / "run", **ONE)
     with pytest.raises(
         ValueError, match=r"has 4 parameters .*: stack/layers/mlp/down/kernel \(2, 64, 16\), here \(2, "
