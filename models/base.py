@@ -82,6 +82,7 @@ class Model(nn.Module):
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
+        takes_segments: whether `__call__` accepts `segments` and `positions`, for several texts in a row.
         computes_loss: whether `__call__` accepts `targets` and then returns their losses instead of logits, see
             `kernels.vocabulary.token_losses`.
         depth: number of layers, L.
@@ -109,6 +110,7 @@ class Model(nn.Module):
     has_class_token = False
     uses_batch_statistics = False
     takes_own_rate = False
+    takes_segments = False
     computes_loss = False
     depth = 0
     width = 0

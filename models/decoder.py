@@ -85,6 +85,7 @@ class DecoderOnly(Decoder):
         *,
         mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
+        segments: Int[Array, "B T"] | None = None,
         targets: Targets | None = None,
     ) -> Float[Array, "B T V"] | TokenLosses:
         """Return the logits of the token after each of at most `max_length` tokens; raise ValueError if there are more.
@@ -92,10 +93,13 @@ class DecoderOnly(Decoder):
         Args:
             mask: True for real tokens, False for padding (on either side), which is masked out in attention.
             positions: positions of the tokens; None: 0 to T-1.
+            segments: number of the text of each token, for models that take several texts in a row: a token attends to
+                those of its own text only.
             targets: next tokens, whose losses are returned instead of logits.
         """
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        x, _ = self.hidden(tokens, positions, mask=None if mask is None else Mask(keys=mask))
+        limits = None if mask is None and segments is None else Mask(keys=mask, segments=segments)
+        x, _ = self.hidden(tokens, positions, mask=limits)
         return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
 
     def encode(self, inputs: None = None) -> None:

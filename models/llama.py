@@ -49,6 +49,8 @@ class Llama(DecoderOnly):
         | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
     }
 
+    takes_segments = True
+
     vocab_size: int = 32_000
     max_length: Count = 4096
     depth: Count = 32

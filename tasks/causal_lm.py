@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data import Documents, Examples, Facts, Loader, Tokenizer
+from lineage.data import Documents, Examples, ExampleSource, Facts, Loader, Tokenizer
+from lineage.data.examples.packing import Packed
 from lineage.data.examples.pairs import Prompts
+from lineage.data.tokens import Stream
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Request, Result
@@ -21,6 +23,8 @@ class CausalLM(DocumentTask):
     """Predict each token of a text from those before it.
 
     Attributes:
+        packing: whether a row has whole documents, as many as fit, which do not attend to each other and whose
+            positions begin at 0 (longer ones are split); otherwise it is a window of the stream of all documents.
         evaluation_stride: distance between the starts of consecutive evaluation windows, in tokens; 0: the length of a
             window. Each token is predicted once, from at least `sequence_length - evaluation_stride` tokens before it,
             as far as there are any.
@@ -32,7 +36,12 @@ class CausalLM(DocumentTask):
     optional_tokens = ("end_of_text",)
     loader_options = ("order",)
 
+    packing: bool = False
     evaluation_stride: Count = 0
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        return DocumentTask.arrays | (dict.fromkeys(("segments", "positions"), "int32 B T") if self.packing else {})
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         return self.windows(content, tokenizer, self.sequence_length)
@@ -45,8 +54,20 @@ class CausalLM(DocumentTask):
             raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
         return InputExamples(Prompts(prompts))
 
+    def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
+        return Packed(stream, length) if self.packing else super().part(stream, length, evaluation)
+
+    def check_model(self, model: Model) -> None:
+        super().check_model(model)
+        if self.packing and not model.takes_segments:
+            raise ValueError(
+                f"task.packing is True: it must be False for {type(model).__name__}, which takes no segments."
+            )
+
     def check_loader(self, loader: Loader) -> None:
         super().check_loader(loader)
+        if self.packing and (loader.order or self.stride or self.evaluation_stride):
+            raise ValueError("task.packing is True: loader.order must be '', and the strides of the task must be 0.")
         for name in ("stride", "evaluation_stride"):
             if loader.order and getattr(self, name) not in (0, self.sequence_length):
                 raise ValueError(
@@ -57,8 +78,11 @@ class CausalLM(DocumentTask):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
         if model.computes_loss:
-            return fused_loss(model, batch, self.label_smoothing, batch["tokens"])
+            return fused_loss(model, batch, self.label_smoothing, batch["tokens"], **_packed(batch))
         return super().loss(model, batch)
+
+    def forward(self, model: Model, batch: Batch) -> Any:
+        return model(batch["tokens"], **_packed(batch))
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
         loss = metrics["loss"]
@@ -75,6 +99,11 @@ class CausalLM(DocumentTask):
         return Request(batch["tokens"], batch["lengths"])
 
 
+def _packed(batch: Batch) -> Batch:
+    """Return the arrays that packed batches have for the model, beside the tokens."""
+    return {name: batch[name] for name in ("segments", "positions") if name in batch}
+
+
 @TASKS.register("bidirectional_lm")
 @dataclass(frozen=True)
 class BidirectionalLM(CausalLM):
@@ -83,6 +112,7 @@ class BidirectionalLM(CausalLM):
     needs = ("both_directions",)
     generates = False
     label_smoothing: ClassVar[float] = 0.0  # not an option
+    packing: ClassVar[bool] = False  # not an option
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the sum of the forward and backward language modeling losses, where `mask` [B, T] is True.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
-from lineage.data.tokens import tokenize
+from lineage.data.tokens import Stream, tokenize
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
 from lineage.tasks.base import Batch, Count, Pictures, Result, Sizes, Smoothing, Task
@@ -85,14 +85,9 @@ class DocumentTask(TextTask):
         length: int,
         transform: Transform | None = None,
     ) -> Examples:
-        """Return windows of `length` tokens."""
+        """Return rows of `length` tokens."""
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
-        splits = {
-            name: windows.Windows(stream.tokens, length, self.stride)
-            if name == "train"
-            else windows.Windows(stream.tokens, length, self.evaluation_stride, once=True)
-            for name, stream in streams.items()
-        }
+        splits = {name: self.part(stream, length, name != "train") for name, stream in streams.items()}
         facts = self.facts(
             tokenizer,
             tokens={name: len(stream.tokens) for name, stream in streams.items()},
@@ -100,6 +95,11 @@ class DocumentTask(TextTask):
             bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
         )
         return Examples(splits, facts, transform, transform)
+
+    def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
+        """Return the rows of a split for training or evaluation."""
+        stride = self.evaluation_stride if evaluation else self.stride
+        return windows.Windows(stream.tokens, length, stride, once=evaluation)
 
 
 @dataclass(frozen=True)

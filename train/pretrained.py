@@ -51,11 +51,6 @@ def start_from(
             known to fit.
     """
     folder = local(init.path)
-    if not Path(folder).exists():
-        raise FileNotFoundError(
-            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
-            "layout of transformers."
-        )
     theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
     ours, theirs = _flat(jax.eval_shape(TrainState.variables, state)), _flat(theirs)
     taken = _fitting(ours, theirs, model, init)
@@ -172,6 +167,11 @@ def check(experiment: Any) -> None:
     """
     init = experiment.run.init
     folder = local(init.path)
+    if folder and not Path(folder).exists():
+        raise FileNotFoundError(
+            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
+            "layout of transformers."
+        )
     if not folder or (is_run(folder) and not kept_facts(Path(folder))):
         return
     known = _facts(_model_of(folder, {}))

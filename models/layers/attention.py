@@ -171,6 +171,8 @@ class Attention(nn.Module):
             seen = None if empty else cache
         if self.relative is not None:
             keys = key.shape[1] if seen is None else seen.max_length
+            if mask.segments is not None:  # keys are counted from the first of the row, not of their segment
+                positions = jnp.arange(x.shape[1])[None]
             relative = self.relative(name="relative")(query, positions, keys)
             mask = mask.replace(bias=relative if mask.bias is None else mask.bias + relative)
         attend = None if seen is None else partial(cached, seen)

@@ -4,12 +4,16 @@ import csv
 import json
 import re
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from lineage import launch
+from lineage.configs import cli
+from lineage.data import TOKENIZERS, tokens
 from lineage.runs.folder import read_metrics
+from lineage.train.experiment import Experiment
 
 
 @pytest.fixture
@@ -175,3 +179,18 @@ def test_search(launch, tmp_path):
         assert 1e-4 <= config["schedule"]["learning_rate"] <= 1e-2
         assert str(config["schedule"]["learning_rate"]) == row["schedule.learning_rate"]
     assert rows[0]["schedule.learning_rate"] != rows[1]["schedule.learning_rate"]
+
+
+def test_prepare_encodes_what_runs_read(say, capsys, tmp_path, monkeypatch):
+    tiny = f"--config={Path(__file__).parents[1] / 'tiny.py'}:gpt"
+    changes = {"tokenizer": "bpe", "tokenizer.vocab_size": "300", "task.cache_dir": str(tmp_path)}
+    options = [tiny, *(f"--config.{key}={value}" for key, value in changes.items())]
+    assert re.search(rf"{tmp_path} has \d+ examples of train, \d+ examples of validation", say("prepare", *options))
+    monkeypatch.setattr(tokens._Encode, "__call__", None)
+    monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
+    config, _ = cli.load(tiny.removeprefix("--config="))
+    cli.override(config, changes)
+    assert Experiment(config).data.facts.vocab_size == 300
+    for name in (tiny, "--config=vit_digits"):
+        assert launch.main(["prepare", name]) == 1
+        assert "task.cache_dir is '': it must be a folder, for a task on documents" in capsys.readouterr().err
