@@ -171,9 +171,15 @@ class Transform:
             images = stack(images)
         for number, step in enumerate(self.steps, 1):
             images = step(images, shuffle.fold(keys, number))
-        mean, std = np.float32(self.mean), np.float32(self.std)
-        pixels = images * (1 / (255 * std))
-        pixels -= mean / std
+        pixels = self._normalized(images)
         if self.erase:
             pixels = self.erase(pixels, shuffle.fold(keys, len(self.steps) + 1))
         return {**batch, "image": pixels}
+
+    def _normalized(self, images: np.ndarray) -> np.ndarray:
+        *_, width, channels = images.shape
+        mean, std = (np.broadcast_to(np.float32(values), channels) for values in (self.mean, self.std))
+        # Whole rows, because NumPy's loop over the last axis is slow for an axis of 3.
+        pixels = images.reshape(*images.shape[:-2], -1) * np.tile(1 / (255 * std), width)
+        pixels -= np.tile(mean / std, width)
+        return pixels.reshape(images.shape)
