@@ -1,4 +1,4 @@
-"""A local stand-in of Google Cloud Storage: one bucket in memory, over the part of its JSON interface that gcsfs uses."""
+"""A local stand-in of Google Cloud Storage: a bucket in memory, over the part of its JSON interface for gcsfs."""
 
 import base64
 import hashlib
