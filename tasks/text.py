@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.configs.storage import is_remote
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
@@ -71,6 +72,13 @@ class DocumentTask(TextTask):
 
     cache_dir: str = ""
     stride: Count = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if is_remote(self.cache_dir):
+            raise ValueError(
+                f"task.cache_dir is {self.cache_dir!r}: it must be a folder of this machine, as it is memory-mapped."
+            )
 
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return dict(content)

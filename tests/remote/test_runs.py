@@ -370,3 +370,38 @@ def test_a_run_that_was_killed_ends_with_the_same_parameters(bucket, cache, tmp_
             saved = ocp.StandardCheckpointer().restore(folder / "checkpoints" / "60" / "state")
         states.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)])
     assert states[0] == states[1]
+
+
+@pytest.mark.thorough
+def test_commands_read_and_write_remote_paths(bucket, cache, monkeypatch, tmp_path, capsys):
+    """Evaluate, predict, score, export and report a run on the storage, each as on a new machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax, "devices", lambda devices=jax.devices: devices()[:1])
+    train(f"{bucket.url}/run", **{"sampling.max_new_tokens": 4})
+    bucket.put({"inputs.txt": b"import \ndef \n", "references.txt": b"one\ntwo\n"})
+
+    def command(*arguments):
+        cache(f"machine {arguments[0]}")
+        assert launch.main(list(arguments)) == 0, capsys.readouterr().err
+        return capsys.readouterr()
+
+    run, output = f"{bucket.url}/run", f"{bucket.url}/out/texts.jsonl"
+    assert "validation/loss" in command("evaluate", f"--workdir={run}").out
+    said = command("predict", run, f"--inputs={bucket.url}/inputs.txt", f"--output={output}").err
+    assert f"2 predictions: {output}" in said
+    assert len(bucket.get()["out/texts.jsonl"].splitlines()) == 2
+    about = json.loads(bucket.get()["out/texts.jsonl.about.json"])
+    assert list(about["inputs"][3]) == [f"{bucket.url}/inputs.txt"]
+    command("score", "--metric=bleu", f"--predictions={output}", f"--references={bucket.url}/references.txt")
+    assert "bleu" in json.loads(bucket.get()["out/texts.jsonl.bleu.json"])["scores"]
+    said = command("export", f"--workdir={run}").out
+    assert "run/export/model.safetensors" in bucket.get()
+    command("export", f"--workdir={run}", f"--output={bucket.url}/exported")
+    assert {"exported/config.json", "exported/tokenizer.json"} <= bucket.get().keys()
+    bucket.delete("run/report.html")
+    command("report", run)
+    assert b"<html" in bucket.get()["run/report.html"]
+    changes = {"init.path": run, "model.dropout": 0.0}
+    train(tmp_path / "local", **changes, total_steps=2)
+    assert {path.name for path in tmp_path.iterdir()} >= {"local"}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("s3")]
