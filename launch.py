@@ -5,7 +5,6 @@
 
 import argparse
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from lineage.configs import cache
 from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
-from lineage.runs import remote
+from lineage.runs import memory, remote
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
@@ -66,7 +65,7 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
         cache.keep_compiled_programs()
     if "coordinator" not in options:
         return contextlib.nullcontext()
-    keep_freed_memory()
+    memory.keep_freed()
     from lineage.train.distributed import joined
 
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
@@ -335,18 +334,6 @@ def run_config(options: Options, changes: Changes) -> None:
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)
     print(cli.described(config, options.section or ""))
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for reuse by the next step; without glibc, do nothing.
-
-    XLA's CPU backend allocates the scratch space of each step anew, and by default glibc returns large blocks to the
-    kernel, which costs thousands of page faults per step.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        mmap_threshold, trim_threshold, arena_max = -3, -1, -8
-        for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, 2**31 - 1), (arena_max, 1)):
-            libc.mallopt(option, value)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.configs import cli
-from lineage.launch import keep_freed_memory
 from lineage.models import convert
 from lineage.models.decoding.generate import generate
 from lineage.models.decoding.speculative import speculate
 from lineage.models.llama import Llama
+from lineage.runs.memory import keep_freed
 from lineage.train.experiment import Experiment
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor-time", action="store_true", help="of `--peer`, for a busy machine")
     options = parser.parse_args()
-    keep_freed_memory()
+    keep_freed()
     (beside if options.peer else speculation if options.draft else quality if options.weights else sharing)(options)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 from lineage.configs import cli
-from lineage.launch import keep_freed_memory
+from lineage.runs.memory import keep_freed
 from lineage.train import profiling
 from lineage.train.experiment import Experiment
 from lineage.train.loop import TrainingLoop, device_batches
@@ -35,7 +35,7 @@ def main() -> None:
     )
     parser.add_argument("--source", help="data source, instead of that of the config")
     options = parser.parse_args()
-    keep_freed_memory()
+    keep_freed()
     config, _ = cli.load(options.config)
     if options.source:
         config.source.name = options.source

@@ -65,11 +65,11 @@ def ours(file, text):
     import jax
 
     from lineage.configs import cli
-    from lineage.launch import keep_freed_memory
+    from lineage.runs.memory import keep_freed
     from lineage.train.experiment import Experiment
     from lineage.train.loop import compile_step, device_batches
 
-    keep_freed_memory()
+    keep_freed()
     config, _ = cli.load(file)
     cli.override(config, {"source": f"text:{text}"})
     experiment = Experiment(config)

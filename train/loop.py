@@ -71,21 +71,10 @@ def train(
     with opened(workdir, training=True) as workdir, contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         folder.make(workdir)
         with distributed.agreed():
-            experiment, done = Experiment(config, workdir, devices), folder.last_step(workdir)
+            experiment = Experiment(config, workdir, devices)
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
-                if not done:
-                    folder.discard(workdir, force_config)
-                    pretrained.check(experiment)  # before the data are opened
-                    experiment.check()  # before anything is written
-                elif done > (total := experiment.total_steps):
-                    raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-                folder.keep_config(config, workdir, force_config)
-                artifacts.check(workdir)
-                write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-                folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
-                clean(workdir)
-                check_writable(workdir)
+                prepare_folder(experiment, about, force_config)
         with distributed.agreed():
             folder.check_shared(config, workdir, jax.process_index())
             loader = experiment.loader
@@ -103,6 +92,23 @@ def train(
             for step in range(loop.start + 1, loop.total + 1):
                 loop.run(step)
         return loop.finish(about)
+
+
+def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_config: bool) -> None:
+    """Check that an experiment can begin in its folder, or go on in it, and write its config and metadata there."""
+    config, workdir, done = experiment.config, experiment.workdir, folder.last_step(experiment.workdir)
+    if not done:
+        folder.discard(workdir, force_config)
+        pretrained.check(experiment)  # before the data are opened
+        experiment.check()  # before anything is written
+    elif done > (total := experiment.total_steps):
+        raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
+    folder.keep_config(config, workdir, force_config)
+    artifacts.check(workdir)
+    write_atomic(workdir / START, json.dumps(dict(about), indent=2))
+    folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
+    clean(workdir)
+    check_writable(workdir)
 
 
 class TrainingLoop:

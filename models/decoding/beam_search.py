@@ -19,6 +19,13 @@ class _Hypotheses(NamedTuple):
     scores: Float[Array, "B N"]
     new: Int[Array, "B N"]
 
+    @classmethod
+    def none(cls, tokens, num_beams):
+        """Return `num_beams` hypotheses that must not be chosen for each of the prompts [B, S]."""
+        batch = len(tokens)
+        scores = jnp.full((batch, num_beams), IMPOSSIBLE)
+        return cls(jnp.repeat(tokens[:, None], num_beams, axis=1), scores, jnp.zeros((batch, num_beams), jnp.int32))
+
     def best(self, n):
         """Return the n hypotheses with the highest scores, and their indices."""
         scores, chosen = jax.lax.top_k(self.scores, n)
@@ -84,10 +91,9 @@ def beam_search(
         worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], IMPOSSIBLE)
         return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
 
-    tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
-    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), IMPOSSIBLE)
+    ended = _Hypotheses.none(tokens, num_beams)
     # The beams start equal: only the first one may be continued in the first step.
-    running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
+    running = ended._replace(scores=ended.scores.at[:, 0].set(0))
     start = 0, running, ended, jnp.ones(batch, bool), cache
     _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
     return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]
