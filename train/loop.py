@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
@@ -136,6 +137,8 @@ class TrainingLoop:
         if self.start < self.total:
             self.progress.message("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
+            # In advance: computed while a step is in progress, they would wait for the end of that step.
+            self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
 
