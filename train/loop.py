@@ -220,7 +220,7 @@ class TrainingLoop:
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
         logged = step % self.log_every == 0 or step == self.total
         if logged:
-            metrics["train/learning_rate"] = float(self.experiment.schedule(step - 1))
+            metrics["train/learning_rate"] = float(self.learning_rates[step - 1])
             metrics |= self.throughput.rates(step)
             with self._disk_errors():
                 self.writer.write(step, metrics)
