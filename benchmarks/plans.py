@@ -61,7 +61,7 @@ ROWS = {
     "vit_s16 H100": ("vit_s16_imagenet", "h100x1", ["loader.batch_size=256"]),
     "vit_s16 v5e": ("vit_s16_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
     "vit_l16 H100": ("vit_imagenet21k:L", "h100x1", ["loader.batch_size=128"]),
-    "vit_l16 v5e": ("vit_imagenet21k:L", "v5e:2x2/1", ["loader.batch_size=32"]),
+    "vit_l16 v5e": ("vit_imagenet21k:L", "v5e:2x2/1", ["loader.batch_size=32", "model.unroll=1"]),
     "mae_b16 H100": ("mae_vitb16_imagenet", "h100x1", ["loader.batch_size=256"]),
     "mae_b16 v5e": ("mae_vitb16_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
     "deit_s16 H100": ("deit_s_imagenet", "h100x1", ["loader.batch_size=256"]),
@@ -82,6 +82,7 @@ ROWS = {
     "bigbird H100": ("bigbird_longdoc", "h100x1", ["loader.batch_size=8"]),
     "detr H100": ("detr_coco", "h100x1", ["loader.batch_size=8"]),
     "transformer_xl H100": ("transformer_xl_wikitext103", "h100x1", ["loader.batch_size=60"]),
+    "transformer_xl v5e": ("transformer_xl_wikitext103", "v5e:2x2/1", ["loader.batch_size=60"]),
     "seq2seq H100": ("seq2seq_wmt14", "h100x1", ["loader.batch_size=80"]),
 }
 

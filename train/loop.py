@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
@@ -178,6 +179,8 @@ class TrainingLoop:
         if self.start < self.total:
             self.progress.message("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
+            # In advance: computed while a step is in progress, they would wait for the end of that step.
+            self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
 
@@ -268,7 +271,7 @@ class TrainingLoop:
         self.averages.add(metrics)
         logged = step % self.log_every == 0 or step == self.total
         if logged:
-            metrics = self.averages.take() | {"train/learning_rate": float(self.experiment.schedule(step - 1))}
+            metrics = self.averages.take() | {"train/learning_rate": float(self.learning_rates[step - 1])}
             metrics |= self.throughput.rates(step) | resources()
             with self._disk_errors():
                 self.writer.write(step, metrics)

@@ -15,6 +15,7 @@ from lineage.models.decoding.generate import generate
 from lineage.models.jaxpr_costs import bytes_of, flops
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.attention import auto
+from lineage.models.resnet import Conv
 from lineage.train.compiler.chips import chip_of
 from lineage.train.compiler.compile import without_data
 from lineage.train.experiment import Experiment
@@ -160,6 +161,30 @@ def ceilings(settings: Settings) -> Rows:
         return timed(partial(jax.jit(lambda x: x + 1), draw(jax.random.key(0), (length,))), bytes=2 * settings["bytes"])
 
     return {"matrix product": product, "copy": copy}
+
+
+def convolutions(settings: Settings) -> Rows:
+    """Time convolutions of `models.resnet`, forward and backward."""
+    draw, dtype = jax.random.normal, jnp.dtype(settings["dtype"])
+
+    def prepare(pixels, inputs, features, size, stride):
+        conv = Conv(features, size, stride)
+        image = draw(jax.random.key(0), (settings["batch"], pixels, pixels, inputs), dtype)
+        kernel = cast(conv.init(jax.random.key(1), image), dtype)
+        cotangent = draw(jax.random.key(2), jax.eval_shape(conv.apply, kernel, image).shape, dtype)
+
+        def gradients(*arrays):
+            out, backward = jax.vjp(conv.apply, *arrays)
+            return out, backward(cotangent)
+
+        return timed(partial(jax.jit(gradients), kernel, image), flops=flops(gradients, kernel, image)["model"])
+
+    return {convolution_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
+def convolution_name(pixels: int, inputs: int, features: int, size: int, stride: int) -> str:
+    """Return the name of the row of a convolution."""
+    return f"{size}x{size} of stride {stride}, {inputs} to {features} channels, {pixels} pixels"
 
 
 def attention(settings: Settings) -> Rows:

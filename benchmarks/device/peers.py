@@ -235,6 +235,20 @@ def ceilings(settings: Settings) -> Rows:
     return {"matrix product": product, "copy": copy}
 
 
+def convolutions(settings: Settings) -> Rows:
+    """Time PyTorch's convolutions, forward and backward."""
+    draw = partial(torch.randn, dtype=getattr(torch, settings["dtype"]), device=DEVICE)
+
+    def prepare(pixels, inputs, features, size, stride):
+        shapes = (settings["batch"], inputs, pixels, pixels), (features, inputs, size, size)
+        image, kernel = (draw(shape).contiguous(memory_format=torch.channels_last).requires_grad_() for shape in shapes)
+        convolve = partial(functional.conv2d, image, kernel, stride=stride, padding=size // 2)
+        cotangent = torch.randn_like(convolve())
+        return timed(lambda: torch.autograd.grad(convolve(), (image, kernel), cotangent))
+
+    return {ours.convolution_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
 def attention(settings: Settings) -> Rows:
     """Time PyTorch's fused attention in bfloat16, forward and backward."""
 

@@ -61,6 +61,18 @@ ON_CPU = {"precision": "float32", "loader.batch_size": 8}
 SHORT = {"model.max_length": 256, "task.sequence_length": 256}
 DECODING = {"prompt": 128, "new": 256, "batches": (1, 8, 64)}
 TINY_DECODING = {**TEXT, "prompt": 8, "new": 8, "batches": (1, 2)}
+CONVOLUTIONS = (  # of ResNet-50: rows of pixels, channels of the input and of the output, size of the kernel, stride
+    (224, 3, 64, 7, 2),
+    (56, 64, 64, 3, 1),
+    (56, 64, 256, 1, 1),
+    (56, 256, 512, 1, 2),
+    (28, 128, 128, 3, 1),
+    (28, 512, 128, 1, 1),
+    (14, 256, 256, 3, 1),
+    (14, 1024, 256, 1, 1),
+    (7, 512, 512, 3, 1),
+    (7, 512, 2048, 1, 1),
+)
 SECTIONS = {
     "ceilings": Section(
         "largest matrix product and copy",
@@ -145,6 +157,14 @@ SECTIONS = {
         "torch",
         {"batch": 8, "length": 2048, "heads": 16, "channels": 64},
         {"batch": 1, "length": 128, "heads": 4, "channels": 16},
+    ),
+    "convolutions": Section(
+        "convolution, forward and backward",
+        "convolutions",
+        "torch",
+        {"batch": 64, "dtype": "bfloat16", "shapes": CONVOLUTIONS},
+        {"batch": 1, "shapes": ((8, 4, 4, 3, 1), (8, 4, 8, 1, 2))},
+        {"batch": 8, "dtype": "float32"},
     ),
     "processes": Section(
         "data parallelism over processes with one device each",

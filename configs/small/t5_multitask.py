@@ -1,4 +1,4 @@
-"""A small T5 that learns translation, classification and summarization at once, each marked by a prefix of its inputs.
+"""A small T5 that learns translation, classification and summarization, each marked by a prefix.
 
     lineage train --config=t5_multitask
 

@@ -289,10 +289,12 @@ def _kept(
     about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
     path = folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
 
+    checksum = path.with_suffix(".sha256")
+
     def read() -> Tokenizer | None:
         with contextlib.suppress(OSError, ValueError):
-            digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-            if digest == hashlib.sha256(text.encode()).hexdigest():
+            text = path.read_text(encoding="utf-8")
+            if checksum.read_text() == hashlib.sha256(text.encode()).hexdigest():
                 return Tokenizer(tokenizers.Tokenizer.from_str(text))
         return None
 
@@ -302,8 +304,8 @@ def _kept(
     with in_turn(path.with_suffix(".lock"), f"it trains the tokenizer {path}"):
         if not (found := read()):
             found = kind.train_on_splits(texts, special_tokens, optional)
-            text = found.to_str()
-            write_atomic(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+            write_atomic(path, found.to_str())
+            write_atomic(checksum, hashlib.sha256(found.to_str().encode()).hexdigest())
     return found
 
 

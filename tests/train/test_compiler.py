@@ -34,6 +34,8 @@ GPU_KERNELS = """ENTRY %main (q: bf16[8,1024,12,64]) -> bf16[8,1024,12,64] {
   %q = bf16[8,1024,12,64]{3,2,1,0} parameter(0)
   %causal = bf16[8,1024,12,64]{3,2,1,0} custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", \
 metadata={op_name="jit(f)/forward"}, backend_config={"mask_type": "CAUSAL"}
+  %window = bf16[8,1024,12,64]{3,2,1,0} custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", \
+metadata={op_name="jit(f)/window"}, backend_config={"mask_type": "CAUSAL", "sliding_window_length": 256}
   ROOT %dropped = bf16[8,1024,12,64]{3,2,1,0} custom-call(%q, %q, %q), custom_call_target="__gpu$xla.gpu.triton", \
 metadata={op_name="jit(f)/attention_of_500000000000_flops/pallas_call"}
 }
@@ -151,9 +153,10 @@ def test_a_kernel_takes_the_time_of_the_blocks_that_it_visits():
 
 
 def test_kernels_of_gpus_take_the_time_of_their_products():
-    causal, dropped = (row.seconds * H100.peak for row in Plan(GPU_KERNELS, H100).rows)
-    products = 4 * 8 * 12 * 64 * sum(min(128 * (i + 1), 1024) * 128 for i in range(8))  # the tiles up to the diagonal
-    assert causal == pytest.approx(products / ATTENTION_EFFICIENCY, rel=1e-3)
+    causal, window, dropped = (row.seconds * H100.peak for row in Plan(GPU_KERNELS, H100).rows)
+    tile = 4 * 8 * 12 * 64 * 128 * 128 / ATTENTION_EFFICIENCY
+    assert causal == pytest.approx(tile * sum(range(1, 9)), rel=1e-3)  # the tiles up to the diagonal
+    assert window == pytest.approx(tile * sum(min(3, n) for n in range(1, 9)), rel=1e-3)  # and at most 2 before it
     assert dropped == pytest.approx(500e9 / DROPOUT_EFFICIENCY)
 
 

@@ -1,5 +1,6 @@
 """Training loop: number of steps, batches, and intervals of logging, evaluation and saving."""
 
+import contextlib
 import errno
 import json
 import os
@@ -19,6 +20,7 @@ from lineage.runs.folder import MEASURED, read_metrics
 from lineage.train import checkpoint, loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from lineage.train.profiling import Throughput
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -33,6 +35,35 @@ def run(config, workdir):
 
 def train_lines(history):
     return [line for line in history if "train/loss" in line]
+
+
+def test_device_does_not_wait_for_the_host(tiny, tmp_path, monkeypatch):
+    """Each step is in the queue of the device while the host fetches the metrics of the step before and reads on."""
+    experiment = Experiment(tiny("gpt", {"total_steps": 6, "log_every_steps": 1}), tmp_path, ONE)
+    events, fetch = [], jax.device_get
+    with contextlib.ExitStack() as stack:
+        steps = loop.TrainingLoop(experiment, Throughput(experiment), stack)
+        compiled, batches = steps.step_function, steps.batches
+
+        def step_function(*arguments):
+            events.append("start")
+            return compiled(*arguments)
+
+        def read():
+            for batch in batches:
+                events.append("read")
+                yield batch
+
+        def device_get(tree):
+            events.append("fetch")
+            return fetch(tree)
+
+        steps.step_function, steps.batches = step_function, read()
+        monkeypatch.setattr(jax, "device_get", device_get)
+        with jax.transfer_guard("disallow"):  # of what no function for transfers is called with
+            for step in range(1, 5):
+                steps.run(step)
+    assert events == ["read", "start", *["read", "start", "fetch"] * 3]
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
+from lineage.models.kernels.devices import visited_blocks
 from lineage.train.compiler.chips import Chip
 from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
 
@@ -259,7 +260,10 @@ class Plan:
             batch, queries, heads, channels = shapes[0]
             flops = (10 if "Backward" in kind else 4) * batch * queries * heads * channels * shapes[1][1]
             if re.search(r'"mask_type":\s*"CAUSAL"', operation.attributes):  # tiles of 128 x 128 are skipped
-                flops = flops * (queries + 128) // (2 * queries)
+                window = re.search(r'"sliding_window_length":\s*"?([1-9]\d*)', operation.attributes)
+                window = window and int(window[1])
+                visited, tiles = visited_blocks((queries, shapes[1][1]), (128, 128), True, window)
+                flops = flops * visited // tiles
         elif known := re.search(r"attention_of_(\d+)_flops", operation.attributes):  # with dropout, in Triton
             return max(int(known[1]) / self.chip.peak / DROPOUT_EFFICIENCY, moved / self.chip.bandwidth)
         else:
