@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
     options.folder = Path(given.get("workdir") or given.get("run") or default_workdir(options.file))  # of the run
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax logs the tracebacks of errors that it raises too.
+    logging.getLogger("absl").setLevel(logging.ERROR if options.traceback else logging.CRITICAL)
     try:
         with processes(options):
             return globals()[f"run_{options.command}"](options, changes) or 0
