@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.file = options.named or DEFAULT  # name or path of the experiment
     chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
     workdir = next(filter(None, chosen))
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax logs the tracebacks of errors that it raises too.
+    logging.getLogger("absl").setLevel(logging.ERROR if options.traceback else logging.CRITICAL)
     try:
         with processes(options), remote.for_command(options.command, workdir) as options.folder:
             return globals()[f"run_{options.command}"](options, changes) or 0

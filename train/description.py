@@ -102,7 +102,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
         first *= 2
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     """Return a time with three digits in a readable unit, such as "112 s" or "140 µs"."""
     units = (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 0))
     name, size = next((name, size) for name, size, least in units if seconds >= least)

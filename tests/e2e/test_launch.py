@@ -39,7 +39,7 @@ def test_default_workdirs_are_distinct():
 
 def test_finished_run_has_all_files(finished):
     left = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html"} <= left
+    assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html", "parameters.txt"} <= left
     assert {f"artifacts/{name}" for name in ("run.json", "cost.json", "samples.jsonl", "attention_text.npz")} <= left
     assert any(name.startswith("events.out.tfevents") for name in left)
     assert not any(name.endswith(".partial") for name in left)
@@ -64,7 +64,7 @@ def test_evaluate_reproduces_the_last_evaluation_of_training(finished, say):
 
 def test_generate_continues_the_prompt(finished, say):
     texts = say("generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
-    assert texts.startswith("def f")
+    assert texts.startswith("--- sample 1 of 2 ---\ndef f")
     assert texts.count("def f") == 2  # num_samples texts
     sample = json.loads((finished / "artifacts/samples.jsonl").read_text().splitlines()[-1])
     assert sample["prompt"] == "\n"

@@ -4,11 +4,15 @@ See also `test_checkpoint.py` for damaged checkpoints, `test_loop.py` for non-fi
 data, and `tests/e2e/test_resume.py` for kills during a save.
 """
 
+import errno
+import io
+import logging
 import resource
 
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint._src.serialization import ocdbt_utils
 
 from lineage import launch, models
 from lineage.data import Images
@@ -275,6 +279,26 @@ def test_platform_without_devices(error, tmp_path, monkeypatch):
         "JAX_PLATFORMS is 'cuda', which JAX cannot use (Unable to initialize backend 'cuda': no device): unset it, or "
         "install JAX for the device."
     )
+
+
+@pytest.mark.parametrize("flag", [[], ["--traceback"]])
+def test_full_disk_at_the_end_of_a_save_prints_no_traceback(flag, tmp_path, monkeypatch, capsys):
+    async def merge(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", merge)  # in Orbax's thread
+    handler = logging.StreamHandler(io.StringIO())
+    absl = logging.getLogger("absl")
+    absl.addHandler(handler)
+    try:
+        assert launch.main(["train", GPT, "--config.total_steps=2", f"--workdir={tmp_path}", *flag]) == 1
+    finally:
+        absl.removeHandler(handler)
+    assert ("Traceback" in handler.stream.getvalue()) == bool(flag)
+    said = capsys.readouterr().err
+    assert "error: a checkpoint could not be written to " in said
+    assert "(No space left on device). Existing checkpoints are kept." in said
+    assert ("Traceback" in said) == bool(flag)
 
 
 def test_errors_name_the_arguments_of_python_in_python(trained, tiny):
