@@ -110,7 +110,8 @@ def run_train(options: Options, changes: Changes) -> int:
 
     from lineage.configs import cli
     from lineage.runs.provenance import provenance
-    from lineage.train import loop, trace
+    from lineage.train import loop
+    from lineage.train.profiling import trace
 
     folder, profile = options.folder, options.profile and trace.parse(options.profile)
     about = {"config_name": Path(default_workdir(options.file)).name, "command": options.line}
@@ -214,8 +215,8 @@ def run_prepare(options: Options, changes: Changes) -> None:
 
 def run_describe(options: Options, changes: Changes) -> None:
     config, _ = configured(options, changes)
-    from lineage.train import description
     from lineage.train.experiment import Experiment
+    from lineage.train.profiling import description
 
     print((description.parameters if options.parameters else description.describe)(Experiment(config)))
 

@@ -27,13 +27,13 @@ from lineage.runs.locks import locked
 from lineage.runs.remote import opened
 from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, check_writable, clean
-from lineage.train.description import parameter_table
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
+from lineage.train.profiling.description import parameter_table
+from lineage.train.profiling.trace import Trace
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
-from lineage.train.trace import Trace
 
 
 class Preempted(Exception):

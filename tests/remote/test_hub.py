@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import huggingface_hub.constants
-import numpy as np
+import jax
+import jax.numpy as jnp
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -219,10 +220,8 @@ def test_of_a_tokenizer_only_its_file_is_downloaded(hub, tmp_path):
 
 @pytest.mark.thorough
 def test_a_run_starts_from_a_model_of_the_hub_and_reads_its_data_from_there(hub, tmp_path):
-    import jax
-
     model = build("gpt", depth=1, width=16, num_heads=2, vocab_size=257, max_length=16)
-    variables = model.init(jax.random.key(0), np.zeros((1, 4), np.int32))
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
     convert.save(tmp_path / "model", model, variables)
     Bytes().train(["a"]).save(tmp_path / "model")
     hub.add("models/org/gpt", files(tmp_path / "model"))

@@ -19,6 +19,7 @@ from lineage.configs import cli, storage
 from lineage.runs import remote
 from lineage.runs.folder import last_step
 from lineage.runs.locks import locked
+from lineage.tasks import TASKS
 from lineage.train import loop
 
 ROOT = Path(__file__).parents[2]
@@ -325,6 +326,13 @@ def test_commands_that_need_a_folder_of_this_machine_refuse_others(s3_environmen
     assert f"s3://bucket/runs is remote: {command} needs a folder of this machine." in capsys.readouterr().err
 
 
+def test_paths_that_cannot_be_remote_are_refused(capsys):
+    with pytest.raises(ValueError, match=r"task.cache_dir is 's3://bucket/tokens': it must be a folder of this"):
+        TASKS["causal_lm"](cache_dir="s3://bucket/tokens")
+    assert launch.main(["train", "--workdir=hf:org/run"]) == 1
+    assert "hf:org/run is on the Hugging Face Hub, which is only read" in capsys.readouterr().err
+
+
 def test_runs_of_several_processes_are_refused(bucket, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="is remote: a run of several processes needs a folder that all of them can"):
@@ -334,16 +342,26 @@ def test_runs_of_several_processes_are_refused(bucket, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("no_report")
-def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(bucket, cache, tmp_path):
+def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(bucket, cache, tmp_path, monkeypatch):
     train(tmp_path / "local")
-    train(bucket.url, total_steps=4)
+    whole = loop.TrainingLoop.run
+
+    def interrupted(self, step):
+        if step == 6:
+            raise KeyboardInterrupt
+        whole(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.TrainingLoop, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(bucket.url)
+    assert f"checkpoints/4/{storage.RECORD}" in bucket.get()
     cache("other")
     train(bucket.url)
     cache("third")
     with remote.opened(bucket.url) as folder:
         assert final(folder) == final(tmp_path / "local")
-    config = json.loads(bucket.get()["config.json"])
-    assert (config["total_steps"], "tokenizer.json" in bucket.get()) == (TOTAL, True)
+    assert {"config.json", "tokenizer.json", "data.json"} <= bucket.get().keys()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from lineage import launch
 from lineage.runs.folder import read_metrics
 from lineage.train import loop
-from lineage.train.trace import parse
+from lineage.train.profiling.trace import parse
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT = "--config=tests/tiny.py:gpt"
