@@ -31,6 +31,7 @@ RULES = {
             "tasks",
             "models",
             "models.convert",
+            "models.kernels",
             "data",
             "metrics",
             "report",

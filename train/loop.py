@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -154,13 +155,8 @@ class TrainingLoop:
             )
         if message:
             self.progress.message(message)
-        for note in notes(experiment.source, experiment.data) if not self.start else ():
-            self.progress.message(f"note: {note}")
-        warmup = experiment.steps("warmup", config.schedule, default=0)
-        if warmup > self.total > self.start:
-            self.progress.message(
-                f"note: the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached."
-            )
+        if self.start < self.total:
+            self._note()
         self.averages = Averages()
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
@@ -183,6 +179,15 @@ class TrainingLoop:
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
+
+    def _note(self):
+        """Print notes on what is likely to be a mistake."""
+        found = [] if self.start else list(notes(self.experiment.source, self.experiment.data))
+        warmup = self.experiment.steps("warmup", self.experiment.config.schedule, default=0)
+        if warmup > self.total:
+            found.append(f"the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached.")
+        for note in found:
+            self.progress.message(f"note: {note}")
 
     def run(self, step: int) -> None:
         """Do a step, and evaluate and save if due.

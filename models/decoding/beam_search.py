@@ -46,15 +46,12 @@ def beam_search(
     """Continue the `num_beams` best running hypotheses of each prompt; return the best finished one of each.
 
     A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
-    finished ones.
+    finished ones. The results are those of `generate.Generation`.
 
     Args:
         decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
         cache: that of N = `num_beams` copies of each prompt.
         tokens, starts: the prompts with room for the new tokens, and their lengths.
-
-    Returns:
-        Tokens, lengths and scores, see `generate.Generation`.
     """
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
@@ -62,8 +59,7 @@ def beam_search(
     keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
 
     def unfinished(state):
-        step, _, _, improvable, _ = state
-        return (step < max_new_tokens) & improvable.any()
+        return (state[0] < max_new_tokens) & state[3].any()
 
     def advance(state):
         step, running, ended, improvable, cache = state
