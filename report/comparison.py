@@ -16,6 +16,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from lineage.configs.directions import higher_is_better
 from lineage.report import figures, html
 from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in

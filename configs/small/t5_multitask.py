@@ -1,4 +1,4 @@
-"""A small T5 that learns translation, classification and summarization, each marked by a prefix.
+"""A small T5 that learns to translate, to classify and to summarize, told by prefixes.
 
     lineage train --config=t5_multitask
 

@@ -245,7 +245,7 @@ def test_lists_of_inputs(tmp_path):
 
 
 def test_facts_are_saved_whole(tmp_path):
-    facts = data.Facts(
+    facts = Facts(
         {"train": 3},
         num_classes=2,
         class_names=("ä", "b"),

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models import EXAMPLES, num_parts
 from lineage.models.budget import Budget, budget
-from lineage.train.compiler.chips import peak_flops
+from lineage.train.compiler.chips import GIB, peak_flops
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import shardings
 from lineage.train.step import make_loss
