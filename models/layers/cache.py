@@ -210,7 +210,7 @@ class Cache(Rewindable):
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-        batch_size = len(self.key[0]) // self.num_kv_heads
+        batch_size = self.key[0].shape[0] // self.num_kv_heads
         key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
         return self.replace(key=key, value=value, length=length)
@@ -220,7 +220,7 @@ class Cache(Rewindable):
 
         Both caches have as many entries, and the lengths of this one stay.
         """
-        batch_size = len(self.key[0]) // self.num_kv_heads
+        batch_size = self.key[0].shape[0] // self.num_kv_heads
         put = partial(_put, rows=rows, batch_size=batch_size)
         key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
         return self.replace(key=key, value=value)
