@@ -1,18 +1,22 @@
 """Decoding speed of Llama with grouped-query attention, of GPT-2 beside `transformers`, and of speculative decoding.
 
-The quality of quantized weights, too.
+The work of continuous batching and the quality of quantized weights and caches, too.
 
 python -m benchmarks.decoding
 python -m benchmarks.decoding --peer --depth=12 --width=768 --heads=12 --context=64 --new=64 --batch=8
 python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 python -m benchmarks.decoding --target=outputs/large --weights
+python -m benchmarks.decoding --target=outputs/large --cache
+python -m benchmarks.decoding --target=outputs/large --slots=8
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
 multi-head, grouped-query and multi-query attention. With `--peer`, it measures greedy `generate` of GPT-2 and that of
 `transformers` in eager mode, with the same random weights. With two runs that share a tokenizer, it measures tokens per
 second of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
 medians over the rounds are printed. With `--weights`, it measures the run's metrics and most probable tokens with
-float32, int8 and fp8 weights.
+float32, int8 and fp8 weights. With `--cache`, it measures the loss and the most probable tokens of validation with an
+int8 cache. With `--slots`, it counts the decoding steps for prompts and limits of new tokens of different lengths, with
+continuous batching and with static batches, and times both.
 """
 
 import argparse
@@ -30,7 +34,8 @@ import numpy as np
 from lineage.configs import cli
 from lineage.launch import keep_freed_memory
 from lineage.models import convert
-from lineage.models.decoding.generate import generate
+from lineage.models.decoding.continuous import Prompt, Slots
+from lineage.models.decoding.generate import empty, generate
 from lineage.models.decoding.speculative import speculate
 from lineage.models.llama import Llama
 from lineage.train.experiment import Experiment
@@ -41,6 +46,9 @@ def main() -> None:
     parser.add_argument("--target", help="workdir of the target model")
     parser.add_argument("--draft", help="workdir of the draft model")
     parser.add_argument("--weights", action="store_true", help="measure the quality of quantized weights")
+    parser.add_argument("--cache", action="store_true", help="measure the quality of an int8 cache")
+    parser.add_argument("--slots", type=int, help="measure continuous batching with this many slots")
+    parser.add_argument("--prompts", type=int, default=96, help="prompts of `--slots`")
     parser.add_argument("--peer", action="store_true", help="measure beside `transformers`")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
@@ -53,7 +61,8 @@ def main() -> None:
     parser.add_argument("--processor-time", action="store_true", help="of `--peer`, for a busy machine")
     options = parser.parse_args()
     keep_freed_memory()
-    (beside if options.peer else speculation if options.draft else quality if options.weights else sharing)(options)
+    chosen = {"peer": beside, "draft": speculation, "weights": quality, "cache": cache_quality, "slots": continuous}
+    next((way for name, way in chosen.items() if getattr(options, name)), sharing)(options)
 
 
 def beside(options) -> None:
@@ -133,10 +142,7 @@ def cache_bytes(model, variables, rows: int, length: int) -> int:
 
 def speculation(options) -> None:
     """Time the target alone, and with drafts of several lengths."""
-    pairs = []
-    for folder in (options.target, options.draft):
-        experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
-        pairs.append((experiment.model, experiment.restore().variables(average=True)))
+    experiment, *pairs = restored(options.target, options.draft)
     tokens = experiment.data.splits["validation"][0]["tokens"][: options.batch or 1, :32]
     settings = {"max_new_tokens": options.new, "temperature": options.temperature}
     ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}
@@ -148,6 +154,65 @@ def speculation(options) -> None:
         out = way()
         what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"
         print(f"{name:14s}   {tokens.shape[0] * options.new / seconds:8.0f}   {what}")
+
+
+def restored(*folders):
+    """Return the last of some runs, and the model and the variables of each."""
+    pairs = []
+    for folder in folders:
+        experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
+        pairs.append((experiment.model, experiment.restore().variables(average=True)))
+    return experiment, *pairs
+
+
+def cache_quality(options) -> None:
+    """Print size, loss and most probable tokens of windows of the validation split that are decoded one by one."""
+    experiment, (model, variables) = restored(options.target)
+    batch = experiment.data.splits["validation"][0]
+    tokens, targets = (jnp.asarray(batch[name][: options.batch or 16]) for name in ("tokens", "targets"))
+    expected = None
+    for kind in (None, "int8"):
+        cache, _ = empty(model, variables, None, *tokens.shape, cache_format=kind)
+        loss, likeliest = jax.jit(partial(one_by_one, model, cache_format=kind))(variables, tokens, targets)
+        expected = likeliest if expected is None else expected
+        size = sum(array.nbytes for array in jax.tree.leaves((cache.key, cache.value)))
+        about = f"loss {loss:.5f}, perplexity {np.exp(loss):.5f}, agreement {(likeliest == expected).mean():.2%}"
+        print(f"{kind or 'float32'}: {size / 2**20:.2f} MiB for {tokens.size} tokens, {about}")
+
+
+def one_by_one(model, variables, tokens, targets, cache_format):
+    """Return the mean loss of the targets and the most probable tokens [B, T], decoded token by token."""
+    cache, _ = empty(model, variables, None, *tokens.shape, cache_format=cache_format)
+
+    def step(cache, column):
+        logits, cache = model.apply(variables, column[:, :1], cache, None, method="decode")
+        scores = jax.nn.log_softmax(logits[:, 0])
+        return cache, (-jnp.take_along_axis(scores, column[:, 1:], axis=1)[:, 0], scores.argmax(axis=-1))
+
+    start = cache.rewind(jnp.zeros(len(tokens), jnp.int32))
+    _, (losses, likeliest) = jax.lax.scan(step, start, jnp.stack([tokens, targets], axis=-1).swapaxes(0, 1))
+    return losses.mean(), likeliest.T
+
+
+def continuous(options) -> None:
+    """Count and time the steps of continuous batching and of static batches, in the order of the prompts."""
+    experiment, pair = restored(options.target)
+    texts, rng = experiment.data.splits["validation"][0]["tokens"], np.random.default_rng(0)
+    lengths = rng.integers(4, 33, options.prompts)
+    limits = np.minimum(rng.geometric(1 / 48, options.prompts), 256)
+    prompts = [Prompt(texts[row % len(texts), :n], int(new)) for row, (n, new) in enumerate(zip(lengths, limits))]
+    refills = {"continuous": 1, f"{max(1, options.slots // 4)} at a time": max(1, options.slots // 4)}
+    ways, slots = [], {}
+    for name, refill in (refills | {"static": options.slots}).items():
+        slots[name] = Slots(*pair, options.slots, refill, temperature=0.0)
+        ways.append(lambda one=slots[name]: [each.tokens for each in one.generate(prompts)])
+    times = medians(ways, options.rounds)
+    print(f"{options.prompts} prompts, {limits.sum()} tokens, at least {limits.sum() / options.slots:.0f} steps")
+    for (name, one), seconds in zip(slots.items(), times):
+        calls = options.rounds + 1
+        print(
+            f"{name:14s} {one.steps // calls} steps, {one.rounds // calls} rounds, {limits.sum() / seconds:.0f} tokens/s"
+        )
 
 
 def quality(options) -> None:
