@@ -209,10 +209,8 @@ def continuous(options) -> None:
     times = medians(ways, options.rounds)
     print(f"{options.prompts} prompts, {limits.sum()} tokens, at least {limits.sum() / options.slots:.0f} steps")
     for (name, one), seconds in zip(slots.items(), times):
-        calls = options.rounds + 1
-        print(
-            f"{name:14s} {one.steps // calls} steps, {one.rounds // calls} rounds, {limits.sum() / seconds:.0f} tokens/s"
-        )
+        steps, rounds = (count // (options.rounds + 1) for count in (one.steps, one.rounds))
+        print(f"{name:14s} {steps} steps, {rounds} rounds, {limits.sum() / seconds:.0f} tokens/s")
 
 
 def quality(options) -> None:

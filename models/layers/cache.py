@@ -205,8 +205,11 @@ class Cache(Rewindable):
         return self.replace(length=length)
 
     def in_8_bits(self) -> "Cache":
-        """Return the cache with keys and values as int8 numbers, with a scale for each token and head."""
-        return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
+        """Return this empty cache for keys and values as int8 numbers, with a scale for each token and head."""
+        empty = [
+            Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in self.key + self.value
+        ]
+        return self.replace(key=tuple(empty[: len(self.key)]), value=tuple(empty[len(self.key) :]))
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
