@@ -1,18 +1,23 @@
 """Decoding speed of Llama with grouped-query attention, of GPT-2 beside `transformers`, and of speculative decoding.
 
-The quality of quantized weights, too.
+The work of continuous batching and the quality of quantized weights and caches, too.
 
 python -m benchmarks.decoding
 python -m benchmarks.decoding --peer --depth=12 --width=768 --heads=12 --context=64 --new=64 --batch=8
 python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 python -m benchmarks.decoding --target=outputs/large --weights
+python -m benchmarks.decoding --target=outputs/large --cache
+python -m benchmarks.decoding --target=outputs/large --slots=8
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
 multi-head, grouped-query and multi-query attention. With `--peer`, it measures greedy `generate` of GPT-2 and that of
 `transformers` in eager mode, with the same random weights. With two runs that share a tokenizer, it measures tokens per
-second of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
-medians over the rounds are printed. With `--weights`, it measures the run's metrics and most probable tokens with
-float32, int8 and fp8 weights.
+second of ordinary and of speculative decoding, the acceptance rate of draft tokens, the time of a call of the target
+for all drafted tokens relative to that for one, and the gain that there would be if nothing but calls took time. With
+`--weights`, it measures the run's metrics and most probable tokens with float32, int8 and fp8 weights; with `--cache`,
+the loss and the most probable tokens of validation with an int8 cache. With `--slots`, it counts the decoding steps for
+prompts and limits of new tokens of different lengths, with continuous batching and with static batches, and times both.
+Each round times all variants; medians over the rounds are printed.
 """
 
 import argparse
@@ -29,7 +34,8 @@ import numpy as np
 
 from lineage.configs import cli
 from lineage.models import convert
-from lineage.models.decoding.generate import generate
+from lineage.models.decoding.continuous import Prompt, Slots
+from lineage.models.decoding.generate import empty, generate, separate_layers
 from lineage.models.decoding.speculative import speculate
 from lineage.models.llama import Llama
 from lineage.runs.memory import keep_freed
@@ -41,6 +47,9 @@ def main() -> None:
     parser.add_argument("--target", help="workdir of the target model")
     parser.add_argument("--draft", help="workdir of the draft model")
     parser.add_argument("--weights", action="store_true", help="measure the quality of quantized weights")
+    parser.add_argument("--cache", action="store_true", help="measure the quality of an int8 cache")
+    parser.add_argument("--slots", type=int, help="measure continuous batching with this many slots")
+    parser.add_argument("--prompts", type=int, default=96, help="prompts of `--slots`")
     parser.add_argument("--peer", action="store_true", help="measure beside `transformers`")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
@@ -50,10 +59,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature of speculative decoding")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--processor-time", action="store_true", help="of `--peer`, for a busy machine")
+    parser.add_argument("--processor-time", action="store_true", help="time of the processor, for a busy machine")
     options = parser.parse_args()
     keep_freed()
-    (beside if options.peer else speculation if options.draft else quality if options.weights else sharing)(options)
+    chosen = {"peer": beside, "draft": speculation, "weights": quality, "cache": cache_quality, "slots": continuous}
+    next((way for name, way in chosen.items() if getattr(options, name)), sharing)(options)
 
 
 def beside(options) -> None:
@@ -80,9 +90,8 @@ def beside(options) -> None:
     def ours():
         return generate(model, variables, prompts, max_new_tokens=options.new, temperature=0.0).tokens
 
-    clock = time.process_time if options.processor_time else time.perf_counter
     same = (np.asarray(ours()) == theirs()).mean()
-    our, their = (1e3 * seconds / options.new for seconds in medians([ours, theirs], options.rounds, clock))
+    our, their = (1e3 * seconds / options.new for seconds in medians([ours, theirs], options.rounds, clock_of(options)))
     print(f"depth {options.depth}, width {options.width}, {rows} rows, {options.new} tokens after {options.context}")
     print(f"{our:.2f} ms per token, in transformers {their:.2f}: {their / our:.2f} times its speed; equal {same:.1%}")
 
@@ -133,21 +142,100 @@ def cache_bytes(model, variables, rows: int, length: int) -> int:
 
 def speculation(options) -> None:
     """Time the target alone, and with drafts of several lengths."""
-    pairs = []
-    for folder in (options.target, options.draft):
-        experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
-        pairs.append((experiment.model, experiment.restore().variables(average=True)))
+    experiment, *pairs = restored(options.target, options.draft)
     tokens = experiment.data.splits["validation"][0]["tokens"][: options.batch or 1, :32]
     settings = {"max_new_tokens": options.new, "temperature": options.temperature}
-    ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}
-    for count in (2, 4, 8):
+    ways, calls, counts = {"target alone": partial(generate, *pairs[0], tokens, **settings)}, {}, (2, 4, 8)
+    for count in counts:
         ways[f"{count} drafted"] = partial(speculate, *pairs[0], *pairs[1], tokens, num_drafted=count, **settings)
+    for count in (1, *(count + 1 for count in counts)):
+        calls[count] = partial(repeated, *pairs[0], np.repeat(tokens[:, :1], count, axis=1), options.new)
+    calls["draft"] = partial(repeated, *pairs[1], tokens[:, :1], options.new)
+    times = medians([*ways.values(), *calls.values()], options.rounds, clock_of(options))
+    costs = dict(zip(calls, times[len(ways) :]))
     print(f"{len(tokens)} sequences, {options.new} new tokens, temperature {options.temperature:g}")
-    print("                 tokens/s   accepted   target model calls")
-    for (name, way), seconds in zip(ways.items(), medians(list(ways.values()), options.rounds)):
-        out = way()
-        what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"
+    print("                 tokens/s   accepted   target calls   cost of these   bound of the gain")
+    for (name, way), seconds in zip(ways.items(), times):
+        what, out = "", way()
+        if "drafted" in name:
+            count = int(name.split()[0])
+            cost, draft = costs[count + 1] / costs[1], costs["draft"] / costs[1]
+            bound = options.new / int(out.calls) / (cost + (count + 1) * draft)
+            what = f"{out.acceptance_rate:8.1%}   {int(out.calls):12d}   {cost:13.2f}   {bound:17.2f}"
         print(f"{name:14s}   {tokens.shape[0] * options.new / seconds:8.0f}   {what}")
+    print(f"A call of the draft takes {draft:.3f} of the time of one of the target for one token.")
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def repeated(model, variables, tokens, times):
+    """Call a model with as many tokens of each sequence, again and again, and without sampling."""
+    variables = separate_layers(model, variables)
+    start = jnp.full(len(tokens), 32)
+    cache, _ = empty(model, variables, None, len(tokens), 32 + times + tokens.shape[1])
+
+    def step(i, state):
+        tokens, cache = state
+        logits, cache = model.apply(variables, tokens, cache, None, method="decode")
+        return logits.argmax(axis=-1).astype(tokens.dtype), cache.rewind(start + i)
+
+    return jax.lax.fori_loop(0, times, step, (tokens, cache.rewind(start)))[0]
+
+
+def restored(*folders):
+    """Return the last of some runs, and the model and the variables of each."""
+    pairs = []
+    for folder in folders:
+        experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
+        pairs.append((experiment.model, experiment.restore().variables(average=True)))
+    return experiment, *pairs
+
+
+def cache_quality(options) -> None:
+    """Print size, loss and most probable tokens of windows of the validation split that are decoded one by one."""
+    experiment, (model, variables) = restored(options.target)
+    batch = experiment.data.splits["validation"][0]
+    tokens, targets = (jnp.asarray(batch[name][: options.batch or 16]) for name in ("tokens", "targets"))
+    expected = None
+    for kind in (None, "int8"):
+        cache, _ = empty(model, variables, None, *tokens.shape, cache_format=kind)
+        loss, likeliest = jax.jit(partial(one_by_one, model, cache_format=kind))(variables, tokens, targets)
+        expected = likeliest if expected is None else expected
+        size = sum(array.nbytes for array in jax.tree.leaves((cache.key, cache.value)))
+        about = f"loss {loss:.5f}, perplexity {np.exp(loss):.5f}, agreement {(likeliest == expected).mean():.2%}"
+        print(f"{kind or 'float32'}: {size / 2**20:.2f} MiB for {tokens.size} tokens, {about}")
+
+
+def one_by_one(model, variables, tokens, targets, cache_format):
+    """Return the mean loss of the targets and the most probable tokens [B, T], decoded token by token."""
+    cache, _ = empty(model, variables, None, *tokens.shape, cache_format=cache_format)
+
+    def step(cache, column):
+        logits, cache = model.apply(variables, column[:, :1], cache, None, method="decode")
+        scores = jax.nn.log_softmax(logits[:, 0])
+        return cache, (-jnp.take_along_axis(scores, column[:, 1:], axis=1)[:, 0], scores.argmax(axis=-1))
+
+    start = cache.rewind(jnp.zeros(len(tokens), jnp.int32))
+    _, (losses, likeliest) = jax.lax.scan(step, start, jnp.stack([tokens, targets], axis=-1).swapaxes(0, 1))
+    return losses.mean(), likeliest.T
+
+
+def continuous(options) -> None:
+    """Count and time the steps of continuous batching and of static batches, in the order of the prompts."""
+    experiment, pair = restored(options.target)
+    texts, rng = experiment.data.splits["validation"][0]["tokens"], np.random.default_rng(0)
+    lengths = rng.integers(4, 33, options.prompts)
+    limits = np.minimum(rng.geometric(1 / 48, options.prompts), 256)
+    prompts = [Prompt(texts[row % len(texts), :n], int(new)) for row, (n, new) in enumerate(zip(lengths, limits))]
+    refills = {"continuous": 1, f"{max(1, options.slots // 4)} at a time": max(1, options.slots // 4)}
+    ways, slots = [], {}
+    for name, refill in (refills | {"static": options.slots}).items():
+        slots[name] = Slots(*pair, options.slots, refill, temperature=0.0)
+        ways.append(lambda one=slots[name]: [each.tokens for each in one.generate(prompts)])
+    times = medians(ways, options.rounds, clock_of(options))
+    print(f"{options.prompts} prompts, {limits.sum()} tokens, at least {limits.sum() / options.slots:.0f} steps")
+    for (name, one), seconds in zip(slots.items(), times):
+        steps, rounds = (count // (options.rounds + 1) for count in (one.steps, one.rounds))
+        print(f"{name:14s} {steps} steps, {rounds} rounds, {limits.sum() / seconds:.0f} tokens/s")
 
 
 def quality(options) -> None:
@@ -170,6 +258,11 @@ def quality(options) -> None:
 def most_probable(task, model, batch):
     """Return the tokens with the highest logits."""
     return task.forward(model, batch).argmax(axis=-1)
+
+
+def clock_of(options):
+    """Return the clock that the options choose."""
+    return time.process_time if options.processor_time else time.perf_counter
 
 
 def medians(ways, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:

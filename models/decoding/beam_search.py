@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.decoding.logits_processors import LogitsProcessors
 
+Decode = Callable[[Array, Array, Any], tuple[Array, Any]]
 IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so that its sums and quotients are too
 
 
@@ -34,23 +35,17 @@ class _Hypotheses(NamedTuple):
 
 
 def beam_search(
-    decode: Callable[..., tuple[Array, Any]],
-    processors: LogitsProcessors,
-    cache: Any,
-    tokens: Int[Array, "B S"],
-    starts: Int[Array, "B"],
-    max_new_tokens: int,
-    num_beams: int,
-    length_penalty: Float[Array, ""],
-) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:
-    """Continue the `num_beams` best running hypotheses of each prompt; return the best finished one of each.
+    decode: Decode, processors: LogitsProcessors, cache: Any, tokens: Int[Array, "B S"], starts: Int[Array, "B"],
+    max_new_tokens: int, num_beams: int, length_penalty: Float[Array, ""],
+) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:  # fmt: skip
+    """Continue the N = `num_beams` best running hypotheses of each prompt; return tokens, length, score of the best.
 
     A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
     finished ones. The results are those of `generate.Generation`.
 
     Args:
         decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
-        cache: that of N = `num_beams` copies of each prompt.
+        cache: that of N copies of each prompt.
         tokens, starts: the prompts with room for the new tokens, and their lengths.
     """
     batch, length = tokens.shape

@@ -102,27 +102,30 @@ class Slots:
         """Yield the continuation of each prompt, in their order, while others are generated.
 
         Args:
-            prompts: read only as far as slots are free.
+            prompts: read one by one, as many in advance as there are slots.
             first: index of the first prompt, on which its samples depend.
 
         Raises:
             ValueError: a prompt is invalid, or with its new tokens longer than the model's sequences.
         """
         waiting, ended, due = enumerate(prompts, first), {}, first
+        queue: list[tuple[int, Prompt]] = []  # prompts with their indices
         busy: dict[int, int] = {}  # slot -> index of its prompt
-        group, shape, state = list(islice(waiting, self.refill)), None, None
-        while group or busy:
-            size = max((self._size(prompt) for _, prompt in group), default=0)
-            kinds = [(each.shape, each.dtype) for each in jax.tree.leaves(group[0][1].inputs)] if group else []
-            if group and not busy and (shape is None or size > shape[0] or kinds != shape[1]):
-                shape = size, kinds
+        size, kinds, state = 0, None, None
+        while True:
+            queue += islice(waiting, self.slots - len(queue))
+            if not queue and not busy:
+                return
+            group = queue[: self.refill]
+            if queue and not busy and not self._fits(group, size, kinds):
+                size, kinds = max(self._size(prompt) for _, prompt in queue), _kinds(group[0][1])
                 state = self._empty(group[0][1], size)
-            fits = group and size <= shape[0] and kinds == shape[1]
+            fits = group and self._fits(group, size, kinds)
             if fits and self.slots - len(busy) >= len(group):
                 chosen = [slot for slot in range(self.slots) if slot not in busy][: len(group)]
                 busy |= {slot: number for slot, (number, _) in zip(chosen, group)}
-                state = self._admit(state, chosen, group, shape[0])
-                group = list(islice(waiting, self.refill))
+                state = self._admit(state, chosen, group, size)
+                del queue[: len(group)]
                 continue
             (running, memory), until = state, len(group) if fits else self.slots
             running, steps = _run(self.model, self.variables, running, memory, self.processors, self.seed, until)
@@ -136,6 +139,10 @@ class Slots:
             while due in ended:
                 yield ended.pop(due)
                 due += 1
+
+    def _fits(self, group, size, kinds):
+        """Return whether slots have room for some prompts and take inputs like theirs."""
+        return all(self._size(prompt) <= size and _kinds(prompt) == kinds for _, prompt in group)
 
     def _size(self, prompt):
         """Return the number of tokens for which a prompt needs room, with the padding of its width."""
@@ -165,6 +172,10 @@ class Slots:
         if self.sharding is not None:
             arrays = jax.device_put(arrays, self.sharding)
         return _admit(self.model, self.variables, *state, np.array(chosen, np.int32), *arrays, self.cache_format)
+
+
+def _kinds(prompt):
+    return [(array.shape, array.dtype) for array in jax.tree.leaves(prompt.inputs)]
 
 
 def _width(length):

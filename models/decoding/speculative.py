@@ -105,6 +105,7 @@ class _Setting(NamedTuple):
     starts: Int[Array, "B"]
     ends: Int[Array, "B"]
     num_drafted: int
+    vocab_size: int
 
     @property
     def greedy(self) -> bool:
@@ -150,7 +151,9 @@ def _speculate(
         check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")
     target = _decoder(models[0], variables[0], memory)
     draft = _decoder(models[1], variables[1], draft_memory)
-    setting = _Setting(target, draft, processors, seed, starts, starts + max_new_tokens, num_drafted)
+    setting = _Setting(
+        target, draft, processors, seed, starts, starts + max_new_tokens, num_drafted, models[0].vocab_size
+    )
 
     batch = len(tokens)
     none = jnp.zeros(batch, jnp.int32)
@@ -210,19 +213,22 @@ def _draft(setting, state, keys):
     """Return the sequences with N drafted tokens, these [B, N], their probabilities [B, N, V] and the draft's cache."""
     rows, lengths = jnp.arange(len(state.lengths)), state.lengths
 
-    def propose(carry, i):
+    count = setting.num_drafted
+    noise = None
+    if not setting.greedy:  # of all tokens at once: one call of the generator costs as much as a layer on CPUs
+        sizes = count, setting.vocab_size
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, sizes))(keys).swapaxes(0, 1)
+
+    def propose(carry, now):
         tokens, cache = carry
+        i, noise = now
         logits, cache = setting.draft(tokens, lengths[:, None] + i - 1, cache)
         logits = setting.processed(logits[:, 0], tokens, lengths + i)
-        if setting.greedy:
-            token, q = logits.argmax(axis=-1), None
-        else:
-            token = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, i), logits)
-            q = jax.nn.softmax(logits)
+        token = (logits if setting.greedy else logits + noise).argmax(axis=-1)
+        q = None if setting.greedy else jax.nn.softmax(logits)
         return (tokens.at[rows, lengths + i].set(token), cache), (token, q)
 
-    steps = jnp.arange(setting.num_drafted)
-    (tokens, cache), chosen = jax.lax.scan(propose, (state.tokens, state.draft_cache), steps)
+    (tokens, cache), chosen = jax.lax.scan(propose, (state.tokens, state.draft_cache), (jnp.arange(count), noise))
     # The cache gets the last token too. Unused logits are not computed.
     _, cache = setting.draft(tokens, lengths[:, None] - 1 + setting.num_drafted, cache)
     return tokens, *jax.tree.map(lambda x: x.swapaxes(0, 1), chosen), cache

@@ -205,12 +205,15 @@ class Cache(Rewindable):
         return self.replace(length=length)
 
     def in_8_bits(self) -> "Cache":
-        """Return the cache with keys and values as int8 numbers, with a scale for each token and head."""
-        return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
+        """Return this empty cache for keys and values as int8 numbers, with a scale for each token and head."""
+        empty = [
+            Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in self.key + self.value
+        ]
+        return self.replace(key=tuple(empty[: len(self.key)]), value=tuple(empty[len(self.key) :]))
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-        batch_size = len(self.key[0]) // self.num_kv_heads
+        batch_size = self.key[0].shape[0] // self.num_kv_heads
         key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
         return self.replace(key=key, value=value, length=length)
@@ -220,7 +223,7 @@ class Cache(Rewindable):
 
         Both caches have as many entries, and the lengths of this one stay.
         """
-        batch_size = len(self.key[0]) // self.num_kv_heads
+        batch_size = self.key[0].shape[0] // self.num_kv_heads
         put = partial(_put, rows=rows, batch_size=batch_size)
         key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
         return self.replace(key=key, value=value)

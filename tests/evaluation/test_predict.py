@@ -257,6 +257,10 @@ def test_continued_prompts(trained, call, tmp_path):
     for prompt, text in zip(prompts, found):
         _, printed, _ = call("generate", f"--workdir={folder}", f"--prompt={prompt}", greedy)
         assert printed == f"{prompt}{text}\n"
+    (tmp_path / "prompts.txt").write_text("".join(f"{'ab' * number}\n" for number in range(1, 7)))
+    samples = [call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--batch-size={n}")[1] for n in (1, 3)]
+    assert samples[0] == samples[1]
+    assert len({json.loads(line)["prediction"] for line in samples[0].splitlines()}) == 6
     (tmp_path / "prompts.txt").write_text("import\n\n")
     code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert code == 1

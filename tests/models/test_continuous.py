@@ -22,7 +22,7 @@ MODELS = {
     "transformer": Transformer(**HEADS, norm="rms", placement="pre"),
     "recurrent": Seq2Seq(**SIZES),
 }
-STOPS = {"stop_tokens": (1, 4)}
+STOPS = {"stop_tokens": (1, 4, 8), "no_repeat_ngram_size": 2}
 
 
 def weights(model, inputs=None, scale=0.6):
@@ -49,7 +49,7 @@ def cut(prompts, lengths, inputs, limits):
 
 
 @tiered("name", list(MODELS), first=2)
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.95, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.95}], ids=["greedy", "sampling"])
 def test_continuations_match_one_batch(name, options):
     """Check prompts of two padded widths in more or fewer slots than there are prompts."""
     model, variables, prompts, lengths, inputs = problem(name, 9)
@@ -67,17 +67,20 @@ def test_continuations_match_one_batch(name, options):
 
 
 def test_steps_are_those_of_the_schedule():
-    """Check limits of single prompts and the number of steps, and of rounds, for two slots and for a static batch."""
-    model, variables, prompts, lengths, _ = problem("gpt", 4)
+    """Check limits of single prompts, and steps and rounds of two slots, also as a static batch and for a long prompt.
+
+    The last prompt waits until the slots are free, and then takes longer ones.
+    """
+    model, variables, prompts, _, _ = problem("gpt", 4)
     limits = [2, 6, 3, 1]
-    for refill, steps, rounds in ((1, 6, 4), (2, 9, 2)):
+    for last, refill, steps, rounds in ((9, 1, 6, 3), (9, 2, 9, 2), (18, 1, 7, 3)):
         state = Slots(model, variables, 2, refill, temperature=0.0)
-        found = list(state.generate(cut(prompts, lengths, None, limits)))
+        found = list(state.generate(cut(prompts, [9, 9, 9, last], None, limits)))
         assert [len(each.tokens) for each in found] == limits
         assert (state.steps, state.rounds) == (steps, rounds)
 
 
-def test_prompts_are_read_when_slots_are_free():
+def test_prompts_are_read_when_they_are_needed():
     model, variables, prompts, lengths, _ = problem("gpt", 8)
     read = []
 
@@ -88,7 +91,7 @@ def test_prompts_are_read_when_slots_are_free():
 
     found = Slots(model, variables, 2, temperature=0.0).generate(rows())
     next(found)
-    assert len(read) == 3
+    assert len(read) == 4  # two in the slots, two in advance
     assert len(list(found)) == 7
 
 
