@@ -4,6 +4,7 @@ from typing import Any
 
 from lineage.configs.registry import load_all
 from lineage.models.base import MODELS, HiddenStates, Layers, Model, hidden_states
+from lineage.models.kernels.devices import visited_blocks
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers.placement import EXAMPLES, TOKENS, gathering, num_parts
 

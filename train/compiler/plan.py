@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from lineage.models.kernels.devices import visited_blocks
+from lineage.models import visited_blocks
 from lineage.train.compiler.chips import Chip
 from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
 

@@ -14,7 +14,8 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several compilations at a time
 }
-# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them.
+# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them. The libraries'
+# products take no operands of different types, so 8-bit weights are converted in an operation of their own.
 GPU_FLAGS = "--xla_gpu_enable_triton_gemm=false"
 GPUS_PER_HOST = 8
 BY_TARGET = {chip.target: chip for chip in CHIPS if chip.target}
