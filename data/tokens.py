@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import zlib
 from bisect import bisect_right
@@ -337,6 +338,7 @@ _ENCODE: list[_Encode] = []  # of a worker process
 def _start_worker(encode: _Encode) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker uses one core
     live_as_long_as_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool ends the workers if one of them is killed
     _ENCODE.append(encode)
 
 
