@@ -66,7 +66,7 @@ class Stream:
 
     Attributes:
         tokens: an array, or `Shards`.
-        ends: the place after each document, int64 [D]; of shards, they are read when they are first used.
+        document_ends: the place after each document, int64 [D]; None: those of the shards.
     """
 
     tokens: "np.ndarray | Shards"
@@ -76,6 +76,7 @@ class Stream:
 
     @property
     def ends(self) -> np.ndarray:
+        """The place after each document, int64 [D]; those of shards are read at each call."""
         return self.tokens.ends() if self.document_ends is None else self.document_ends
 
 

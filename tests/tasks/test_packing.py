@@ -102,6 +102,7 @@ def test_models_without_segments_are_refused():
         TASK.check_model(MODELS["transformer_xl"](vocab_size=V, depth=1, width=16, num_heads=2))
 
 
+@pytest.mark.thorough
 def test_packed_run(tiny, tmp_path, no_report):
     """Compare the validation loss of a run with that of the documents alone."""
     changes = {"task.packing": True, "task.cache_dir": str(tmp_path / "tokens"), "source.max_bytes": 60_000}
