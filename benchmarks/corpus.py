@@ -3,7 +3,7 @@
 python -m benchmarks.corpus --megabytes=1000 --workers=2
 
 The text is Python's standard library, repeated, in lines of JSON with a document each. Both programs read this file and
-run in turns, each in processes of its own, with a BPE tokenizer of 16,384 tokens trained on the text before. The memory
+run in turns, each in processes of its own, with a BPE tokenizer that was trained on the text before. The memory
 is the largest sum over the processes of a program, in which a page that several share counts once; the time of the
 cores is a fairer measure than that of the clock on a machine with other work. `datasets` first
 converts the file to its own format, and `map` calls `encode_batch_fast` of the library `tokenizers` for 1,000 documents
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from lineage.data.sources.text import StandardLibrary
-from lineage.data.tokenizers import BPE
+from lineage.data.tokenizers import BPE, Bytes
 
 PEER = """
 import os, sys, time
@@ -43,13 +43,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100, help="size of the text")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocab-size", type=int, default=16_384, help="256: bytes")
     parser.add_argument("--alone", action="store_true", help="without `datasets`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text, tokenizer = folder / "text.jsonl", folder / "tokenizer.json"
         documents = list(StandardLibrary(validation_fraction=0.0).documents()["train"])
-        BPE(16_384).train(documents).save(tokenizer)
+        kind = BPE(options.vocab_size) if options.vocab_size > 256 else Bytes()
+        kind.train(documents).save(tokenizer)
         size = write(text, documents, options.megabytes * 10**6)
         given = [f"--config.source=jsonl:{text}", "--config.source.max_bytes=0", f"--config.tokenizer={tokenizer}"]
         prepare = [

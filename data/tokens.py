@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import zlib
 from bisect import bisect_right
@@ -66,7 +67,7 @@ class Stream:
 
     Attributes:
         tokens: an array, or `Shards`.
-        ends: the place after each document, int64 [D]; of shards, they are read when they are first used.
+        document_ends: the place after each document, int64 [D]; None: those of the shards.
     """
 
     tokens: "np.ndarray | Shards"
@@ -76,6 +77,7 @@ class Stream:
 
     @property
     def ends(self) -> np.ndarray:
+        """The place after each document, int64 [D]; those of shards are read at each call."""
         return self.tokens.ends() if self.document_ends is None else self.document_ends
 
 
@@ -338,6 +340,7 @@ _ENCODE: list[_Encode] = []  # of a worker process
 def _start_worker(encode: _Encode) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker uses one core
     live_as_long_as_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool ends the workers if one of them is killed
     _ENCODE.append(encode)
 
 

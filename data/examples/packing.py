@@ -15,7 +15,7 @@ class Packed(ExampleSource):
 
     A document of n tokens has n - 1 targets, each of its tokens but the first; it is split into parts of at most T
     targets, so that only a document of more than T + 1 tokens is in several rows, or several times in a row. Documents
-    of one token are left out.
+    of one token are left out. The rows are planned at the start, from the lengths of the documents alone.
 
     An example has, all of shape [T], `tokens` and `targets` int32 (the next token of the same document), `segments`
     int32 (number of the part in its row, from 1 on; 0 in the padding), `positions` int32 (from 0 on in each part), and

@@ -331,8 +331,8 @@ except ValueError as error:
 
 
 def test_names_of_special_tokens_stay_text_after_pickling():
-    tokenizer = pickle.loads(pickle.dumps(train("bytes", [])))
-    assert tokenizer.encode("<|endoftext|>").tolist() == list(b"<|endoftext|>")
+    tokenizer = pickle.loads(pickle.dumps(train("bpe", ["a"], vocab_size=257)))
+    assert len(tokenizer.encode("<|endoftext|>")) == len("<|endoftext|>")
 
 
 def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -234,17 +235,33 @@ def test_killed_encoding_continues(tmp_path):
     assert {path.name: path.read_bytes() for path in done[0].parent.iterdir()} == whole
 
 
+def started_workers(folder):
+    """Start to encode with two workers; return the process, and the ids of the workers."""
+    process = start("", folder, 2)
+    while not list(folder.glob("*/00000.tokens")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+    assert len(workers) == 2
+    return process, workers
+
+
+@pytest.mark.thorough
+def test_killed_worker_is_an_error(tmp_path):
+    process, workers = started_workers(tmp_path)
+    os.kill(workers[0], signal.SIGKILL)
+    assert "A process that encodes texts was killed" in process.communicate(timeout=120)[1]
+    assert process.returncode == 1
+
+
 @pytest.mark.thorough
 def test_workers_end_with_a_killed_process(tmp_path):
-    process = start("", tmp_path, 2)
-    while not list(tmp_path.glob("*/00000.tokens")):
-        time.sleep(0.01)
-    children = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)], text=True).split()
-    assert len(children) >= 2
-    process.send_signal(signal.SIGKILL)
+    process, workers = started_workers(tmp_path)
+    process.kill()
     process.wait()
     deadline = time.monotonic() + 60
-    while any(os.path.exists(f"/proc/{child}") for child in children):
+    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
