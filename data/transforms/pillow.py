@@ -57,7 +57,7 @@ def crop(image: Image.Image, box: tuple[int, int, int, int], size: int, resample
     """Return a box (top, left, height, width) of an image, resized to size x size pixels.
 
     A JPEG file that has not been decoded yet, and whose box is at least twice as large, is decoded at 1/2, 1/4 or 1/8
-    of its size. Pixels then differ from those of the whole image by about 1 of 255 on average.
+    of its size. The mean difference of the pixels was 1 of 255 for two photos, and at most 4.
     """
     top, left, height, width = box
     whole, edges = image.width, (left, top, left + width, top + height)
