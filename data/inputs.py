@@ -230,7 +230,7 @@ class Readable(ExampleSource):
 
     def _read(self, index):
         try:
-            image = self.images[index]["image"]
+            image = np.asarray(self.images[index]["image"])
             if image.shape != self.shape and not (self.resized and image.shape[2] == self.shape[2]):
                 raise ValueError(f"The image has the shape {image.shape}: the model's images have {self.shape}.")
         except ValueError as error:

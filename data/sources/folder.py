@@ -15,7 +15,7 @@ from lineage.data.content import Images
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
 from lineage.data.sources.files import held_out, read_lines
-from lineage.data.transforms.pillow import channels_of, decode
+from lineage.data.transforms.pillow import Picture, channels_of
 
 SPLITS = ("train", "validation", "test")
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -83,7 +83,7 @@ class ImageFiles(ExampleSource):
         return len(self.files)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
+        return {"image": [Picture(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
 def _images(

@@ -15,7 +15,7 @@ from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.tables import Table, check_columns
-from lineage.data.transforms.pillow import channels_of, decode
+from lineage.data.transforms.pillow import Picture, channels_of
 
 CACHE = 1 << 28  # bytes of encoded images that stay in the memory of a process
 
@@ -135,7 +135,7 @@ class ParquetImages(ExampleSource):
         return f"{self.files[self.file[index]]}, row {self.row[index] + 1}"
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        images = [decode(self.content(index), self.channels, self.where(index)) for index in indices]
+        images = [Picture(self.content(index), self.channels, self.where(index)) for index in indices]
         return {"image": images, "label": self.label[indices]}
 
 

@@ -13,7 +13,7 @@ from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
-from lineage.data.transforms.pillow import decode
+from lineage.data.transforms.pillow import Picture
 
 
 @SOURCES.register("tfds")
@@ -158,10 +158,10 @@ class Records(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         records = self.records.__getitems__(indices.tolist())
-        images = [decode(record[self.image_key], self.channels) for record in records]
+        images = [Picture(record[self.image_key], self.channels) for record in records]
         if self.label_key:
             return {"image": images, "label": np.array([record[self.label_key] for record in records], np.int32)}
-        return gather([_with_boxes(image, record["objects"]) for image, record in zip(images, records)])
+        return gather([_with_boxes(np.asarray(image), row["objects"]) for image, row in zip(images, records)])
 
 
 def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -16,9 +16,9 @@ from lineage.configs.registry import Range
 from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
-from lineage.data.transforms.pillow import PerImage, from_pillow, stack, to_pillow
+from lineage.data.transforms.pillow import PerImage, Picture, crop, from_pillow, opened, stack
 
-Images = Sequence[np.ndarray] | np.ndarray
+Images = Sequence[np.ndarray | Picture] | np.ndarray
 Fraction = Annotated[float, Range(above=0, high=1)]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -57,14 +57,14 @@ class CenterCrop:
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
 
-    def _one(self, image: np.ndarray) -> np.ndarray:
-        height, width = image.shape[:2]
-        scale = round(self.size / self.fraction) / min(height, width)
-        width, height = max(round(width * scale), self.size), max(round(height * scale), self.size)
-        if (height, width) != image.shape[:2]:
-            image = from_pillow(to_pillow(image).resize((width, height), RESAMPLING[self.resample]))
-        top, left = (height - self.size) // 2, (width - self.size) // 2
-        return image[top : top + self.size, left : left + self.size]
+    def _one(self, image: np.ndarray | Picture) -> np.ndarray:
+        with opened(image) as picture:
+            scale = round(self.size / self.fraction) / min(picture.size)
+            width, height = (max(round(side * scale), self.size) for side in picture.size)
+            if (width, height) != picture.size:
+                picture = picture.resize((width, height), RESAMPLING[self.resample])
+            left, top = (width - self.size) // 2, (height - self.size) // 2
+            return from_pillow(picture.crop((left, top, left + self.size, top + self.size)))
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class RandomCrop(RandomBox, PerImage):
         if self.resample not in RESAMPLING:
             raise ValueError(f"task.resample is {self.resample!r}: it must be {' or '.join(RESAMPLING)}.")
 
-    def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        top, left, height, width = self.box(*image.shape[:2], random)
-        part = to_pillow(image[top : top + height, left : left + width])
-        return from_pillow(part.resize((self.size, self.size), RESAMPLING[self.resample]))
+    def transform(self, image: np.ndarray | Picture, random: np.random.Generator) -> np.ndarray:
+        with opened(image) as picture:
+            box = self.box(picture.height, picture.width, random)
+            return from_pillow(crop(picture, box, self.size, RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
         return super().box(height, width, random) or (0, 0, height, width)

@@ -3,7 +3,9 @@
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,11 +19,54 @@ def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "
     There is 1 channel for gray, 3 are RGB and 4 RGBA. The error of a file that is not an image begins with `where`, by
     default its path.
     """
-    with _opened(file, where) as image:
-        if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
-            raise OSError(f"its pixels are {image.mode}, not of 8 bits")
-        pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
-    return pixels.reshape(*pixels.shape[:2], channels)
+    with opened(Picture(file, channels, where)) as image:
+        return from_pillow(image)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Image file, or its content, that is decoded on use: see `decode`, which NumPy calls to make an array of it."""
+
+    file: str | Path | bytes
+    channels: int
+    where: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels; only the header of the file is read."""
+        with _opened(self.file, self.where) as image:
+            return image.height, image.width, self.channels
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return decode(self.file, self.channels, self.where)
+
+
+@contextlib.contextmanager
+def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
+    """Yield a Pillow image, of which perhaps only the header has been read; for errors, see `decode`."""
+    if isinstance(image, np.ndarray):
+        yield to_pillow(image)
+        return
+    with _opened(image.file, image.where) as picture:
+        if picture.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
+            raise OSError(f"its pixels are {picture.mode}, not of 8 bits")
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}[image.channels]
+        yield picture if picture.mode == mode else picture.convert(mode)
+
+
+def crop(image: Image.Image, box: tuple[int, int, int, int], size: int, resample: Image.Resampling) -> Image.Image:
+    """Return a box (top, left, height, width) of an image, resized to size x size pixels.
+
+    A JPEG file that has not been decoded yet, and whose box is at least twice as large, is decoded at 1/2, 1/4 or 1/8
+    of its size. The mean difference of the pixels was 1 of 255 for two photos, and at most 4.
+    """
+    top, left, height, width = box
+    whole, edges = image.width, (left, top, left + width, top + height)
+    drafted = image.draft(None, (-(-image.width * size // width), -(-image.height * size // height)))
+    if drafted and image.width < whole:
+        scale = drafted[1][2] / whole
+        return image.resize((size, size), resample, box=tuple(edge * scale for edge in edges))
+    return image.crop(edges).resize((size, size), resample)
 
 
 def channels_of(file: str | Path | bytes, where: str = "") -> int:
@@ -63,6 +108,7 @@ def from_pillow(image: Image.Image) -> np.ndarray:
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:
     """Stack images [h, w, c] to [N, h, w, c]. Raises ValueError if they differ in size."""
+    images = [np.asarray(image) for image in images]
     different = next((image.shape for image in images if image.shape != images[0].shape), None)
     if different:
         raise ValueError(f"Images differ in size, such as {images[0].shape} and {different}: set task.image_size.")

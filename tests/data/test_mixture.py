@@ -219,7 +219,8 @@ def test_sources_that_do_not_fit_are_refused(files, tmp_path):
         ValueError, match=r"must have the same class_names: it is \('no', 'yes'\) in 'labels' and \('may"
     ):
         load(source, TextClassification(sequence_length=8), Words())
-    source = SOURCES.build("mixture", parts=({"source": "stdlib", "prefix": "a"}, {"source": "stdlib", "name": "b"}))
+    parts = [{"source": f"text:{tmp_path}/other.tsv", "name": name, "prefix": "a"} for name in "ab"]
+    source = SOURCES.build("mixture", parts=parts)
     with pytest.raises(
         ValueError, match="The prefix of a source in a mixture is 'a': only pairs of texts can have one"
     ):

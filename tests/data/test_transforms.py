@@ -1,13 +1,16 @@
+import io
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
 from lineage.data import shuffle
 from lineage.data.transforms import distortions
 from lineage.data.transforms.augmentation import CenterCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
 from lineage.data.transforms.distortions import OPERATIONS, Jitter, RandAugment
+from lineage.data.transforms.pillow import Picture, crop, decode, opened, to_pillow
 
 RANDOM = np.random.default_rng(0)
 RGB = RANDOM.integers(0, 256, (16, 20, 24, 3)).astype(np.uint8)
@@ -79,6 +82,45 @@ def test_crops_match_pillow_resize():
     np.testing.assert_array_equal(CenterCrop(20)([tall], KEYS[:1])[0], tall[2:22])
     assert CenterCrop(40)([image, tall, GRAY[0].repeat(3, -1)], KEYS[:3]).shape == (3, 40, 40, 3)
     assert CenterCrop(224, 0.875)._one(np.zeros((300, 500, 3), np.uint8)).shape == (224, 224, 3)
+
+
+def encoded(pixels, kind="JPEG"):
+    file = io.BytesIO()
+    to_pillow(pixels).save(file, kind, quality=95)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return load_sample_images().images[0]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_crops_of_files_equal_those_of_arrays(photo, kind, channels):
+    file = encoded(photo[:120, :200, :channels], kind)
+    picture, whole = Picture(file, channels), decode(file, channels)
+    assert picture.shape == whole.shape == (120, 200, channels)
+    np.testing.assert_array_equal(np.asarray(picture), whole)
+    for transform in (RandomCrop(70), CenterCrop(50, 0.875), CenterCrop(120), RandomCrop(64, resample="bicubic")):
+        for key in KEYS[:, None]:
+            np.testing.assert_array_equal(transform([picture], key), transform([whole], key))
+
+
+def test_large_crops_of_jpeg_files_are_decoded_at_a_reduced_size(photo):
+    file = encoded(photo)
+    for size, box, scale in ((100, (0, 5, 427, 460), 4), (100, (0, 100, 427, 205), 2), (60, (7, 0, 420, 640), 4)):
+        with opened(Picture(file, 3)) as image:
+            found = np.asarray(crop(image, box, size, Image.Resampling.BILINEAR)).astype(int)
+            assert image.size == (-(-640 // scale), -(-427 // scale))
+        top, left, height, width = box
+        part = to_pillow(decode(file, 3)[top : top + height, left : left + width])
+        expected = np.asarray(part.resize((size, size), Image.Resampling.BILINEAR))
+        assert abs(found - expected).mean() < 3
+        assert abs(np.roll(found, 1, 1) - expected).mean() > 4  # of a shift by one pixel
+    with opened(Picture(file, 3)) as image:
+        crop(image, (0, 0, 427, 199), 100, Image.Resampling.BILINEAR)
+        assert image.size == (640, 427)
 
 
 def test_random_crop():

@@ -54,7 +54,8 @@ class Throughput:
         self._began = self._ended = math.inf  # when the first batch was asked for, and when the newest step ended
         self._newest = None
         self._dispatched: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._record_ends, daemon=True).start()
+        self._thread = threading.Thread(target=self._record_ends, daemon=True)  # a failed device may never end a step
+        self._thread.start()
 
     @property
     def seconds(self) -> float:
@@ -83,8 +84,9 @@ class Throughput:
         self._dispatched.put(outputs)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, after the newest step."""
         self._dispatched.put(None)
+        self._thread.join(10)
 
     def _record_ends(self):
         for outputs in iter(self._dispatched.get, None):
