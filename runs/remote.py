@@ -162,7 +162,7 @@ class Mirror:
         self._ended.set()
         for thread in threads:
             thread.join()
-        if self._lost:
+        if not self._holds():
             raise ValueError(self._lost)
         self.push()
         with contextlib.suppress(FileNotFoundError):  # a run that has failed before it wrote anything
@@ -251,6 +251,12 @@ class Mirror:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
         self._lease.write_text(self._id)
 
+    def _holds(self) -> bool:
+        """Return whether the lock file is still that of this run, which may have been suspended for too long."""
+        if self._locked().get("id") != self._id:
+            self._lost = f"another run has taken over {self.url}: this one was stopped."
+        return not self._lost
+
     def _beat(self):
         content = {"host": os.uname().nodename, "process": os.getpid(), "id": self._id, "time": time.time()}
         with readable_errors(self.url):
@@ -259,8 +265,7 @@ class Mirror:
     def _keep_locked(self):
         while not self._ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # it may pass
-                if self._locked().get("id") != self._id:
-                    self._lost = f"another run has taken over {self.url}: this one was stopped."
+                if not self._holds():
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
                 self._beat()
@@ -273,7 +278,8 @@ class Mirror:
                 continue
             step = newest
             try:
-                self.push()
+                if self._holds():
+                    self.push()
             except OSError as error:
                 if not said:
                     print(f"{error} The run continues, and uploads later.", file=sys.stderr)
