@@ -75,15 +75,17 @@ def written(output: str) -> Iterator[str]:
         return
     parent, _, name = output.rstrip("/").rpartition("/")
     stem = Path(name).stem
-    mirror = Mirror(parent, "outputs", lambda path: path.partition("/")[0].partition(".")[0] == stem.partition(".")[0])
+    mirror = Mirror(parent, "outputs", lambda path: f"{path.partition('/')[0]}.".startswith(f"{stem}."))
     if not mirror.local():
         with contextlib.suppress(FileNotFoundError):
-            storage.Files(f"{parent}/{stem}*").download(mirror.folder)
+            storage.Files(f"{parent}/{stem}.*").download(mirror.folder)
         mirror.known = mirror.local()
     try:
         yield str(mirror.folder / name)
     finally:
         mirror.push()
+        for uploaded in mirror.local():
+            (mirror.folder / uploaded).unlink()
 
 
 class Mirror:
@@ -173,11 +175,12 @@ class Mirror:
     def local(self) -> dict[str, Any]:
         """Return size and time of each local file that is to be copied, by its path relative to the folder."""
         found = {}
-        for file in self.folder.rglob("*"):
-            name = file.relative_to(self.folder).as_posix()
-            with contextlib.suppress(FileNotFoundError):
-                if not is_hidden(name) and self._chosen(name) and file.is_file():
-                    found[name] = storage.stamp(file)
+        for folder, _, names in os.walk(self.folder):  # which skips folders that are deleted meanwhile
+            for file in (Path(folder, name) for name in names):
+                name = file.relative_to(self.folder).as_posix()
+                with contextlib.suppress(FileNotFoundError):
+                    if not is_hidden(name) and self._chosen(name):
+                        found[name] = storage.stamp(file)
         return found
 
     def push(self) -> None:

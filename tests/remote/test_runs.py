@@ -304,6 +304,7 @@ def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
     with pytest.raises(KeyboardInterrupt):
         predict()
     assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png"}
+    assert not [file for file in cache("cache").rglob("*") if file.is_file()]
     bucket.put({"others.jsonl": b""})
     cache("other")
     with remote.written(f"{bucket.url}/out.jsonl") as place:
