@@ -135,10 +135,10 @@ class Files:
         """Return the path in the file system of a name relative to the URL; "" is the URL itself."""
         return f"{self.path}/{name}" if name else self.path
 
-    def listed(self) -> dict[str, Mapping[str, Any]]:
+    def listed(self, incomplete: bool = False) -> dict[str, Mapping[str, Any]]:
         """Return the facts about each file by its name relative to the URL; that of a single file is "".
 
-        Hidden files are left out, and so are those of checkpoints that are not complete.
+        Hidden files are left out, and so are those of checkpoints that are not complete, unless `incomplete`.
 
         Raises:
             FileNotFoundError: there is no file.
@@ -154,7 +154,7 @@ class Files:
             files = {path.removeprefix(f"{self.path}/"): info for path, info in found.items()}
             files = {name: info for name, info in files.items() if info["type"] == "file" and not is_hidden(name)}
             complete = {step for step in map(step_of, files) if f"{step}{RECORD}" in files}
-            files = {name: info for name, info in files.items() if step_of(name) in {"", *complete}}
+            files = {name: info for name, info in files.items() if incomplete or step_of(name) in {"", *complete}}
             if not files:
                 raise FileNotFoundError
         return files

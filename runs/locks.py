@@ -25,6 +25,14 @@ def locked(workdir: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[bool]:
+    """Lock a file, which is created if it does not exist; yield False if another process holds its lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(path, os.O_RDWR | os.O_CREAT) as file:
+        yield lock(file)
+
+
 def lock(file: int, shared: bool = False) -> bool:
     """Lock an open file or folder; return False if another process holds its lock.
 

@@ -22,7 +22,7 @@ from typing import Any
 from lineage.configs import storage
 from lineage.configs.storage import RECORD, is_hidden, is_remote, readable_errors, step_of
 from lineage.runs.folder import last_step
-from lineage.runs.locks import LOCK, held
+from lineage.runs.locks import LOCK, locked_file
 
 SECONDS = 30.0  # between two uploads of files that grow
 HEARTBEAT = 15.0  # seconds between two changes of the lock file
@@ -45,12 +45,7 @@ def opened(workdir: str | os.PathLike, training: bool = False) -> Iterator[Path]
         yield Path(workdir)
         return
     mirror = Mirror(os.fspath(workdir), "runs")
-    if not held(mirror.folder):
-        with mirror.training() if training else mirror.reading():
-            yield mirror.folder
-    elif training:
-        raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
-    else:
+    with mirror.training() if training else mirror.reading():
         yield mirror.folder
 
 
@@ -80,15 +75,17 @@ def written(output: str) -> Iterator[str]:
         return
     parent, _, name = output.rstrip("/").rpartition("/")
     stem = Path(name).stem
-    mirror = Mirror(parent, "outputs", lambda path: path.partition("/")[0].partition(".")[0] == stem.partition(".")[0])
+    mirror = Mirror(parent, "outputs", lambda path: f"{path.partition('/')[0]}.".startswith(f"{stem}."))
     if not mirror.local():
         with contextlib.suppress(FileNotFoundError):
-            storage.Files(f"{parent}/{stem}*").download(mirror.folder)
+            storage.Files(f"{parent}/{stem}.*").download(mirror.folder)
         mirror.known = mirror.local()
     try:
         yield str(mirror.folder / name)
     finally:
         mirror.push()
+        for uploaded in mirror.local():
+            (mirror.folder / uploaded).unlink()
 
 
 class Mirror:
@@ -112,31 +109,45 @@ class Mirror:
         self.known: dict[str, Any] = {}
         self._system, self._at = self._files.system, self._files.at
         self._ended, self._lost = threading.Event(), ""
-        self._owner = {"host": os.uname().nodename, "folder": str(self.folder), "process": os.getpid()}
-        self._owner["id"] = uuid.uuid4().hex
+        self._id = uuid.uuid4().hex  # of this run of the process, in the lock file
+        self._lease = self.folder.with_name(f".{self.folder.name}.lock")  # locked here, with the id of the last run
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Download the folder, and upload at the end what has been added to it."""
-        self._files.download(self.folder)
-        self.known = self.local()
+        with locked_file(self._lease) as free:
+            if free and not self._is_ours(self._locked()):
+                self._files.download(self.folder)
+            self.known = self.local()
         yield
-        self.push()
+        if free:
+            self.push()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Lock the folder and download it; upload it while a run is in progress, and at the end.
 
-        After a run on this machine that could not upload its last changes, the local folder is uploaded instead.
+        After a run that could not upload its last changes to the local folder, that is uploaded instead.
         """
-        if not self._is_ours():
-            try:
-                self._files.download(self.folder)
-            except FileNotFoundError:  # a new run
-                shutil.rmtree(self.folder, ignore_errors=True)
+        with locked_file(self._lease) as free:
+            found = self._locked()
+            if not free or (found and not self._is_ours(found) and self._is_alive(found)):
+                host = found.get("host", "this machine")
+                raise ValueError(
+                    f"another run is using {self.url} on {host}: wait for it, stop it, or choose another workdir."
+                )
+            if not self._is_ours(found):
+                try:
+                    self._files.download(self.folder)
+                except FileNotFoundError:  # a new run
+                    shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock()
+            yield from self._uploading()
+
+    def _uploading(self):
+        """Upload what changes, until the end of the block."""
         with contextlib.suppress(FileNotFoundError):
-            self.known = {name: storage.version(info) for name, info in self._files.listed().items()}
-        self._lock()
+            self.known = {name: storage.version(info) for name, info in self._files.listed(incomplete=True).items()}
         threads = [threading.Thread(target=target, daemon=True) for target in (self._keep_locked, self._keep_pushing)]
         for thread in threads:
             thread.start()
@@ -153,7 +164,7 @@ class Mirror:
         self._ended.set()
         for thread in threads:
             thread.join()
-        if self._lost:
+        if not self._holds():
             raise ValueError(self._lost)
         self.push()
         with contextlib.suppress(FileNotFoundError):  # a run that has failed before it wrote anything
@@ -164,11 +175,12 @@ class Mirror:
     def local(self) -> dict[str, Any]:
         """Return size and time of each local file that is to be copied, by its path relative to the folder."""
         found = {}
-        for file in self.folder.rglob("*"):
-            name = file.relative_to(self.folder).as_posix()
-            with contextlib.suppress(FileNotFoundError):
-                if not is_hidden(name) and self._chosen(name) and file.is_file():
-                    found[name] = storage.stamp(file)
+        for folder, _, names in os.walk(self.folder):  # which skips folders that are deleted meanwhile
+            for file in (Path(folder, name) for name in names):
+                name = file.relative_to(self.folder).as_posix()
+                with contextlib.suppress(FileNotFoundError):
+                    if not is_hidden(name) and self._chosen(name):
+                        found[name] = storage.stamp(file)
         return found
 
     def push(self) -> None:
@@ -212,30 +224,19 @@ class Mirror:
             if name in self.known and self.known[name][0] == info.get("size"):
                 storage.mark(self.folder / name, info)
 
-    def _is_ours(self) -> bool:
-        """Return whether the local folder is newer than the remote one; raise ValueError if another run uses that."""
-        found = self._locked()
-        if not found:
-            return False
-        host, folder = found.get("host"), found.get("folder")
-        if (host, folder) == (self._owner["host"], self._owner["folder"]):
-            return self.folder.is_dir()
-        alive = _exists(found.get("process")) if host == self._owner["host"] else self._beats(found)
-        if alive:
-            raise ValueError(
-                f"another run is using {self.url}, process {found.get('process')} on {host}: wait for it, stop it, or "
-                "choose another workdir."
-            )
-        return False
+    def _is_ours(self, found: dict[str, Any]) -> bool:
+        """Return whether the lock file is that of the last run in the local folder, which is newer then."""
+        return bool(found) and self.folder.is_dir() and found.get("id") == self._lease.read_text()
 
-    def _beats(self, found):
+    def _is_alive(self, found: dict[str, Any]) -> bool:
+        """Wait until the lock file changes; return False if it does not, or is deleted."""
         host = found.get("host")
         print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for a sign of it", file=sys.stderr)
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
             time.sleep(1)
-            if self._locked() != found:
-                return bool(self._locked())
+            if (now := self._locked()) != found:
+                return bool(now)
         return False
 
     def _locked(self) -> dict[str, Any]:
@@ -249,18 +250,25 @@ class Mirror:
     def _lock(self):
         print(f"{self.url} has no locks: the file {LOCK}, which is renewed, keeps other runs out", file=sys.stderr)
         self._beat()
-        if self._locked().get("id") != self._owner["id"]:
+        if self._locked().get("id") != self._id:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
+        self._lease.write_text(self._id)
+
+    def _holds(self) -> bool:
+        """Return whether the lock file is still that of this run, which may have been suspended for too long."""
+        if self._locked().get("id") != self._id:
+            self._lost = f"another run has taken over {self.url}: this one was stopped."
+        return not self._lost
 
     def _beat(self):
+        content = {"host": os.uname().nodename, "process": os.getpid(), "id": self._id, "time": time.time()}
         with readable_errors(self.url):
-            self._system.pipe_file(self._at(LOCK), json.dumps(self._owner | {"time": time.time()}).encode())
+            self._system.pipe_file(self._at(LOCK), json.dumps(content).encode())
 
     def _keep_locked(self):
         while not self._ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # it may pass
-                if self._locked().get("id") != self._owner["id"]:
-                    self._lost = f"another run has taken over {self.url}: this one was stopped."
+                if not self._holds():
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
                 self._beat()
@@ -273,20 +281,10 @@ class Mirror:
                 continue
             step = newest
             try:
-                self.push()
+                if self._holds():
+                    self.push()
             except OSError as error:
                 if not said:
                     print(f"{error} The run continues, and uploads later.", file=sys.stderr)
                 said = True
             due = time.monotonic() + max(SECONDS, 5 * (time.monotonic() - start))
-
-
-def _exists(process: Any) -> bool:
-    """Return whether a process of this machine is alive."""
-    try:
-        os.kill(int(process), 0)
-    except PermissionError:
-        return True
-    except (OSError, ValueError, TypeError):
-        return False
-    return True

@@ -18,7 +18,6 @@ from lineage import launch
 from lineage.configs import cli, storage
 from lineage.runs import remote
 from lineage.runs.folder import last_step
-from lineage.runs.locks import locked
 from lineage.tasks import TASKS
 from lineage.train import loop
 
@@ -132,7 +131,13 @@ def test_an_upload_that_is_killed_leaves_only_whole_checkpoints(cache, monkeypat
         assert there in ({}, checkpoint(step), checkpoint(step, b"others"))
     assert checkpoint(1).items() <= found.items()
     assert checkpoint(3).items() <= found.items() or checkpoint(4).items() <= found.items()
-    mirror.push()
+    cache("third")
+    with remote.opened(url, training=True) as folder:
+        write(folder, second)
+        for name in checkpoint(4):
+            (folder / name).unlink(missing_ok=True)
+    system = mirror._system
+    assert {path.removeprefix(f"/{after}/run/") for path in system.find(f"/{after}/run")} == {*second, *checkpoint(1)}
     assert copied(url, cache, "last") == second | checkpoint(1)
 
 
@@ -198,6 +203,8 @@ def test_changes_that_were_not_uploaded_are_kept_for_the_next_start(bucket, monk
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no connection"):
         run(patch)
     assert set(bucket.get()) == {".lock"}
+    with remote.opened(bucket.url) as folder:  # for another command than `train`
+        assert last_step(folder) == 1
     with remote.opened(bucket.url, training=True) as folder:
         assert last_step(folder) == 1
     assert bucket.get() == checkpoint(1)
@@ -227,44 +234,30 @@ def test_what_was_uploaded_here_is_not_downloaded_again(bucket, monkeypatch):
 
 
 def foreign(bucket, **changes):
-    """Write the lock file of another run."""
-    lock = {"host": os.uname().nodename, "folder": "/elsewhere", "process": os.getppid(), "id": "other"} | changes
+    """Write the lock file of a run on another machine."""
+    lock = {"host": "other", "process": 1, "id": "other"} | changes
     bucket.put({".lock": json.dumps(lock).encode(), "config.json": b"{}"})
-
-
-def test_a_folder_that_a_run_on_this_machine_uses_is_refused(bucket):
-    foreign(bucket)
-    with pytest.raises(ValueError, match=f"another run is using {bucket.url}, process {os.getppid()} on "):
-        remote.opened(bucket.url, training=True).__enter__()
-    assert set(bucket.get()) == {".lock", "config.json"}
-
-
-def test_the_lock_of_a_dead_process_is_taken_over(bucket):
-    process = subprocess.Popen(["true"])
-    process.wait()
-    foreign(bucket, process=process.pid)
-    with remote.opened(bucket.url, training=True) as folder:
-        assert (folder / "config.json").exists()
-        assert json.loads(bucket.get()[".lock"])["process"] == os.getpid()
-    assert set(bucket.get()) == {"config.json"}
 
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_run_on_another_machine_counts_as_dead_if_its_lock_does_not_change(bucket, monkeypatch, alive):
-    foreign(bucket, host="other")
+    foreign(bucket)
     monkeypatch.setattr(remote, "SILENCE", 3.0)
 
     def sleep(seconds):
         if alive:
-            foreign(bucket, host="other", time=1)
+            foreign(bucket, time=1)
 
     monkeypatch.setattr(time, "sleep", sleep)
     if alive:
-        with pytest.raises(ValueError, match=f"another run is using {bucket.url}"):
+        with pytest.raises(ValueError, match=f"another run is using {bucket.url} on other: wait for it"):
             remote.opened(bucket.url, training=True).__enter__()
+        assert set(bucket.get()) == {".lock", "config.json"}
     else:
-        with remote.opened(bucket.url, training=True):
+        with remote.opened(bucket.url, training=True) as folder:
+            assert (folder / "config.json").exists()
             assert json.loads(bucket.get()[".lock"])["process"] == os.getpid()
+        assert set(bucket.get()) == {"config.json"}
 
 
 def test_a_run_whose_lock_was_taken_over_stops_without_uploading(bucket, monkeypatch):
@@ -273,7 +266,7 @@ def test_a_run_whose_lock_was_taken_over_stops_without_uploading(bucket, monkeyp
 
     def run():
         with remote.opened(bucket.url, training=True) as folder:
-            foreign(bucket, host="other")
+            foreign(bucket)
             write(folder, {"config.json": b"mine"})
             deadline = time.monotonic() + 60
             while not signals:
@@ -290,15 +283,16 @@ def test_a_run_whose_lock_was_taken_over_stops_without_uploading(bucket, monkeyp
     assert json.loads(bucket.get()[".lock"])["host"] == "other"
 
 
-def test_a_run_in_progress_on_this_machine_is_read_where_it_is(bucket, mirror):
-    write(mirror.folder, {"config.json": b"newer"})
+def test_a_run_in_progress_on_this_machine_is_read_where_it_is(bucket):
     bucket.put({"config.json": b"older"})
-    with locked(mirror.folder):
-        with remote.opened(bucket.url) as folder:
+    with remote.opened(bucket.url, training=True) as folder:
+        (folder / "config.json").write_bytes(b"newer")
+        with remote.opened(bucket.url) as again:
+            assert again == folder
             assert (folder / "config.json").read_bytes() == b"newer"
-        with pytest.raises(ValueError, match="another run is using"):
+        with pytest.raises(ValueError, match=f"another run is using {bucket.url} on {os.uname().nodename}"):
             remote.opened(bucket.url, training=True).__enter__()
-    assert bucket.get()["config.json"] == b"older"
+    assert bucket.get()["config.json"] == b"newer"
 
 
 def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
@@ -310,6 +304,7 @@ def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
     with pytest.raises(KeyboardInterrupt):
         predict()
     assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png"}
+    assert not [file for file in cache("cache").rglob("*") if file.is_file()]
     bucket.put({"others.jsonl": b""})
     cache("other")
     with remote.written(f"{bucket.url}/out.jsonl") as place:
@@ -377,6 +372,7 @@ def test_a_run_that_was_killed_ends_with_the_same_parameters(bucket, cache, tmp_
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
             while number == 0 and process.poll() is None:
+                time.sleep(0.2)
                 if any(key.startswith(name) and key.endswith(storage.RECORD) for key in bucket.get()):
                     process.kill()
             output = process.communicate()[0]
