@@ -35,7 +35,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
         companions.save_labels(folder, experiment.facts.class_names)
-        if experiment.model.reads == "images":
+        if experiment.facts.mean:  # of images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
     else:
         _write_program(experiment, variables, folder)
