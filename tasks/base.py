@@ -67,6 +67,7 @@ class Task:
     head: ClassVar[str | None] = None  # head of a model that has several, unless the config chooses one
     evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
     special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
+    ends: ClassVar[tuple[str, str]] = ("", "")  # roles of the tokens before and after an input; "": none
     optional_tokens: ClassVar[tuple[str, ...]] = ()  # special tokens that a tokenizer from a file may lack
     generates: ClassVar[bool] = False  # whether the `outputs` of inputs are the texts that the model generates
     needs_teacher: ClassVar[bool] = False  # whether `config.teacher` must name a trained model

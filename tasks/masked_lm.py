@@ -188,6 +188,7 @@ class SentencePairPretraining(MaskedLM):
     needs = ("pretraining",)
     head = "pretraining"
     special_tokens = ("pad", "cls", "sep", "mask", "end_of_text")
+    ends = ("cls", "sep")
     optional_tokens = ()
     inputs = ("tokens", "segments", "tokens_mask")
     arrays = MaskedLM.arrays | {"segments": "int32 B T", "label": "int32 B"}

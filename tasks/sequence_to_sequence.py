@@ -32,6 +32,7 @@ class EncoderDecoderTask(TextTask):
     """
 
     needs = ("target_tokens",)
+    ends = ("", "end_of_text")
     generates = True
     inputs = ("inputs", "inputs_mask", "tokens")
     arguments = ("inputs", "tokens")

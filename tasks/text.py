@@ -116,6 +116,7 @@ class EncoderTask(TextTask):
 
     arrays: ClassVar = {"tokens": "int32 B T", "segments": "int32 B T", "tokens_mask": "bool B T"}
     special_tokens = encoded.ROLES
+    ends = ("cls", "sep")
     inputs = ("tokens", "segments", "tokens_mask")
     loader_options = ("buckets",)
 

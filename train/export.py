@@ -29,20 +29,20 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     """
     folder.mkdir(parents=True, exist_ok=True)
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
-    words = experiment.workdir / tokenizers.FILE
     if kind == "safetensors":
         try:
             convert.save(folder, experiment.model, variables)
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
         companions.save_labels(folder, experiment.facts.class_names)
-        if experiment.facts.image_size is not None:
+        if experiment.facts.mean:  # of images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
     else:
         _write_program(experiment, variables, folder)
-    if words.is_file():
-        (folder / words.name).write_bytes(words.read_bytes())
-        added = {token["content"] for token in json.loads(words.read_text(encoding="utf-8"))["added_tokens"]}
+    if experiment.tokenizer:
+        content = experiment.tokenizer.exported(*experiment.task.ends)
+        (folder / tokenizers.FILE).write_text(content, encoding="utf-8")
+        added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
         companions.save_tokenizer(folder, names, experiment.model.max_length)
     return sorted(folder.iterdir())

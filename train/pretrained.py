@@ -271,7 +271,7 @@ def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None
     """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
-        options["image_size"] = (size, size)
+        options |= {"image_size": (size, size), "channels": model.channels}
     if isinstance(task, TextTask):
         tokenizer = tokenizer or Tokenizer.load(folder)  # which says that there is none
         options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}

@@ -175,6 +175,23 @@ class Tokenizer:
         """Return the content of `tokenizer.json`."""
         return self._backend.to_str()
 
+    def exported(self, first: str = "", last: str = "") -> str:
+        """Return the content of a `tokenizer.json` that adds special tokens around each text, given their roles.
+
+        "" adds none. A tokenizer that has a post-processor is left as it is.
+        """
+        content = self.to_str()
+        if json.loads(content)["post_processor"] or not last:
+            return content
+        first, last = (self._backend.id_to_token(getattr(self, role)) if role else "" for role in (first, last))
+        backend = tokenizers.Tokenizer.from_str(content)
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{first} $A {last}".strip(),
+            pair=f"{first} $A {last} $B:1 {last}:1".strip(),
+            special_tokens=[(name, backend.token_to_id(name)) for name in dict.fromkeys((first, last)) if name],
+        )
+        return backend.to_str()
+
 
 def _file(path: str | Path) -> Path:
     path = Path(path)

@@ -75,6 +75,8 @@ def save_labels(folder: Path, names: Sequence[str]) -> None:
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
     """Write `preprocessor_config.json`, by which `transformers` prepares images as the task of a run does.
 
+    It rounds the longer side of a resized image down, our tasks to the nearest pixel.
+
     Args:
         options: `mean` and `std`, and perhaps `resample` and `evaluation_crop`, of the task.
     """

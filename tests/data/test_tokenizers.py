@@ -351,3 +351,16 @@ def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
     assert len({one.to_str() for one in [first, *others]}) == 4 == len(list(tmp_path.glob("*.json")))
     monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
     assert find("the fox " * 9).to_str() == first.to_str()
+
+
+def test_exported_tokenizer_adds_special_tokens():
+    """Check single texts and pairs in the library, and that a tokenizer with a post-processor stays as it is."""
+    ours = train("words", ["good bad"], ("cls", "sep", "end_of_text"))
+    good, bad = ours.encode("good bad").tolist()
+    theirs = library.Tokenizer.from_str(ours.exported("cls", "sep"))
+    assert theirs.encode("good").ids == [ours.cls, good, ours.sep]
+    assert theirs.encode("good", "bad").ids == [ours.cls, good, ours.sep, bad, ours.sep]
+    assert theirs.encode("good", "bad").type_ids == [0, 0, 0, 1, 1]
+    assert library.Tokenizer.from_str(ours.exported("", "end_of_text")).encode("bad").ids == [bad, ours.end_of_text]
+    assert ours.exported() == ours.to_str()
+    assert Tokenizer(theirs).exported("", "end_of_text") == theirs.to_str()

@@ -26,6 +26,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "using.md").read_text(encoding="utf
 SIZES = {"depth": 1, "width": 16, "num_heads": 2}
 WORDS = ["a", "good", "bad", "film", "plot", "that", "was", "really", "not", "very", "dull", "or", "fine"]
 RANDOM = np.random.default_rng(0)
+FAST = "--config.schedule.learning_rate=1e-2"  # so that a few steps change the classifier
 
 
 def commands(heading):
@@ -85,7 +86,7 @@ def test_texts_with_labels(run):
     Path("reviews.csv").write_text("\n".join(["review,label", *lines]) + "\n")
     Path("new.csv").write_text("\n".join(["review,label", *lines[:9]]) + "\n")
     train, predict, score, export, again = commands("Texts with labels, and BERT")
-    run(train)
+    run(train, FAST)
     config = json.loads(Path("outputs/reviews/config.json").read_text())
     assert {key: config["model"][key] for key in SIZES} == SIZES
     assert config["task"]["sequence_length"] == 64  # that of the model, which is below the recipe's 128
@@ -128,7 +129,7 @@ def test_folders_of_images(run):
     draw(Path("photos/train"), 20)
     draw(Path("photos/test"), 4)
     train, predict, score, export, again = commands("Folders of images, and ViT")
-    run(train)
+    run(train, FAST)
     task = json.loads(Path("outputs/photos/config.json").read_text())["task"]
     assert (task["image_size"], task["mean"], task["std"], task["resample"]) == (16, [0.4] * 3, [0.2] * 3, "bicubic")
     shutil.rmtree("photos/train")
@@ -146,7 +147,7 @@ def test_folders_of_images(run):
 
 
 def test_folder_of_texts(run):
-    save("gpt2", "gpt", [TOKENS], "bytes", ("end_of_text",), max_length=64, **SIZES)
+    save("gpt2", "gpt", [TOKENS], "bytes", ("end_of_text",), max_length=256, **SIZES)
     Path("texts").mkdir()
     for number in range(3):
         Path(f"texts/{number}.txt").write_text(text(800))
@@ -235,7 +236,7 @@ def annotated(split, count):
 
 def test_images_with_boxes(run):
     backbone = {"name": "resnet", "depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False}
-    options = {"mlp_dim": 16, "num_queries": 4, "num_classes": 9, "image_size": 32, **SIZES}
+    options = {"mlp_dim": 16, "num_queries": 100, "num_classes": 9, "image_size": 32, **SIZES}
     save("detr-resnet-50", "detr", [jnp.zeros((1, 32, 32, 3))], backbone=backbone | {"num_classes": 0}, **options)
     about = {"size": {"shortest_edge": 24, "longest_edge": 32}, "image_mean": [0.5] * 3, "image_std": [0.2] * 3}
     Path("detr-resnet-50/preprocessor_config.json").write_text(json.dumps(about))

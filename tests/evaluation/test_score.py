@@ -322,7 +322,7 @@ def test_references_in_tables_and_folders(tmp_path):
         found = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
-    (tmp_path / "true.csv").write_text("words,stars\nx,1\n")
+    (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
     with pytest.raises(
         ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label or"
     ):

@@ -125,7 +125,7 @@ def test_image_model_with_its_preprocessing(exported):
     context = experiment.context()
     (batch,) = context.inputs(from_memory([pixels], "images", 1).rows, Loader(batch_size=1))
     np.testing.assert_allclose(inputs["pixel_values"].numpy().transpose(0, 2, 3, 1), batch["image"], atol=1e-6)
-    ours = experiment.model.apply(state.variables(), batch["image"])
+    ours = experiment.model.apply(state.variables(), jax.numpy.asarray(batch["image"]))
     np.testing.assert_allclose(logits, ours, atol=1e-4)
 
 
@@ -137,7 +137,7 @@ def test_image_processor_crops_as_the_task_does(crop, resample, tmp_path):
     )
     model = models.build("vit", image_size=16, num_classes=2)
     companions.save_preprocessing(tmp_path, model, vars(task))
-    image = np.random.default_rng(0).integers(0, 256, (40, 27, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (40, 32, 3), np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
     theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
     facts = Facts(mean=(0.4,), std=(0.2,))
