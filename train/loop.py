@@ -139,7 +139,8 @@ class TrainingLoop:
             )
         if message:
             self.progress.message(message)
-        for note in notes(experiment.source, experiment.data) if not self.start else ():
+        classified = "label" in experiment.task.arrays and "num_classes" in experiment.model.settings
+        for note in notes(experiment.source, experiment.data, classified) if not self.start else ():
             self.progress.message(f"note: {note}")
         warmup = experiment.steps("warmup", config.schedule, default=0)
         if warmup > self.total > self.start:
