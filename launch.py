@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:
-    """Return a context in which the processes of the run are connected, if it has several, and devices are there."""
+    """Return a context in which the processes of the run are connected, if it has several; choose JAX's cache."""
     if options.command in ("train", "evaluate", "generate", "predict"):
         cache.keep_compiled_programs()
     if "coordinator" not in options:

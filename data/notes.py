@@ -7,10 +7,14 @@ import numpy as np
 from lineage.data import Data, Source
 
 
-def notes(source: Source, data: Data) -> Iterator[str]:
-    """Yield a sentence for each: one class, a header among examples, truncated texts, a batch larger than the data."""
+def notes(source: Source, data: Data, classified: bool) -> Iterator[str]:
+    """Yield a sentence for each: one class, a header among examples, truncated texts, a batch larger than the data.
+
+    Args:
+        classified: whether the model predicts one class of each example.
+    """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
-    if len(facts.class_names) == 1:
+    if classified and len(facts.class_names) == 1:
         yield f"all examples have the label {facts.class_names[0]!r}: a classifier needs at least two classes."
     labels = getattr(examples, "per_sequence", {}).get("label")
     if source.headerless and labels is not None and len(facts.class_names) > 2:

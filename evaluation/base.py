@@ -190,6 +190,9 @@ class Evaluation:
         known: list[str] = []
         for name, evaluator in self.evaluators.items() if metric else ():
             for split in self._splits(name, evaluator) if evaluator.every else ():
+                # Every task has a loss; its other metrics are only found by tracing it.
+                if isinstance(evaluator, Loss) and metric == f"{split.label}/loss":
+                    return
                 if (names := evaluator.names(self.context, split)) is None:
                     return
                 known += [f"{split.label}/{one}" for one in names]

@@ -182,8 +182,10 @@ class TrainingLoop:
 
     def _note(self):
         """Print notes on what is likely to be a mistake."""
-        found = [] if self.start else list(notes(self.experiment.source, self.experiment.data))
-        warmup = self.experiment.steps("warmup", self.experiment.config.schedule, default=0)
+        experiment = self.experiment
+        classified = "label" in experiment.task.arrays and "num_classes" in experiment.model.settings
+        found = [] if self.start else list(notes(experiment.source, experiment.data, classified))
+        warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
         if warmup > self.total:
             found.append(f"the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached.")
         for note in found:

@@ -139,6 +139,8 @@ def read_pairs(path: str) -> PairedTexts:
         inputs, targets = map(read_lines, files)
         if len(inputs) != len(targets):
             raise ValueError(f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must be equal.")
+        if not inputs:
+            raise ValueError(f"{files[0]} and {files[1]} are empty: they must have a text in each line.")
         return PairedTexts(inputs, targets)
     rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
     return PairedTexts([given for given, _ in rows], [target for _, target in rows])

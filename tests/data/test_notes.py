@@ -12,12 +12,12 @@ ROWS = [f"text {number}\t{label}" for number in range(8) for label in ("good", "
 
 @pytest.fixture
 def said(tmp_path):
-    def said(rows, task="text_classification", source="labels", batch_size=4, **options):
+    def said(rows, task="text_classification", source="labels", batch_size=4, classified=True, **options):
         path = tmp_path / "train.tsv"
         path.write_text("\n".join(rows))
         source = SOURCES[source](path=str(path))
         made = TASKS[task](**{"sequence_length": 16} | options)
-        return list(notes(source, load(source, made, Bytes(), Loader(batch_size=batch_size))))
+        return list(notes(source, load(source, made, Bytes(), Loader(batch_size=batch_size)), classified))
 
     return said
 
@@ -37,6 +37,7 @@ def test_a_header_that_became_a_class(said):
 def test_one_class(said):
     (note,) = said([row for row in ROWS if row.endswith("bad")])
     assert note == "all examples have the label 'bad': a classifier needs at least two classes."
+    assert said([row for row in ROWS if row.endswith("bad")], classified=False) == []
 
 
 def test_a_batch_that_is_larger_than_the_data(said):
@@ -60,3 +61,18 @@ def test_long_texts_are_counted(said, task, source, options, fate):
 
 def test_windows_of_long_texts_are_not_truncated(said):
     assert said([*ROWS, "a text of many characters\tgood"], long_text="segments") == []
+
+
+@pytest.mark.parametrize(("source", "name"), [("labels", "a.tsv"), ("labels", "a.jsonl"), ("pairs", "a.tsv")])
+def test_empty_files_are_named(source, name, tmp_path):
+    path = tmp_path / name
+    path.touch()
+    with pytest.raises(ValueError, match=f"^{path} is empty: it must have "):
+        SOURCES[source](path=str(path)).pairs()
+
+
+def test_empty_parallel_files_are_named(tmp_path):
+    for name in "ab":
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"/a and .*/b are empty: they must have a text in each line"):
+        SOURCES["pairs"](path=f"{tmp_path}/a,{tmp_path}/b").pairs()

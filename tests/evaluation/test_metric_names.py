@@ -1,0 +1,30 @@
+"""Names of metrics that evaluators give without computing them."""
+
+import pytest
+
+from lineage.train.experiment import Experiment
+from tests.tiers import tiered
+
+CASES = {
+    "gpt": {},
+    "vit": {"evaluators.knn": "knn", "evaluators.knn.split": "test", "evaluators.few_shot": "few_shot"},
+    "transformer": {"evaluators.other": "loss", "evaluators.other.source": "cldr", "evaluators.other.split": "test"},
+}
+
+
+@tiered("model", list(CASES), first=2)
+def test_known_names_are_those_of_the_results(model, tiny):
+    experiment = Experiment(tiny(model, CASES[model]))
+    evaluation = experiment.evaluation()
+    measured = set(evaluation(experiment.variables(experiment.make_state())))
+    known = {
+        f"{split.label}/{name}"
+        for place, evaluator in evaluation.evaluators.items()
+        for split in evaluation._splits(place, evaluator)
+        for name in evaluator.names(evaluation.context, split)
+    }
+    assert measured == known
+    for metric in known:
+        evaluation.check_metric("checkpoint.best", metric)
+    with pytest.raises(ValueError, match=r"^checkpoint\.best is 'test/los'"):
+        evaluation.check_metric("checkpoint.best", "test/los")
