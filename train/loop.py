@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +17,17 @@ from ml_collections import ConfigDict
 from lineage.configs.atomic import write_atomic
 from lineage.configs.storage import is_remote
 from lineage.data.content import FACTS
-from lineage.data.fingerprint import fingerprint
-from lineage.data.notes import notes
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder
-from lineage.runs.folder import START, StopSignal, plain
+from lineage.runs.folder import StopSignal, plain
 from lineage.runs.locks import locked
 from lineage.runs.remote import opened
 from lineage.train import distributed, expert_mixture, pretrained
-from lineage.train.checkpoint import Checkpoints, check_writable, clean
+from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
+from lineage.train.preparation import prepare_folder, start_notes
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
 from lineage.train.profiling.description import parameter_table
 from lineage.train.profiling.trace import Trace
@@ -96,23 +94,6 @@ def train(
         return loop.finish(about)
 
 
-def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_config: bool) -> None:
-    """Check that an experiment can begin in its folder, or go on in it, and write its config and metadata there."""
-    config, workdir, done = experiment.config, experiment.workdir, folder.last_step(experiment.workdir)
-    if not done:
-        folder.discard(workdir, force_config)
-        pretrained.check(experiment)  # before the data are opened
-        experiment.check()  # before anything is written
-    elif done > (total := experiment.total_steps):
-        raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-    folder.keep_config(config, workdir, force_config)
-    artifacts.check(workdir)
-    write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-    folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
-    clean(workdir)
-    check_writable(workdir)
-
-
 class TrainingLoop:
     """The steps of one run; `run` does one step and whatever is due after it.
 
@@ -155,8 +136,8 @@ class TrainingLoop:
             )
         if message:
             self.progress.message(message)
-        if self.start < self.total:
-            self._note()
+        for note in start_notes(experiment, self.start):
+            self.progress.message(f"note: {note}")
         self.averages = Averages()
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
@@ -179,17 +160,6 @@ class TrainingLoop:
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
-
-    def _note(self):
-        """Print notes on what is likely to be a mistake."""
-        experiment = self.experiment
-        classified = "label" in experiment.task.arrays and "num_classes" in experiment.model.settings
-        found = [] if self.start else list(notes(experiment.source, experiment.data, classified))
-        warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
-        if warmup > self.total:
-            found.append(f"the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached.")
-        for note in found:
-            self.progress.message(f"note: {note}")
 
     def run(self, step: int) -> None:
         """Do a step, and evaluate and save if due.
