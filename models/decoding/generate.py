@@ -16,7 +16,7 @@ different lengths), and `rewind(length)`, which does so with tokens that were ap
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from lineage.models.decoding.beam_search import beam_search
 from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_key
 
-CacheFormat = Literal["int8"] | None
+CacheFormat = str | None  # "int8" or None
 
 
 class Generation(NamedTuple):

@@ -123,7 +123,7 @@ def verify(
     keys, positions = jax.random.split(key), jnp.arange(len(drafted))
     kept = jax.random.uniform(keys[0], drafted.shape) * q[positions, drafted] < p[positions, drafted]
     accepted = jnp.cumprod(kept).sum()
-    rest = jnp.maximum(p.at[:-1].add(-q), 0)[accepted]
+    rest = jnp.maximum(p[accepted] - jnp.pad(q, [(0, 1), (0, 0)])[accepted], 0)
     rest = jnp.where(rest.any(), rest, p[accepted])  # p < q only by rounding
     return accepted, jax.random.categorical(keys[1], jnp.log(rest))
 
@@ -215,7 +215,7 @@ def _draft(setting, state, keys):
 
     count = setting.num_drafted
     noise = None
-    if not setting.greedy:  # of all tokens at once: one call of the generator costs as much as a layer on CPUs
+    if not setting.greedy:  # of all drafted tokens in one call
         sizes = count, setting.vocab_size
         noise = jax.vmap(lambda key: jax.random.gumbel(key, sizes))(keys).swapaxes(0, 1)
 

@@ -66,7 +66,8 @@ def test_logits_are_close_to_those_of_the_full_cache(name):
             parts.append(logits)
             start += count
         found.append(np.concatenate(parts, axis=1))
-    first = 0 if inputs else 3  # without an encoder, the first call attends to the keys before they are rounded
+    # Most models attend to the keys of the first call before they are rounded.
+    first = 0 if name in ("encoder-decoder", "transformer_xl") else 3
     np.testing.assert_array_equal(found[0][:, :first], found[1][:, :first])
     error = np.abs(found[1] - found[0])[:, first:]
     assert 0 < error.max() < 0.05 * found[0].std()
