@@ -128,12 +128,20 @@ class Conv(nn.Module):
         if self.standardized:
             rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), None, None, 1e-8)
             kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
-        if self.size == 1:  # XLA's CPU backend takes twice as long for the gradient of this kernel in a convolution
+        pads = _pads(x, self.size, self.stride, self.padding)[1:3]
+
+        def convolution(x, kernel):
+            numbers = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(x, kernel, (self.stride,) * 2, pads, dimension_numbers=numbers)
+
+        def product(x, kernel):
             x = x[:, :: self.stride, :: self.stride]
             return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], self.features)
-        pads = _pads(x, self.size, self.stride, self.padding)[1:3]
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (self.stride,) * 2, pads, dimension_numbers=numbers)
+
+        if self.size > 1:
+            return convolution(x, kernel)
+        # XLA's CPU backend takes several times as long for the gradient of the kernel in a convolution of size 1.
+        return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
 
 
 def _pads(x, size, stride, padding):
