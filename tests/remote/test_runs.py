@@ -37,6 +37,10 @@ def train(workdir, **changes):
     return loop.train(config(**changes), workdir, devices=jax.devices()[:1])
 
 
+class Killed(BaseException):
+    """Exception that simulates the death of the process."""
+
+
 @pytest.fixture
 def no_report(monkeypatch):
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
@@ -115,13 +119,13 @@ def test_an_upload_that_is_killed_leaves_only_whole_checkpoints(cache, monkeypat
     def killed(function):
         def request(*args):
             if next(requests) >= after:
-                raise KeyboardInterrupt
+                raise Killed
             return function(*args)
 
         return request
 
     monkeypatch.setattr(storage, "THREADS", 1)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) if after < 11 else contextlib.nullcontext():
+    with monkeypatch.context() as patch, pytest.raises(Killed) if after < 11 else contextlib.nullcontext():
         for name in ("put_file", "rm_file"):
             patch.setattr(mirror._system, name, killed(getattr(mirror._system, name)))
         mirror.push()
@@ -299,9 +303,9 @@ def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
     def predict():
         with remote.written(f"{bucket.url}/out.jsonl") as place:
             write(Path(place).parent, {"out.jsonl": b"1\n", "out.jsonl.about.json": b"{}", "out/1.png": b"image"})
-            raise KeyboardInterrupt
+            raise Killed
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         predict()
     assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png"}
     assert not [file for file in cache("cache").rglob("*") if file.is_file()]
@@ -343,12 +347,12 @@ def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(buc
 
     def interrupted(self, step):
         if step == 6:
-            raise KeyboardInterrupt
+            raise Killed
         whole(self, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.TrainingLoop, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             train(bucket.url)
     assert f"checkpoints/4/{storage.RECORD}" in bucket.get()
     cache("other")
