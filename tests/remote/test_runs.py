@@ -159,20 +159,18 @@ def test_a_checkpoint_that_is_deleted_during_its_upload_does_not_count(bucket, m
     assert set(bucket.get()) == {"checkpoints/1/state/a"}
 
 
-def test_a_run_is_uploaded_while_it_is_in_progress(bucket, mirror, monkeypatch):
-    monkeypatch.setattr(remote, "SECONDS", 0.1)
+@pytest.mark.parametrize(
+    ("seconds", "files"), [(0.1, {"metrics.jsonl": b"line"}), (1000.0, checkpoint(1))], ids=["often", "checkpoint"]
+)
+def test_a_run_is_uploaded_while_it_is_in_progress(bucket, monkeypatch, seconds, files):
+    monkeypatch.setattr(remote, "SECONDS", seconds)
     with remote.opened(bucket.url, training=True) as folder:
-        write(folder, {"metrics.jsonl": b"line"})
+        write(folder, files)
         deadline = time.monotonic() + 60
-        while "metrics.jsonl" not in bucket.get():
+        while not files.items() <= bucket.get().items():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        monkeypatch.setattr(remote, "SECONDS", 1000)
-        write(folder, checkpoint(1))  # is uploaded at once
-        while f"checkpoints/1/{storage.RECORD}" not in bucket.get():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    assert ".lock" not in bucket.get()
+    assert bucket.get() == files
 
 
 def test_an_upload_that_fails_does_not_stop_the_run(bucket, monkeypatch, capsys):
@@ -294,6 +292,8 @@ def test_a_run_in_progress_on_this_machine_is_read_where_it_is(bucket):
         with remote.opened(bucket.url) as again:
             assert again == folder
             assert (folder / "config.json").read_bytes() == b"newer"
+            (folder / "report.html").write_bytes(b"report")
+        assert "report.html" not in bucket.get()  # the run uploads it
         with pytest.raises(ValueError, match=f"another run is using {bucket.url} on {os.uname().nodename}"):
             remote.opened(bucket.url, training=True).__enter__()
     assert bucket.get()["config.json"] == b"newer"
