@@ -181,7 +181,7 @@ class Mirror:
                 with contextlib.suppress(FileNotFoundError):
                     if not is_hidden(name) and self._chosen(name):
                         found[name] = storage.stamp(file)
-        return found
+        return dict(sorted(found.items()))
 
     def push(self) -> None:
         """Upload what has changed in the local folder, and then delete what is no longer there."""

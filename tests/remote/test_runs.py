@@ -37,6 +37,10 @@ def train(workdir, **changes):
     return loop.train(config(**changes), workdir, devices=jax.devices()[:1])
 
 
+class Killed(BaseException):
+    """Exception that simulates the death of the process."""
+
+
 @pytest.fixture
 def no_report(monkeypatch):
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
@@ -115,13 +119,13 @@ def test_an_upload_that_is_killed_leaves_only_whole_checkpoints(cache, monkeypat
     def killed(function):
         def request(*args):
             if next(requests) >= after:
-                raise KeyboardInterrupt
+                raise Killed
             return function(*args)
 
         return request
 
     monkeypatch.setattr(storage, "THREADS", 1)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) if after < 11 else contextlib.nullcontext():
+    with monkeypatch.context() as patch, pytest.raises(Killed) if after < 11 else contextlib.nullcontext():
         for name in ("put_file", "rm_file"):
             patch.setattr(mirror._system, name, killed(getattr(mirror._system, name)))
         mirror.push()
@@ -155,20 +159,18 @@ def test_a_checkpoint_that_is_deleted_during_its_upload_does_not_count(bucket, m
     assert set(bucket.get()) == {"checkpoints/1/state/a"}
 
 
-def test_a_run_is_uploaded_while_it_is_in_progress(bucket, mirror, monkeypatch):
-    monkeypatch.setattr(remote, "SECONDS", 0.1)
+@pytest.mark.parametrize(
+    ("seconds", "files"), [(0.1, {"metrics.jsonl": b"line"}), (1000.0, checkpoint(1))], ids=["often", "checkpoint"]
+)
+def test_a_run_is_uploaded_while_it_is_in_progress(bucket, monkeypatch, seconds, files):
+    monkeypatch.setattr(remote, "SECONDS", seconds)
     with remote.opened(bucket.url, training=True) as folder:
-        write(folder, {"metrics.jsonl": b"line"})
+        write(folder, files)
         deadline = time.monotonic() + 60
-        while "metrics.jsonl" not in bucket.get():
+        while not files.items() <= bucket.get().items():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        monkeypatch.setattr(remote, "SECONDS", 1000)
-        write(folder, checkpoint(1))  # is uploaded at once
-        while f"checkpoints/1/{storage.RECORD}" not in bucket.get():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    assert ".lock" not in bucket.get()
+    assert bucket.get() == files
 
 
 def test_an_upload_that_fails_does_not_stop_the_run(bucket, monkeypatch, capsys):
@@ -290,6 +292,8 @@ def test_a_run_in_progress_on_this_machine_is_read_where_it_is(bucket):
         with remote.opened(bucket.url) as again:
             assert again == folder
             assert (folder / "config.json").read_bytes() == b"newer"
+            (folder / "report.html").write_bytes(b"report")
+        assert "report.html" not in bucket.get()  # the run uploads it
         with pytest.raises(ValueError, match=f"another run is using {bucket.url} on {os.uname().nodename}"):
             remote.opened(bucket.url, training=True).__enter__()
     assert bucket.get()["config.json"] == b"newer"
@@ -299,9 +303,9 @@ def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
     def predict():
         with remote.written(f"{bucket.url}/out.jsonl") as place:
             write(Path(place).parent, {"out.jsonl": b"1\n", "out.jsonl.about.json": b"{}", "out/1.png": b"image"})
-            raise KeyboardInterrupt
+            raise Killed
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         predict()
     assert set(bucket.get()) == {"out.jsonl", "out.jsonl.about.json", "out/1.png"}
     assert not [file for file in cache("cache").rglob("*") if file.is_file()]
@@ -343,12 +347,12 @@ def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(buc
 
     def interrupted(self, step):
         if step == 6:
-            raise KeyboardInterrupt
+            raise Killed
         whole(self, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.TrainingLoop, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             train(bucket.url)
     assert f"checkpoints/4/{storage.RECORD}" in bucket.get()
     cache("other")
