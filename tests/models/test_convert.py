@@ -300,7 +300,7 @@ def test_missing_files_raise(folder, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pooling": "gap"},
+        {"pooling": "tokens"},
         {"pooling": "map"},
         {"position": "2d"},
         {"position": "sincos2d"},
