@@ -14,8 +14,8 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several compilations at a time
 }
-# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them. The libraries'
-# products take no operands of different types, so 8-bit weights are converted in an operation of their own.
+# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them. Flags of the
+# user come after these: `--xla_gpu_enable_triton_gemm=true --xla_gpu_autotune_level=0` uses them untuned.
 GPU_FLAGS = "--xla_gpu_enable_triton_gemm=false"
 GPUS_PER_HOST = 8
 BY_TARGET = {chip.target: chip for chip in CHIPS if chip.target}
@@ -94,7 +94,7 @@ def prepare(target: Target) -> None:
     """Set the environment that the compilers need; to be called before JAX is imported."""
     os.environ.update(ENVIRONMENT)
     if target.chip.gpu is not None:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAGS}".strip()
+        os.environ["XLA_FLAGS"] = f"{GPU_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
 def target_config(chip: Chip) -> str:
