@@ -32,7 +32,7 @@ def is_remote(path: str | os.PathLike) -> bool:
     return REMOTE.match(os.fspath(path)) is not None
 
 
-def local(path: str, suffixes: tuple[str, ...] | None = None) -> str:
+def local(path: str | os.PathLike, suffixes: tuple[str, ...] | None = None) -> str:
     """Return the path of a local copy of a remote file or folder, or of the files that match a glob.
 
     Several remote paths may be separated by commas. A local path is returned as it is. A file is downloaded again only
@@ -46,7 +46,7 @@ def local(path: str, suffixes: tuple[str, ...] | None = None) -> str:
         ModuleNotFoundError: the package for the storage is not installed.
         OSError: the storage cannot be read; the message says why.
     """
-    parts = re.split(rf",(?={REMOTE.pattern})", path)
+    parts = re.split(rf",(?={REMOTE.pattern})", os.fspath(path))
     return ",".join(_local(part, suffixes) if is_remote(part) else part for part in parts)
 
 

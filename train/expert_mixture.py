@@ -1,5 +1,6 @@
 """Mixtures of experts fine-tuned by SVF, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def _mixed(adapter, frozen, experts, weights):
     return adapter.apply(frozen, adapter.mixture(jnp.asarray(weights, jnp.float32), experts))
 
 
-def load(paths: Sequence[str], base: TrainState | None = None) -> dict[str, TrainState]:
+def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
     """Return the states of the experts in some workdirs, by the names of the folders.
 
     They must share the frozen model with each other, and with the expert `base`.

@@ -118,7 +118,7 @@ def load(
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Trained:
     """Return the trained model in a folder; see `lineage.load`."""
-    folder = Path(local(str(path)))
+    folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
@@ -136,7 +136,7 @@ def load(
 
 def language_model(path: str | Path) -> LanguageModel:
     """Return the causal language model in a run, or in a folder in the layout of `transformers`, for likelihoods."""
-    task = "" if pretrained.is_run(local(str(path))) else "causal_lm"
+    task = "" if pretrained.is_run(local(path)) else "causal_lm"
     model = load(path, task=task)
     if model.context.tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: likelihoods need a causal language model.")

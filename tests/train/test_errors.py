@@ -86,7 +86,10 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.task=masked_lm"],
             "The task 'masked_lm' needs a model with the outputs masked_lm: GPT has next_token.",
         ),
-        ([GPT, "--config.task=conditional_lm"], "The source 'stdlib' offers documents, not pairs."),
+        (
+            [GPT, "--config.task=conditional_lm", "--config.source=digits"],
+            "The source 'digits' offers images, not pairs.",
+        ),
         ([GPT, "--config.task.name=causal"], "Unknown task 'causal'. Did you mean 'causal_lm'?"),
         ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup': the keys of task are cache_dir, "),
         (
@@ -228,9 +231,8 @@ def test_invalid_commands(error, trained):
     )
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
     long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
-    assert long == (
-        "the prompt has 12 tokens and sampling.max_new_tokens is 8: together they must be at most model.max_length"
-    )
+    limit = "together they must be at most model.max_length, 16."
+    assert long == f"the prompt has 12 tokens and sampling.max_new_tokens is 8: {limit}"
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
