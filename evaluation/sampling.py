@@ -149,12 +149,15 @@ class Sampler:
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
-        limit, used = self.context.model.max_length, request.prompts.shape[1]
-        if limit is not None and used + self.context.sampling.max_new_tokens > limit:
-            raise ValueError(
-                f"the prompt has {used} tokens and sampling.max_new_tokens is {self.context.sampling.max_new_tokens}: "
-                f"together they must be at most model.max_length, {limit}."
-            )
+        model, used, new = self.context.model, request.prompts.shape[1], self.context.sampling.max_new_tokens
+        if model.max_length is not None:
+            try:
+                model.check_length(used + new)
+            except ValueError:
+                raise ValueError(
+                    f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
+                    f"model.max_length, {model.max_length}."
+                ) from None
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     @property

@@ -52,7 +52,8 @@ def start_from(
     """
     folder = local(init.path)
     theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
-    ours, theirs = _flat(jax.eval_shape(TrainState.variables, state)), _flat(theirs)
+    ours = _flat(jax.eval_shape(TrainState.variables, state))
+    theirs = _renamed(_flat(theirs), init.rename, init.path)
     taken = _fitting(ours, theirs, model, init)
     state = make() if make else state
     variables = {}
@@ -73,7 +74,6 @@ def _fitting(ours, theirs, model, init):
     A classifier of another number of classes is left out.
     """
     path, layers = init.path, init.layers
-    theirs = _renamed(theirs, init.rename, path)
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
@@ -181,7 +181,7 @@ def check(experiment: Any) -> None:
         theirs = _flat(read_variables(Path(folder)))
     else:
         theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
-    _fitting(ours, theirs, trial.model, init)
+    _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
 
 
 def _facts(model: Model, **others: Any) -> Facts:

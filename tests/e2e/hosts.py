@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from lineage.configs import cli
+from lineage.data import ExampleSource
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
@@ -24,7 +25,7 @@ RUNS = {  # model, steps, mesh of four devices, other overrides
 }
 
 
-class Seen:
+class Seen(ExampleSource):
     """Source that records the indices of the examples that are read."""
 
     def __init__(self, source):

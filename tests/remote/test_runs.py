@@ -17,7 +17,7 @@ import pytest
 from lineage import launch
 from lineage.configs import cli, storage
 from lineage.runs import remote
-from lineage.runs.folder import last_step
+from lineage.runs.folder import MEASURED, last_step
 from lineage.tasks import TASKS
 from lineage.train import loop
 
@@ -51,7 +51,7 @@ def final(workdir):
     """Return the bytes of the final state, and the history without times."""
     saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    history = [{key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in lines]
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history
 
 
