@@ -8,10 +8,11 @@ import shutil
 import sys
 import tempfile
 
-# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations and XLA's newer
-# emitters of fusions; `.ci/run` runs the thorough tier with the latter. XLA aborts a process whose devices wait for each
-# other for 40 s, which happens on a busy machine with few cores. Flags of the caller come later and override these. The environment is inherited by the xdist workers and by the processes that tests start, so that all of them
-# share the compilation cache of the run.
+# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations and XLA's
+# newer emitters of fusions; `.ci/run` runs the thorough tier with the latter. On a busy machine, simulated devices
+# may wait for each other for more than 40 s, after which XLA would abort the process. Flags of the caller come later
+# and override these. The environment is inherited by the xdist workers and by the processes that tests start, so that
+# all of them share the compilation cache of the run.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
