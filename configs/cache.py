@@ -1,7 +1,7 @@
 """Cache of the user: compiled programs, tokenizers, token ids and copies of remote files, for later runs.
 
-It is `$LINEAGE_CACHE`, by default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`; nothing is kept if that variable is
-empty, but copies of remote files. Everything in it can be deleted while no run is in progress.
+It is `$LINEAGE_CACHE`, by default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`; if that variable is empty,
+only copies of remote files are kept, in the default folder. All of it can be deleted while no run is in progress.
 """
 
 import contextlib

@@ -79,10 +79,10 @@ def load(
     if workers:
         if not task.cache_dir:
             raise ValueError("task.cache_dir is '': it must be a folder, for a task on documents.")
-        for part in chain.from_iterable(each.values() for each in own):
+        for part in chain.from_iterable(splits.values() for splits in own):
             tokenize(part, found, task.cache_dir, workers)
-    parts = {name: task.examples(content, found, seed) for name, content in contents.items()}
-    examples = mix(parts, source.proportions) if len(parts) > 1 else parts.popitem()[1]
+    each = {name: task.examples(content, found, seed) for name, content in contents.items()}
+    examples = mix(each, source.proportions) if len(each) > 1 else each.popitem()[1]
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})

@@ -64,7 +64,7 @@ class LanguageModel:
     def of_texts(self, texts: Sequence[str]) -> list[Likelihood]:
         """Return the likelihood of each text after `start`; without a `start`, the first token is not predicted.
 
-        Long texts are read in windows that do not overlap, but the last one, which has as much context as the model
+        Long texts are read in windows that do not overlap, except for the last, which has as much context as the model
         can read.
         """
         rows, windows = [], []
@@ -171,9 +171,10 @@ def detection_scores(
 ) -> dict[str, float]:
     """Return how well texts of a model are told from those of humans, as areas under the ROC curve.
 
-    Texts of models have a low perplexity, and sentences of similar lengths, that is, a low burstiness. "both" is the
-    sum of their logarithm and their value, each divided by its deviation over all texts. "low" and "high" are the
-    bounds of the 95% confidence intervals from bootstrap samples. Texts need at least one word, and a token to predict.
+    Generated texts have a low perplexity, and sentences of similar lengths, that is, a low burstiness. "both" adds the
+    logarithm of the perplexity and the burstiness, each divided by its standard deviation over all texts. "low" and
+    "high" are the bounds of the 95% confidence intervals from bootstrap samples. Each text needs a word, and a token to
+    predict.
     """
     texts, labels = [*machine, *human], np.arange(len(machine) + len(human)) < len(machine)
     found = model.of_texts(texts)

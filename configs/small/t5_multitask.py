@@ -1,4 +1,4 @@
-"""A small T5 that learns to translate, to classify and to summarize, told by prefixes.
+"""A small T5 that translates, classifies and summarizes, with a prefix for each task.
 
     lineage train --config=t5_multitask
 

@@ -288,7 +288,6 @@ def _kept(
     contents = {name: part.fingerprint() for name, part in documents.items()}
     about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
     path = folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
-
     checksum = path.with_suffix(".sha256")
 
     def read() -> Tokenizer | None:
