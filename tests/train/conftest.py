@@ -23,3 +23,24 @@ def no_report(monkeypatch):
     """Disable reports, which take longer than the rest of a tiny run."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Return `interrupted(step, run)`, which calls `run` and interrupts its training before the batch of a step."""
+
+    def call(step, run):
+        whole = loop.device_batches
+
+        def batches(experiment, start):
+            for number, batch in enumerate(whole(experiment, start), start=start + 1):
+                if number == step:
+                    raise KeyboardInterrupt
+                yield batch
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "device_batches", batches)
+            with pytest.raises(KeyboardInterrupt):
+                run()
+
+    return call

@@ -114,7 +114,7 @@ def test_intervals_of_logging_evaluation_and_saving(tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_logged_metrics_are_means_of_the_steps_since_the_last_line(tiny, tmp_path, monkeypatch):
+def test_logged_metrics_are_means_of_the_steps_since_the_last_line(tiny, tmp_path, interrupted):
     """Check the means of an uninterrupted run, and of one that is killed between two lines and resumed."""
     changes = {"total_steps": 11, "evaluate_every_steps": 11, "save_every_steps": 3}
     each = train_lines(run(tiny("vit", changes), tmp_path / "each"))
@@ -124,18 +124,7 @@ def test_logged_metrics_are_means_of_the_steps_since_the_last_line(tiny, tmp_pat
     for line, first in zip(lines, (0, 4, 8)):
         for name in ("train/loss", "train/accuracy", "train/gradient_norm"):
             assert line[name] == pytest.approx(np.mean([one[name] for one in each[first : line["step"]]]), rel=1e-12)
-    whole = loop.device_batches
-
-    def interrupted(experiment, start):
-        for step, batch in enumerate(whole(experiment, start), start=start + 1):
-            if step == 8:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(loop, "device_batches", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "parts")
-    monkeypatch.setattr(loop, "device_batches", whole)
+    interrupted(8, lambda: run(config, tmp_path / "parts"))
     resumed = train_lines(run(config, tmp_path / "parts"))
     plain = [
         [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in one] for one in (lines, resumed)

@@ -42,7 +42,7 @@ def history(workdir):
     ]
 
 
-def test_tasks_are_learned_together_and_resumed_exactly(config, tmp_path, monkeypatch):
+def test_tasks_are_learned_together_and_resumed_exactly(config, tmp_path, interrupted):
     metrics = loop.train(config, tmp_path / "whole")
     assert list(dict.fromkeys(key.partition("/")[0] for key in metrics)) == [
         f"validation_{name}" for name in ("iso", "language", "summary")
@@ -50,18 +50,7 @@ def test_tasks_are_learned_together_and_resumed_exactly(config, tmp_path, monkey
     assert {"loss", "exact_match", "bleu"} <= {key.partition("/")[2] for key in metrics}
     kept = json.loads((tmp_path / "whole" / "config.json").read_text())["source"]
     assert kept["parts"][1]["prefix"] == "language: "
-    whole = loop.device_batches
-
-    def interrupted(experiment, start):
-        for step, batch in enumerate(whole(experiment, start), start=start + 1):
-            if step == 6:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(loop, "device_batches", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(config, tmp_path / "parts")
-    monkeypatch.setattr(loop, "device_batches", whole)
+    interrupted(6, lambda: loop.train(config, tmp_path / "parts"))
     assert loop.train(config, tmp_path / "parts") == metrics
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
     (tmp_path / "iso.train.jsonl").write_text('{"input": "a", "target": "b"}\n')
