@@ -23,10 +23,10 @@ def get_config() -> ConfigDict:
     config.loader.update(batch_size=64, evaluation_batch_size=32, buckets=(256, 512, 768), workers=4)
     config.schedule.update(learning_rate=3e-5, warmup_steps=500)
     config.optimizer.update(epsilon=1e-8, weight_decay=0.01, clip_norm=0.1)
-    config.update(precision="bfloat16", total_steps=20_000, log_every_steps=50)
-    config.update(evaluate_every_steps=5000, save_every_steps=1000)
+    config.update(precision="bfloat16", total_steps=20_000, log_every_steps=50, evaluate_every_steps=5000)
+    config.save_every_steps = 1000
     config.evaluators.generation.update(metrics=("rouge kinds=1,2,Lsum",), split="test")
     config.checkpoint.best = "validation/loss"
-    config.sampling.update(temperature=0.0, num_beams=4, length_penalty=2.0, no_repeat_ngram_size=3)
-    config.sampling.update(min_new_tokens=55, max_new_tokens=140)
+    config.sampling.update(temperature=0.0, num_beams=4, length_penalty=2.0, no_repeat_ngram_size=3, min_new_tokens=55)
+    config.sampling.max_new_tokens = 140
     return config

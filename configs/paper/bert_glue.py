@@ -40,10 +40,8 @@ def get_config(task: str = "mrpc") -> ConfigDict:
         config.source.update(validation_split="validation_matched", test_split="validation_mismatched")
     config.task.sequence_length = 128
     config.loader.update(batch_size=32, threads=2)
-    config.schedule.learning_rate = 2e-5
-    config.optimizer.epsilon = 1e-6
-    config.schedule.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
+    config.schedule.update(learning_rate=2e-5, warmup_percent=10.0)
+    config.optimizer.update(epsilon=1e-6, weight_decay=0.01)
     config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best=f"validation/{metric}")
+    config.checkpoint.best = f"validation/{metric}"
     return config

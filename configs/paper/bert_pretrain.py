@@ -29,10 +29,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.task.update(sequence_length=512, cache_dir="outputs/wikipedia_tokens")
     config.source.validation_fraction = 0.002
     config.loader.update(batch_size=256, workers=4)
-    config.schedule.learning_rate = 1e-4
-    config.optimizer.epsilon = 1e-6
-    config.schedule.warmup_steps = 10_000
-    config.optimizer.update(weight_decay=0.01, clip_norm=1.0)
+    config.schedule.update(learning_rate=1e-4, warmup_steps=10_000)
+    config.optimizer.update(epsilon=1e-6, weight_decay=0.01, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=1_000_000, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"

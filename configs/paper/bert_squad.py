@@ -17,16 +17,13 @@ from lineage.configs import base
 
 def get_config(version: str = "v1.1") -> ConfigDict:
     config = base.get_config("bert", "question_answering", f"tfds:squad/{version}", schedule="linear")
-    config.model.update(max_length=512)
+    config.model.max_length = 512
     config.init.skip = ("^classifier",)
     config.task.update(sequence_length=384, stride=128)
-    config.loader.threads = 2
-    config.loader.batch_size = 48 if version == "v2.0" else 32
-    config.schedule.learning_rate = 5e-5
-    config.optimizer.epsilon = 1e-6
-    config.schedule.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
+    config.loader.update(threads=2, batch_size=48 if version == "v2.0" else 32)
+    config.schedule.update(learning_rate=5e-5, warmup_percent=10.0)
+    config.optimizer.update(epsilon=1e-6, weight_decay=0.01)
     config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/f1")
+    config.checkpoint.best = "validation/f1"
     return config

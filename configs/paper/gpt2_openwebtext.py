@@ -23,10 +23,8 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 480  # 491,520 tokens
     config.task.cache_dir = "outputs/openwebtext_tokens"
     config.loader.workers = 4
-    config.schedule.learning_rate = 6e-4
-    config.optimizer.update(b2=0.95, weight_decay=0.1)
-    config.schedule.update(end_factor=0.1, warmup_steps=2000)
-    config.optimizer.clip_norm = 1.0
+    config.schedule.update(learning_rate=6e-4, end_factor=0.1, warmup_steps=2000)
+    config.optimizer.update(b2=0.95, weight_decay=0.1, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=600_000, log_every_steps=100, evaluate_every_steps=2000)
     config.save_every_steps = 2000
     config.checkpoint.best = "validation/loss"

@@ -25,13 +25,11 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 512  # a million tokens
     config.loader.update(evaluation_batch_size=64, workers=4)
     config.task.cache_dir = "outputs/c4_tokens"
-    config.schedule.learning_rate = 3e-4
-    config.optimizer.update(b2=0.95, weight_decay=0.1)
-    config.schedule.update(end_factor=0.1, warmup_steps=2000)
-    config.optimizer.clip_norm = 1.0
-    config.update(precision="bfloat16", grad_accum_steps=4)
+    config.schedule.update(learning_rate=3e-4, end_factor=0.1, warmup_steps=2000)
+    config.optimizer.update(b2=0.95, weight_decay=0.1, clip_norm=1.0)
+    config.update(precision="bfloat16", grad_accum_steps=4, total_steps=20_000, log_every_steps=100)
+    config.update(evaluate_every_steps=1000, save_every_steps=1000)
     config.mesh.update(data=1, fsdp=-1)
-    config.update(total_steps=20_000, log_every_steps=100, evaluate_every_steps=1000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"
     config.sampling.num_samples = 2
     return config

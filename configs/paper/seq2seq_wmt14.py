@@ -24,11 +24,10 @@ def get_config(variant: str = "rnnsearch") -> ConfigDict:
     config.tokenizer.vocab_size = 32_000
     config.task.sequence_length = 50
     config.loader.batch_size = 80 if variant.startswith("rnn") else 128
-    config.schedule.learning_rate = 5e-4
+    config.schedule.update(learning_rate=5e-4, warmup_steps=4000)
     config.optimizer.clip_norm = 1.0
-    config.schedule.warmup_steps = 4000
     config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000
-    config.checkpoint.update(best="validation/bleu")
+    config.checkpoint.best = "validation/bleu"
     config.sampling.update(max_new_tokens=50, temperature=0.0, num_beams=12)
     return config

@@ -34,9 +34,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.task.sequence_length = 512  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
     config.task.cache_dir = "outputs/c4_tokens_t5"
-    config.schedule.learning_rate = 1e-3
+    config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
     config.optimizer.b1 = 0.0
-    config.schedule.warmup_steps = 10_000
     config.optimizer.clip_norm = 0.0  # Adafactor clips the update of each parameter
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000

@@ -17,14 +17,12 @@ def get_config() -> ConfigDict:
     config.model.update(variant="standard", vocab_size=267_735, max_length=150, memory_length=150, dropout=0.1)
     config.model.cutoffs = (20_000, 40_000, 200_000)
     config.tokenizer.vocab_size = 267_735
-    config.task.sequence_length = 150
-    config.loader.update(order="stream", batch_size=60)
-    config.loader.evaluation_batch_size = 10
-    config.task.cache_dir = "outputs/wikitext103_tokens"
+    config.task.update(sequence_length=150, cache_dir="outputs/wikitext103_tokens")
+    config.loader.update(order="stream", batch_size=60, evaluation_batch_size=10)
     # Adam: there is no weight decay
     config.schedule.learning_rate = 2.5e-4
     config.optimizer.clip_norm = 0.25
-    config.precision = "bfloat16"
-    config.update(total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000, save_every_steps=4000)
+    config.update(precision="bfloat16", total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000)
+    config.save_every_steps = 4000
     config.checkpoint.best = "validation/loss"
     return config

@@ -28,11 +28,10 @@ def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     config.tokenizer.vocab_size = 4096
     config.task.sequence_length = 64
     config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=128)
-    config.schedule.learning_rate = 1e-3
+    config.schedule.update(learning_rate=1e-3, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
-    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=5.0, log_every_steps=20, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best="validation/accuracy")
+    config.checkpoint.best = "validation/accuracy"
     return config
 
 

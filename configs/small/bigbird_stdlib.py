@@ -14,8 +14,7 @@ from lineage.configs.small import bert_stdlib
 def get_config() -> ConfigDict:
     config = bert_stdlib.get_config()
     base.replace(config, model="bigbird", task="masked_lm", tokenizer="bpe")
-    config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_random_blocks=1)
-    config.model.update(dropout=0.0, unroll=4)
+    config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_random_blocks=1, dropout=0.0, unroll=4)
     config.tokenizer.vocab_size = 2048
     config.task.sequence_length = 1024
     config.loader.batch_size = 4  # the number of tokens of bert_stdlib

@@ -36,11 +36,9 @@ def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
     config = base.get_config("vit" if name == "finetune" else name, "image_classification", f"idx:{path}")
     config.model.update(MODELS[name])
     config.task.update(augment="flip | shift(2)", mean=(0.286,), std=(0.353,))
-    config.loader.batch_size = 128
-    config.loader.evaluation_batch_size = 1000
-    config.schedule.learning_rate = 2e-3
+    config.loader.update(batch_size=128, evaluation_batch_size=1000)
+    config.schedule.update(learning_rate=2e-3, warmup_percent=5.0)
     config.optimizer.weight_decay = 0.1
-    config.schedule.warmup_percent = 5.0
     config.update(total_epochs=10.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
     if name == "mae":
         base.choose(config, "task", "masked_autoencoding")

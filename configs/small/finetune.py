@@ -31,8 +31,7 @@ def get_config(task: str = "text_classification") -> ConfigDict:
     if "sequence_length" in config.task:
         config.task.sequence_length = 384 if task == "question_answering" else 128
     config.loader.batch_size = batch_size
-    config.schedule.learning_rate = learning_rate
-    config.schedule.warmup_percent = 10.0
+    config.schedule.update(learning_rate=learning_rate, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=3.0, log_every_steps=10, evaluate_every_epochs=1.0, save_every_epochs=1.0)
     return config

@@ -15,9 +15,8 @@ from lineage.configs.sweeps import axis, product
 
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
-    config.model.update(depth=6, width=32, mlp_dim=128)
+    config.model.update(depth=6, width=32, mlp_dim=128, unroll=1)
     config.loader.batch_size = 32
-    config.model.unroll = 1
     config.schedule.learning_rate = 5e-3
     base.choose(config, "schedule", "linear")
     config.update(total_steps=300, evaluate_every_steps=300, save_every_steps=300)

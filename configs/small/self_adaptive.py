@@ -33,9 +33,8 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
     config.tokenizer.vocab_size = 1024
     config.task.sequence_length = 128
     config.loader.update(batch_size=16, evaluation_batch_size=64)
-    config.schedule.learning_rate = 3e-3
+    config.schedule.update(learning_rate=3e-3, end_factor=0.1, warmup_percent=5.0)
     config.optimizer.update(b2=0.99, weight_decay=0.1)
-    config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     if stage == "base":
         config.source.validation_path = f"{names[0]}/mix_valid.txt"

@@ -20,9 +20,8 @@ def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
     base.replace(config, model="seq2seq")
     config.model.update(cell="gru", width=64, embed_width=32, attention="additive")
-    config.schedule.learning_rate = 5e-3
+    config.schedule.update(learning_rate=5e-3, warmup_percent=5.0)
     config.optimizer.b2 = 0.999
-    config.schedule.warmup_percent = 5.0
     config.total_steps = 1000
     return config
 

@@ -24,9 +24,8 @@ def get_config() -> ConfigDict:
     config.model.update(depth=2, width=128, num_heads=4, head_size=32, mlp_dim=512, unroll=2)
     config.task.update(sequence_length=96, start_token="pad")
     config.loader.update(batch_size=32, evaluation_batch_size=128)
-    config.schedule.learning_rate = 2e-3
+    config.schedule.update(learning_rate=2e-3, warmup_percent=10.0)
     config.optimizer.b2 = 0.98
-    config.schedule.warmup_percent = 10.0
     config.update(total_steps=3000, log_every_steps=20, evaluate_every_steps=3000, save_every_steps=500)
     config.sampling.update(prompt="translate to ISO 8601: 21 novembre 2026", num_samples=1, max_new_tokens=24)
     config.sampling.temperature = 0.0
