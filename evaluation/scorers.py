@@ -21,13 +21,7 @@ import numpy as np
 
 from lineage.data.inputs import image_files
 from lineage.data.sources.files import read_lines
-from lineage.evaluation.likelihood import (
-    CHOICES,
-    choice_scores,
-    detection_scores,
-    last_word_scores,
-    perplexity_scores,
-)
+from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc

@@ -87,11 +87,7 @@ class DocumentTask(TextTask):
         return self.windows(content, tokenizer, self.sequence_length)
 
     def windows(
-        self,
-        content: Mapping[str, Documents],
-        tokenizer: Tokenizer,
-        length: int,
-        transform: Transform | None = None,
+        self, content: Mapping[str, Documents], tokenizer: Tokenizer, length: int, transform: Transform | None = None
     ) -> Examples:
         """Return rows of `length` tokens."""
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}

@@ -303,10 +303,7 @@ def test_parse():
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        (
-            "flop",
-            r"'flop' is not one of crop\(min_area, max_area, max_aspect, resample\), flip, randaugment\(layers,",
-        ),
+        ("flop", r"'flop' is not one of crop\(min_area, max_area, max_aspect, resample\), flip, randaugment\(layers,"),
         ("shift()", "'shift()' is not one of"),
         ("flip(1)", "is not one of"),
         ("shift(1", "is not one of"),

@@ -251,10 +251,7 @@ def test_voc_boxes(scored):
             ["--metric=squad", "--predictions=D.json", "--references=D.json"],
             "the references are not a file of SQuAD's:",
         ),
-        (
-            ["--metric=squad", "--predictions=D.json", "--references=Q.json"],
-            "1 of 2 questions have no prediction",
-        ),
+        (["--metric=squad", "--predictions=D.json", "--references=Q.json"], "1 of 2 questions have no prediction"),
         (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
         (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
         (["--metric=bert_score", "--predictions=P", "--references=P"], "the option model is missing: give the folder"),

@@ -176,10 +176,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
             "The task 'text_classification' needs a model with the outputs classification: BERT has "
             r"question_answering. Set model\.head='classification'\.",
         ),
-        (
-            {"task.cutmix": 0.2},
-            r"unknown config key 'task\.cutmix'",
-        ),
+        ({"task.cutmix": 0.2}, r"unknown config key 'task\.cutmix'"),
         ({"teacher": "x"}, "teacher is 'x': it must be empty for the task 'text_classification'"),
         ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
@@ -243,8 +240,7 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
-        ValueError,
-        match=r"other shapes than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\).*: change",
+        ValueError, match=r"other shapes than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\).*: change"
     ):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1

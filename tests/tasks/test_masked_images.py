@@ -210,11 +210,7 @@ def test_image_distillation_loss_matches_reference(temperature):
             {"task.name": "distilled_image_classification"},
             "'distilled_image_classification' needs a model with the outputs distilled_classes",
         ),
-        (
-            "mae",
-            MASKED | {"task.name": "image_classification"},
-            "unknown config key 'task.mask_rate'",
-        ),
+        ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
         ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),

@@ -26,11 +26,7 @@ BERT = SMALL | {
     "tokenizer.vocab_size": 300,
     "task.name": "sentence_pair_pretraining",
 }
-T5 = SMALL | {
-    "model.head_size": 8,
-    "model.mlp_dim": 32,
-    "task.name": "span_corruption",
-}
+T5 = SMALL | {"model.head_size": 8, "model.mlp_dim": 32, "task.name": "span_corruption"}
 BART = SMALL | {
     "task.noise": "permute_sentences | infill(0.3, 3)",
     "task.name": "denoising",
