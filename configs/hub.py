@@ -67,14 +67,16 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
         import huggingface_hub
         from huggingface_hub import errors
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{path} needs a package that is not installed: `pip install 'lineage[hub]'`."
-        ) from None
-    settings = {"repo_type": kind, "revision": revision or None}
+        install = "pip install 'lineage[hub]'"
+        raise ModuleNotFoundError(f"{path} needs a package that is not installed: `{install}`.") from None
+    settings = {
+        "repo_type": kind,
+        "revision": revision or None,
+        "allow_patterns": allowed,
+        "ignore_patterns": [*UNSAFE],
+    }
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repository, allow_patterns=allowed, ignore_patterns=[*UNSAFE], **settings)
-        )
+        return Path(huggingface_hub.snapshot_download(repository, **settings))
     except errors.GatedRepoError as error:
         page = f"{'datasets/' * (kind == 'dataset')}{repository}"
         raise PermissionError(

@@ -81,8 +81,7 @@ def _in_place(generated, targets, mask):
 class QuestionAnswering(Evaluator):
     """Exact match and F1 of predicted answers (SQuAD, arXiv 1606.05250)."""
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("exact_match", "f1")
+    returns = ("exact_match", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -100,8 +99,7 @@ class PooledAccuracy(Evaluator):
     Splits without texts of several windows are skipped.
     """
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("mean_pooled_accuracy", "max_pooled_accuracy")
+    returns = ("mean_pooled_accuracy", "max_pooled_accuracy")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -113,8 +111,7 @@ class PooledAccuracy(Evaluator):
 class Spearman(Evaluator):
     """Spearman's rank correlation of predicted and true values; 0 if one of them is constant."""
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("spearman",)
+    returns = ("spearman",)
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_sequence["label"]
@@ -130,8 +127,7 @@ class Tagging(Evaluator):
     B-PER, I-PER and O, are skipped.
     """
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("precision", "recall", "f1")
+    returns = ("precision", "recall", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source

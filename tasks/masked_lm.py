@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
+from lineage.data.content import padded
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
@@ -117,9 +118,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
     ids = [tokens[: length - 2 * joined] for tokens in tokenizer.encode_marked(texts)]
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
-    positions = np.zeros((len(rows), -(-max(1, *map(len, places)) // 8) * 8), np.int32)
-    for row, found in zip(positions, places):
-        row[: len(found)] = found
+    positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
     others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 

@@ -17,9 +17,8 @@ from lineage.configs import base
 
 def get_config(variant: str = "large") -> ConfigDict:
     """Return the config of a variant."""
-    config = base.get_config(
-        "bart", "denoising", "parquet:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
-    )
+    tokenizer = "bart-large/tokenizer.json"
+    config = base.get_config("bart", "denoising", "parquet:openwebtext", tokenizer=tokenizer, schedule="linear")
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.update(remat=None if variant == "base" else "dots", unroll=12)
     config.source.validation_fraction = 0.01

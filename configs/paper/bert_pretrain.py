@@ -17,13 +17,9 @@ from lineage.configs import base
 
 def get_config(variant: str = "base") -> ConfigDict:
     """Return the config of a variant."""
-    config = base.get_config(
-        "bert",
-        "sentence_pair_pretraining",
-        "parquet:wikipedia/20231101.en",
-        tokenizer="bert-base-uncased/tokenizer.json",
-        schedule="linear",
-    )
+    tokenizer = "bert-base-uncased/tokenizer.json"
+    source = "parquet:wikipedia/20231101.en"
+    config = base.get_config("bert", "sentence_pair_pretraining", source, tokenizer=tokenizer, schedule="linear")
     config.model.update(variant=variant, vocab_size=30_522, max_length=512, unroll=12)
     config.model.remat = None if variant == "base" else "dots"
     config.task.update(sequence_length=512, cache_dir="outputs/wikipedia_tokens")

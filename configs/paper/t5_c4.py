@@ -18,14 +18,8 @@ from lineage.configs import base
 
 def get_config(variant: str = "base") -> ConfigDict:
     """Return the config of a variant."""
-    config = base.get_config(
-        "t5",
-        "span_corruption",
-        "jsonl:c4/en",
-        tokenizer="t5-base/tokenizer.json",
-        optimizer="adafactor",
-        schedule="rsqrt",
-    )
+    parts = {"tokenizer": "t5-base/tokenizer.json", "optimizer": "adafactor", "schedule": "rsqrt"}
+    config = base.get_config("t5", "span_corruption", "jsonl:c4/en", **parts)
     config.model.variant = variant
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
     config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, unroll=12)

@@ -18,13 +18,8 @@ from lineage.configs import base
 def get_config(variant: str = "base") -> ConfigDict:
     """Return the config of a variant."""
     big = variant == "big"
-    config = base.get_config(
-        "transformer",
-        "sequence_to_sequence",
-        "tfds:wmt14_translate/de-en",
-        tokenizer="bpe_words",
-        schedule="transformer",
-    )
+    parts = {"source": "tfds:wmt14_translate/de-en", "tokenizer": "bpe_words", "schedule": "transformer"}
+    config = base.get_config("transformer", "sequence_to_sequence", **parts)
     config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1, unroll=6)
     config.source.text_key = "en,de"
     config.tokenizer.vocab_size = 37_000

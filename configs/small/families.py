@@ -22,11 +22,9 @@ from lineage.configs import base
 
 
 def get_config(path: str = "genres") -> ConfigDict:
-    config = base.get_config(
-        "bert", "text_classification", f"labels:{path}/train.tsv", tokenizer="bpe", schedule="linear"
-    )
-    config.model.depth = config.model.unroll = 4
-    config.model.update(width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)
+    source = f"labels:{path}/train.tsv"
+    config = base.get_config("bert", "text_classification", source, tokenizer="bpe", schedule="linear")
+    config.model.update(depth=4, unroll=4, width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)
     config.source.update(validation_path=f"{path}/validation.tsv", test_path=f"{path}/test.tsv")
     config.tokenizer.vocab_size = 4096
     config.task.sequence_length = 64

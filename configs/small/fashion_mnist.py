@@ -18,14 +18,7 @@ MODELS = {
     "mae": VIT,
     "finetune": VIT | {"position": "mae"},
     "swin": {"variant": "mu", "patch_size": 2, "window": 7},
-    "resnet": {
-        "variant": "18",
-        "stem": "small",
-        "stem_width": 16,
-        "depths": (1, 1, 1),
-        "widths": (16, 32, 64),
-        "epsilon": 1e-5,
-    },
+    "resnet": {"variant": "18", "stem": "small", "stem_width": 16, "depths": (1, 1, 1), "widths": (16, 32, 64)},
 }
 
 

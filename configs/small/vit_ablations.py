@@ -20,9 +20,7 @@ from lineage.configs.sweeps import axis, product, repeat
 
 def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
     config = fashion_mnist.get_config(f"vit,{argument.partition(',')[2]}")
-    config.update(total_epochs=None, total_steps=800)
-    config.evaluate_every_epochs = config.save_every_epochs = None
-    config.evaluate_every_steps = config.save_every_steps = 800
+    config.update(total_steps=800, evaluate_every_steps=800, save_every_steps=800)
     return config
 
 

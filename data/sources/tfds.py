@@ -166,12 +166,9 @@ class Records(ExampleSource):
 
 def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndarray]:
     boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-    return {
-        "image": image,
-        "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
-        "classes": np.asarray(objects["label"], np.int32),
-        "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
-    }
+    boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
+    crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
+    return {"image": image, "boxes": boxes, "classes": np.asarray(objects["label"], np.int32), "crowd": crowd}
 
 
 @dataclass(frozen=True)

@@ -200,11 +200,7 @@ def test_overrides_are_typed(config):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "schedule.learning_rat",
-            "1",
-            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'",
-        ),
+        ("model.dept", "1", "unknown config key 'model.dept': did you mean 'model.depth'"),
         ("learning_rate", "1", "unknown config key 'learning_rate'"),
         ("optimizer.learning_rate.x", "1", "unknown config key"),
         ("seed", "1.5", "seed is '1.5': it must be of type int."),

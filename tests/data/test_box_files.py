@@ -111,19 +111,13 @@ def test_splits_of_coco(tmp_path):
         ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations and categories"),
         ({"images": []}, "has no images"),
         ({"images": [{"id": 1}]}, "has an image without `id` and `file_name`"),
-        (
-            {"images": [{"id": 1, "file_name": "a.png"}]},
-            "The image a.png of .* is not in .*/images, .*: set source.images_pa",
-        ),
+        ({"images": [{"id": 1, "file_name": "a.png"}]}, "The image a.png of .* is not in .*/images, .*: set"),
         ({"categories": [{"id": 1}]}, "has a category without `id` and `name`"),
         (
             {"annotations": [annotation(139, 1, [1, 2, 3, 4]), annotation(139, 2, [1, 2, 3, 4])]},
             r"annotation 2 is not valid",
         ),
-        (
-            {"annotations": [annotation(1, 1, [1, 2, 3, 4])]},
-            "annotation 1 is not valid: it must have the ids of an image",
-        ),
+        ({"annotations": [annotation(1, 1, [1, 2, 3, 4])]}, "annotation 1 is not valid: it must have the ids of an"),
         ({"annotations": [annotation(139, 1, [1, 2, -3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, float("nan"), 3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"bbox": [1, 2, 3]}]}, "annotation 1 is not valid"),
@@ -150,9 +144,7 @@ def test_wrong_images_of_coco(tmp_path):
     with pytest.raises(ValueError, match=r"0007\.png cannot be read as an image"):
         part.take(np.arange(2))
     image.unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"There is no file .*0007\.png, which .*instances_train2017\.json names"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*0007\.png, which .*instances_train2017\.json"):
         COCO(path).images_with_boxes()
     (tmp_path / "annotations/instances_train2017.json").write_text('{"images": [')
     with pytest.raises(ValueError, match=r"instances_train2017\.json is not JSON: Expecting value"):

@@ -191,9 +191,7 @@ def test_labels_without_a_class_name_are_refused(tmp_path):
 
 
 def test_damaged_files_raise(drawn, tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no"):
         IDX(str(tmp_path)).images()
     with pytest.raises(FileNotFoundError, match=r"has none of batches\.meta\.txt, .* not a folder of CIFAR-10"):
         CIFAR(str(tmp_path)).images()
@@ -210,9 +208,7 @@ def test_damaged_files_raise(drawn, tmp_path):
     with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be decompressed"):
         IDX(str(tmp_path)).images()
     write_idx(tmp_path, label, label)
-    with pytest.raises(
-        ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and labels 1"
-    ):
+    with pytest.raises(ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and"):
         IDX(str(tmp_path)).images()
 
 
@@ -233,9 +229,7 @@ def test_subsets():
     assert some[5]["label"] == labels[5]
     loaded = drawn(100, 0)
     assert (loaded.train.examples_per_epoch, loaded.facts.examples["test"]) == (100, 359)
-    with pytest.raises(
-        ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\) or at most 1438, the number"
-    ):
+    with pytest.raises(ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\) or at most 1438, the"):
         drawn(1439, 0)
     with pytest.raises(ValueError, match=r"task.max_examples is -1: it must be 0 or more"):
         drawn(-1, 0)

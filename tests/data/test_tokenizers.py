@@ -241,19 +241,13 @@ def test_character_vocabulary_covers_all_splits_and_optional_end_of_text():
 
 
 def test_invalid_tokenizers_raise(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"Unknown tokenizer 'bites'. Did you mean 'bytes'\? Available: bpe, bpe_words,"
-    ):
+    with pytest.raises(ValueError, match=r"Unknown tokenizer 'bites'. Did you mean 'bytes'\? Available: bpe"):
         train("bites", [])
     with pytest.raises(ValueError, match=r"tokenizer.vocab_size is 256: bpe needs at least 257"):
         train("bpe", [TEXT], vocab_size=256)
-    with pytest.raises(
-        ValueError, match=r"tokenizer.vocab_size is 0: unigram needs at least 3, special tokens included"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size is 0: unigram needs at least 3, special tokens"):
         train("unigram", [TEXT])
-    with pytest.raises(
-        ValueError, match=r"tokenizer.vocab_size is 30: it must be at least \d+, the number of characters"
-    ):
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size is 30: it must be at least \d+, the number of"):
         train("wordpiece", [TEXT], vocab_size=30)
     for kind, key in (
         ("bpe", "lowercase"),

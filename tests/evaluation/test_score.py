@@ -210,10 +210,7 @@ def test_voc_boxes(scored):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["--metric=blue", "--predictions=P"],
-            "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu, rouge,",
-        ),
+        (["--metric=blue", "--predictions=P"], "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu"),
         (["--predictions=P"], "--metric is missing: it must be one of bleu, chrf, ter, d2l_bleu, rouge,"),
         (["--metric=bleu"], "--predictions is missing: give the file to score."),
         (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
@@ -237,15 +234,9 @@ def test_voc_boxes(scored):
             ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--references=P"],
             "['b', 'b'] has several texts: each",
         ),
-        (
-            ["--metric=ter", "--predictions=J.jsonl", "--references=P"],
-            "J.jsonl, entry 2 must be a text or texts, or an ob",
-        ),
+        (["--metric=ter", "--predictions=J.jsonl", "--references=P"], "J.jsonl, entry 2 must be a text or texts, or"),
         (["--metric=ter", "--predictions=K.jsonl", "--references=P"], "K.jsonl, line 1 is not JSON: Expecting"),
-        (
-            ["--metric=coco", "--predictions=C.json", "--references=C.json"],
-            "the files are not COCO's results and instances:",
-        ),
+        (["--metric=coco", "--predictions=C.json", "--references=C.json"], "the files are not COCO's results and"),
         (["--metric=ter", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
         (
             ["--metric=squad", "--predictions=D.json", "--references=D.json"],
@@ -320,7 +311,5 @@ def test_references_in_tables_and_folders(tmp_path):
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
-    with pytest.raises(
-        ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label or"
-    ):
+    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])

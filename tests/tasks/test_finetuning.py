@@ -239,9 +239,7 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
-    with pytest.raises(
-        ValueError, match=r"other shapes than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\).*: change"
-    ):
+    with pytest.raises(ValueError, match=r"than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\)"):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1
         )
