@@ -22,13 +22,8 @@ from tests.data.test_questions import squad
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
-MASKED = {
-    "model.width": 16,
-    "source": "stdlib",
-    "source.max_bytes": 20_000,
-    "task.sequence_length": 24,
-    "task.name": "masked_lm",
-}
+MASKED = {"model.width": 16, "source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24}
+MASKED |= {"task.name": "masked_lm"}
 ONE = {"devices": jax.devices()[:1]}
 
 

@@ -24,17 +24,9 @@ from lineage.train.step import TrainState
 from tests.tiers import tiered
 
 ONE = {"devices": jax.devices()[:1]}
-MASKED = {
-    "model.depth": 1,
-    "model.decoder_depth": 1,
-    "model.decoder_width": 8,
-    "model.decoder_num_heads": 2,
-    "model.patch_size": 2,
-    "task.mask_rate": 0.75,
-    "task.name": "masked_autoencoding",
-    "total_steps": 12,
-    "evaluate_every_steps": 6,
-}
+MASKED = {"model.depth": 1, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}
+MASKED |= {"model.patch_size": 2, "task.mask_rate": 0.75, "task.name": "masked_autoencoding", "total_steps": 12}
+MASKED |= {"evaluate_every_steps": 6}
 TUNED = {"model.depth": 1, "model.patch_size": 2, "model.pooling": "token", "model.position": "mae"}
 
 
