@@ -70,20 +70,13 @@ def prepare():
                 data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
             )
             records = [serialized(example) for example in examples]
-            writer = ArrayRecordWriter(
-                os.fspath(template.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1"
-            )
+            file = template.sharded_filepath(shard_index=0, num_shards=1)
+            writer = ArrayRecordWriter(os.fspath(file), "group_size:1")
             for record in records:
                 writer.write(record)
             writer.close()
-            infos.append(
-                tfds.core.SplitInfo(
-                    name=split,
-                    shard_lengths=[len(records)],
-                    num_bytes=sum(map(len, records)),
-                    filename_template=template,
-                )
-            )
+            sizes = {"shard_lengths": [len(records)], "num_bytes": sum(map(len, records))}
+            infos.append(tfds.core.SplitInfo(name=split, filename_template=template, **sizes))
         identity = DatasetIdentity(
             name=name, version=tfds.core.Version(version), data_dir=os.fspath(folder), module_name=""
         )

@@ -23,20 +23,13 @@ CODERS = {
 
 def squad(path, rows, version="v2.0"):
     """Write a file in the SQuAD layout from (question, context, answers)."""
-    content = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": str(number),
-                    "question": question,
-                    "answers": [{"text": text, "answer_start": start} for start, text in answers],
-                    **({"is_impossible": not answers} if version == "v2.0" else {}),
-                }
-            ],
-        }
-        for number, (question, context, answers) in enumerate(rows)
-    ]
+    content = []
+    for number, (question, context, answers) in enumerate(rows):
+        asked = {"id": str(number), "question": question} | (
+            {"is_impossible": not answers} if version == "v2.0" else {}
+        )
+        asked["answers"] = [{"text": text, "answer_start": start} for start, text in answers]
+        content.append({"context": context, "qas": [asked]})
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
         json.dump({"version": version, "data": [{"title": "x", "paragraphs": content}]}, file)

@@ -235,20 +235,10 @@ def test_questions(prepare, tmp_path):
         answers = kinds.Sequence({"text": kinds.Text(), "answer_start": np.int32})
         return {"question": kinds.Text(), "context": kinds.Text(), "answers": answers}
 
-    rows = [
-        {
-            "question": b"Who?",
-            "context": b"a cat sat",
-            "answers/text": np.array([b"cat", b"a cat"], object),
-            "answers/answer_start": [2, 0],
-        },
-        {
-            "question": b"Why?",
-            "context": b"a cat sat",
-            "answers/text": np.array([], object),
-            "answers/answer_start": np.array([], int),
-        },
-    ]
+    rows = []
+    for question, texts, starts in ((b"Who?", [b"cat", b"a cat"], [2, 0]), (b"Why?", [], [])):
+        answers = {"answers/text": np.array(texts, object), "answers/answer_start": np.array(starts, int)}
+        rows.append({"question": question, "context": b"a cat sat"} | answers)
     prepare(tmp_path, "squad", features, {"train": rows, "validation": rows})
     loaded = load(TFDS("squad", str(tmp_path)), QuestionAnswering(sequence_length=20), batch_size=2)
     source = loaded.splits["validation"].source
