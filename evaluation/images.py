@@ -99,11 +99,11 @@ class Neighbors(Probe):
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         from sklearn.neighbors import KNeighborsClassifier
 
-        return KNeighborsClassifier(
-            min(self.count, len(labels)),
-            metric="cosine",
-            weights=lambda distance: np.exp(-distance / self.temperature),  # times a constant, exp(1 / temperature)
-        ).fit(features, labels)
+        def weights(distance):
+            return np.exp(-distance / self.temperature)  # times a constant, exp(1 / temperature)
+
+        count = min(self.count, len(labels))
+        return KNeighborsClassifier(count, metric="cosine", weights=weights).fit(features, labels)
 
 
 @EVALUATORS.register("linear_probe")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data import Documents, Examples, ExampleSource, Facts, Loader, Tokenizer
+from lineage.data import ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.examples.packing import Packed
 from lineage.data.examples.pairs import Prompts
 from lineage.data.tokens import Stream
@@ -42,9 +42,6 @@ class CausalLM(DocumentTask):
     @property
     def arrays(self) -> Mapping[str, str]:
         return DocumentTask.arrays | (dict.fromkeys(("segments", "positions"), "int32 B T") if self.packing else {})
-
-    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        return self.windows(content, tokenizer, self.sequence_length)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         if not self.generates:

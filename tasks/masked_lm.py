@@ -75,10 +75,8 @@ class MaskedLM(DocumentTask):
 
         The model attends to `tokens` [B, T] where `tokens_mask` [B, T] is True; batches may have `segments` [B, T].
         """
-        segments = {name: batch[name] for name in ("segments",) if name in batch}
-        logits = model(
-            batch["tokens"], mask=batch["tokens_mask"], masked_positions=batch["masked_positions"], **segments
-        )
+        others = {name: batch[name] for name in ("masked_positions", "segments") if name in batch}
+        logits = model(batch["tokens"], mask=batch["tokens_mask"], **others)
         return token_loss(model, logits, batch, self.label_smoothing)
 
     def outputs(self, model: Model, batch: Batch) -> Any:
@@ -202,7 +200,7 @@ class SentencePairPretraining(MaskedLM):
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         if length < 5:
             raise ValueError(
-                f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 special ones."
+                f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 other tokens."
             )
         documents = self.texts(content)
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}

@@ -100,13 +100,10 @@ class PairTask(TextTask):
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
-        splits = {
-            name: pairs.encode(
-                part, tokenizer, self.sequence_length, name == "train" and not self.truncate, start, self.kind
-            )
-            for name, part in content.items()
-        }
-
+        splits = {}
+        for name, part in content.items():
+            drop = name == "train" and not self.truncate
+            splits[name] = pairs.encode(part, tokenizer, self.sequence_length, drop, start, self.kind)
         return Examples(splits, self.facts(tokenizer))
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:

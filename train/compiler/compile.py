@@ -72,30 +72,14 @@ class Compiled:
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON: bytes and seconds of one device."""
-        plan = self.plan
-        return {
-            "title": self.title,
-            "arguments": self.arguments,
-            "temporaries": self.temporaries,
-            "host": self.host,
-            "peak": self.peak,
-            "memory": plan.chip.memory,
-            "fits": self.fits,
-            "seconds": plan.seconds,
-            "estimated": plan.estimated,
-            "roofline": plan.roofline,
-            "exposed": plan.exposed,
-            "ideal": self.ideal,
-            "utilization": self.utilization,
-            "matmul": plan.share("matmul|gemm"),
-            "f32_matmul": plan.share("f32 matmul"),
-            "donated": plan.module.donated,
-            "leaves": self.leaves,
-            "operations": [row._asdict() for row in plan.costliest()],
-            "collectives": [one._asdict() for one in plan.collectives],
-            "buffers": [one._asdict() for one in sorted(plan.buffers.values(), reverse=True)],
-            "compile_seconds": self.seconds,
-        }
+        plan, buffers = self.plan, sorted(self.plan.buffers.values(), reverse=True)
+        own = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
+        found = {name: getattr(self, name) for name in own}
+        found |= {name: getattr(plan, name) for name in ("seconds", "estimated", "roofline", "exposed")}
+        found |= {"matmul": plan.share("matmul|gemm"), "f32_matmul": plan.share("f32 matmul")}
+        found |= {"memory": plan.chip.memory, "donated": plan.module.donated, "compile_seconds": self.seconds}
+        rows = {"operations": plan.costliest(), "collectives": plan.collectives, "buffers": buffers}
+        return found | {name: [one._asdict() for one in some] for name, some in rows.items()}
 
     def __str__(self) -> str:
         plan, gib = self.plan, 2**30
@@ -131,9 +115,8 @@ class Compiled:
             needed = sum(one.seconds * one.times for one in found) * 1e3
             hidden = sum(one.hidden * one.times for one in found) * 1e3
             label = f"{largest.bytes / 2**20:.0f} MiB {largest.label[-50:]}"
-            rows.append(
-                (kind, str(sum(one.times for one in found)), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label)
-            )
+            times = sum(one.times for one in found)
+            rows.append((kind, str(times), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label))
         return aligned(rows) if len(rows) > 1 else ""
 
     def _buffers(self) -> str:
