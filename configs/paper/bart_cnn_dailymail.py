@@ -4,17 +4,15 @@
     hf download facebook/bart-large config.json model.safetensors tokenizer.json --local-dir=bart-large
     lineage train --config=bart_cnn_dailymail --config.init.path=bart-large
 
-The command `hf` is that of the package huggingface_hub. The settings are those of the authors' code; its batches of
-2,048 tokens on 8 devices, accumulated 4 times, are batches of 64 pairs here. Inputs and targets have no token <s> in
-front. The paper reports 44.16, 21.28 and 40.90 for ROUGE-1, ROUGE-2 and ROUGE-L (here Lsum).
+The settings are those of the authors' code; its batches of 2,048 tokens on 8 devices, accumulated 4 times, are batches
+of 64 pairs here. Inputs and targets have no token <s> in front. The paper reports 44.16, 21.28 and 40.90 for ROUGE-1,
+ROUGE-2 and ROUGE-L (here Lsum).
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("bart", "sequence_to_sequence", "parquet:cnn_dailymail/3.0.0", schedule="linear")
     config.model.update(variant="large", vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.update(remat="dots", unroll=12)

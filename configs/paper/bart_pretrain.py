@@ -5,17 +5,14 @@
     lineage train --config=bart_pretrain:large
 
 The argument is `base` or `large`. The data are OpenWebText of the Hugging Face Hub instead of the paper's 160 GB of
-text, and the tokenizer is the published one of bart-large. The command `hf` is that of the package huggingface_hub. The
-paper gives neither learning rate nor warm-up; the values here are those of RoBERTa (arXiv 1907.11692). Windows of 512
-tokens may cross document boundaries.
+text, and the tokenizer is the published one of bart-large. The paper gives neither learning rate nor warm-up; the
+values here are those of RoBERTa (arXiv 1907.11692). Windows of 512 tokens may cross document boundaries.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(variant: str = "large") -> ConfigDict:
+def get_config(variant: str = "large") -> base.ConfigDict:
     """Return the config of a variant."""
     tokenizer = "bart-large/tokenizer.json"
     config = base.get_config("bart", "denoising", "parquet:openwebtext", tokenizer=tokenizer, schedule="linear")

@@ -5,11 +5,9 @@
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_glue:mrpc --config.init.path=bert-base
 
-The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. The paper selects
-the best of the learning rates 5e-5, 3e-5 and 2e-5. Not run yet.
+init.path may also be the workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5. Not
+run yet.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
@@ -27,7 +25,7 @@ TASKS = {
 }
 
 
-def get_config(task: str = "mrpc") -> ConfigDict:
+def get_config(task: str = "mrpc") -> base.ConfigDict:
     if task not in TASKS:
         raise ValueError(f"The GLUE task is {task!r}: it must be one of {', '.join(TASKS)}.")
     text_key, num_classes, metric = TASKS[task]

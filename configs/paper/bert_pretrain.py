@@ -6,16 +6,14 @@
 
 The argument is `base` or `large`. The text is English Wikipedia (the paper also uses BooksCorpus). The tokenizer is the
 published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size and tokenizer.lowercase trains one
-instead. The command `hf` is that of the package huggingface_hub. The paper uses sequences of 128 tokens for the first
-90% of the steps; run that phase separately and continue from its checkpoint.
+instead. The paper uses sequences of 128 tokens for the first 90% of the steps; run that phase separately and continue
+from its checkpoint.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(variant: str = "base") -> ConfigDict:
+def get_config(variant: str = "base") -> base.ConfigDict:
     """Return the config of a variant."""
     tokenizer = "bert-base-uncased/tokenizer.json"
     source = "parquet:wikipedia/20231101.en"

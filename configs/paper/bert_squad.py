@@ -5,17 +5,15 @@
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_squad --config.init.path=bert-base
 
-The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. `bert_squad:v2.0`,
-for squad/v2.0, includes unanswerable questions, with the recipe of the paper for these. The original files are read
-with `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`. Not run yet.
+init.path may also be the workdir of a run. `bert_squad:v2.0`, for squad/v2.0, includes unanswerable questions, with the
+recipe of the paper for these. The original files are read with `--config.source=squad:train-v1.1.json
+--config.source.validation_path=dev-v1.1.json`. Not run yet.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(version: str = "v1.1") -> ConfigDict:
+def get_config(version: str = "v1.1") -> base.ConfigDict:
     config = base.get_config("bert", "question_answering", f"tfds:squad/{version}", schedule="linear")
     config.model.max_length = 512
     config.init.skip = ("^classifier",)

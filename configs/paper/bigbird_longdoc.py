@@ -7,12 +7,10 @@
 The model has 128M parameters. The data are the books of PG-19, of TFDS; the tokenizer is trained on them.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("bigbird", "masked_lm", "tfds:pg19", tokenizer="bpe", schedule="linear")
     config.model.update(variant="base", vocab_size=50_358, max_length=4096, num_segments=2, unroll=12)
     config.source.text_key = "book_text"

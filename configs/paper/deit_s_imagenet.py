@@ -7,16 +7,13 @@
 
 Training takes 300 epochs. The paper reports (table 9) 79.9% top-1 accuracy on the validation split, and 81.2% with hard
 distillation from a RegNetY-16GF. FOLDER is the workdir of a run, or contains `config.json` and `model.safetensors` in
-the Hugging Face format. DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of
-images are read instead with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
+the Hugging Face format.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(kind: str = "alone") -> ConfigDict:
+def get_config(kind: str = "alone") -> base.ConfigDict:
     if kind not in ("alone", "distilled"):
         raise ValueError(f"The DeiT variant is {kind!r}: it must be 'alone' or 'distilled'.")
     distilled = "deit", "distilled_image_classification"

@@ -14,12 +14,10 @@ The files of cocodataset.org are read instead with --config.source=coco:PATH, wh
 train2017 and val2017, which is then the validation split.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
     config.model.variant = "r50"
     config.model.num_classes = 91  # the class ids of COCO, of which 80 are used

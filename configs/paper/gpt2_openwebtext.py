@@ -7,12 +7,10 @@ package huggingface_hub:
     lineage train --config=gpt2_openwebtext
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("gpt", "causal_lm", "parquet:openwebtext", tokenizer="bpe")
     config.model.variant = "small"
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128

@@ -5,16 +5,13 @@
     lineage train --config=llama_1b
 
 The data are 100 of the 1,024 training files of C4 of the Hugging Face Hub, and an eighth of its validation split. The
-tokenizer is trained on them; `tokenizer` may be the path of a published `tokenizer.json` instead. The command `hf` is
-that of the package huggingface_hub.
+tokenizer is trained on them; `tokenizer` may be the path of a published `tokenizer.json` instead.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("llama", "causal_lm", "jsonl:c4/en/c4-train.000*.json.gz", tokenizer="bpe")
     config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
     config.model.rope_scaling = "default"  # no pre-training on shorter sequences

@@ -8,19 +8,15 @@
 
 After 1,600 epochs of pre-training (--config.total_epochs=1600), the paper reports 83.6% top-1 accuracy on the
 validation split with fine-tuning, and 68.0% with a linear probe. --config.optimizer.frozen_layers=8 fine-tunes only the
-last four layers. In the authors' code, fine-tuning also trains the position embeddings. DOWNLOADS has
-ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead with
---config.source=imagenet:PATH --config.source.validation_fraction=0.01.
+last four layers. In the authors' code, fine-tuning also trains the position embeddings.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 TASKS = ("pretrain", "finetune", "probe")
 
 
-def get_config(task: str = "pretrain") -> ConfigDict:
+def get_config(task: str = "pretrain") -> base.ConfigDict:
     if task not in TASKS:
         raise ValueError(f"The stage is {task!r}: it must be one of {', '.join(TASKS)}.")
     config = base.get_config("mae" if task == "pretrain" else "vit", "image_classification", "tfds:imagenet2012")

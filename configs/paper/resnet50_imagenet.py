@@ -6,17 +6,12 @@ the paper is divided by 10 every 30 epochs; here it follows a cosine, without mo
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=resnet50_imagenet
-
-DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead
-with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("resnet", "image_classification", "tfds:imagenet2012", optimizer="sgd")
     config.model.update(variant="50", num_classes=1000, image_size=224, channels=3)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")

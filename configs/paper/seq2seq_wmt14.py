@@ -11,12 +11,10 @@ sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.0402
 vocabulary of 32,000 subwords, and all variants are trained with AdamW and a cosine schedule. Not run yet.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "rnnsearch") -> ConfigDict:
+def get_config(variant: str = "rnnsearch") -> base.ConfigDict:
     """Return the config of a variant of `models.seq2seq`."""
     config = base.get_config("seq2seq", "sequence_to_sequence", "tfds:wmt14_translate/de-en", tokenizer="bpe")
     config.model.update(variant=variant, vocab_size=32_000)

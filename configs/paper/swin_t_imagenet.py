@@ -5,16 +5,13 @@
     lineage train --config=swin_t_imagenet
 
 The paper reports 81.3% top-1 accuracy on the validation split. Unlike in the paper, 1% of the training images is held
-out to select a checkpoint. DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders
-of images are read instead with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
+out to select a checkpoint.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("swin", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2, unroll=6)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")

@@ -6,17 +6,14 @@
     lineage train --config=t5_c4:base
 
 The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are C4 of the Hugging Face Hub, with
-an eighth of its validation split; the tokenizer is the published one of t5-base. The command `hf` is that of the
-package huggingface_hub. Two differences from the paper: its learning rate, 0.01 until step 10,000, is relative to the
-scale of each parameter, and it has no warm-up.
+an eighth of its validation split; the tokenizer is the published one of t5-base. Two differences from the paper: its
+learning rate, 0.01 until step 10,000, is relative to the scale of each parameter, and it has no warm-up.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(variant: str = "base") -> ConfigDict:
+def get_config(variant: str = "base") -> base.ConfigDict:
     """Return the config of a variant."""
     parts = {"tokenizer": "t5-base/tokenizer.json", "optimizer": "adafactor", "schedule": "rsqrt"}
     config = base.get_config("t5", "span_corruption", "jsonl:c4/en", **parts)

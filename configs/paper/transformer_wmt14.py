@@ -10,12 +10,10 @@ checkpoints, for which there is a moving average here. It reports 27.3 and 28.4 
 is not comparable with sacreBLEU.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "base") -> ConfigDict:
+def get_config(variant: str = "base") -> base.ConfigDict:
     """Return the config of a variant."""
     big = variant == "big"
     parts = {"source": "tfds:wmt14_translate/de-en", "tokenizer": "bpe_words", "schedule": "transformer"}

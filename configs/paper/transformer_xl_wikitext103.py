@@ -4,15 +4,13 @@
     lineage train --config=transformer_xl_wikitext103
 
 The 151M parameters are the word embeddings, shared with the adaptive softmax (110M), and 16 layers (41M). An end of
-text follows each line, as in the paper. The command `hf` is that of the package huggingface_hub.
+text follows each line, as in the paper.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("transformer_xl", "causal_lm", "parquet:wikitext/wikitext-103-v1", tokenizer="words")
     config.model.update(variant="standard", vocab_size=267_735, max_length=150, memory_length=150, dropout=0.1)
     config.model.cutoffs = (20_000, 40_000, 200_000)

@@ -9,12 +9,10 @@ The recipe is that of table 3. The argument is a variant of models/vit.py: B, L 
 has an archive of each class, of which a hundredth of the images is held out.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "B") -> ConfigDict:
+def get_config(variant: str = "B") -> base.ConfigDict:
     config = base.get_config("vit", "image_classification", "imagenet:imagenet21k", schedule="linear")
     config.model.update(variant=variant, patch_size=14 if variant == "H" else 16, num_classes=21_843, image_size=224)
     config.model.update(channels=3, head="mlp", dropout=0.1, unroll={"L": 24, "H": 32}.get(variant, 12))

@@ -5,17 +5,12 @@ The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 acc
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=vit_s16_imagenet
-
-DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead
-with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, position="sincos2d", pooling="gap")
     config.model.update(head="mlp", unroll=12)

@@ -2,15 +2,13 @@
 
     lineage train --config=bert_stdlib
 
-Masked language modeling and next-sentence prediction. Results: RESULTS.md.
+Masked language modeling and next-sentence prediction.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("bert", "sentence_pair_pretraining", "stdlib", tokenizer="wordpiece")
     config.model.update(variant="tiny", dropout=0.0, unroll=2)
     config.tokenizer.vocab_size = 4096

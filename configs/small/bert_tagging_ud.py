@@ -6,19 +6,15 @@
 RUN is the workdir of a pre-trained BERT: `bert_stdlib`, or one pre-trained on in-domain text:
 
     lineage train --config=bert_stdlib --workdir=RUN --config.source=conllu:PATH --config.task.name=masked_lm
-
-Results: RESULTS.md.
 """
 
 import json
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
+def get_config(paths: str = "ud_english_ewt") -> base.ConfigDict:
     path, _, run = paths.partition(",")
     config = base.get_config("bert", "token_classification", f"conllu:{path}", tokenizer="bpe", schedule="linear")
     config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_classes=17, unroll=4)
@@ -35,7 +31,7 @@ def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     return config
 
 
-def start_from(config: ConfigDict, run: str) -> None:
+def start_from(config: base.ConfigDict, run: str) -> None:
     """Initialize from a run: copy its model sizes and all parameters except the head."""
     config.init.update(path=run, skip=("^classifier",))
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))

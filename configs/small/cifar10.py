@@ -7,8 +7,6 @@ ResNet-18 with a stem that keeps the resolution and a standard CIFAR training re
 with 4x4 patches and the DeiT recipe (arXiv 2012.12877, table 9).
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 MODELS = {
@@ -17,7 +15,7 @@ MODELS = {
 }
 
 
-def get_config(argument: str = "vit,cifar10") -> ConfigDict:
+def get_config(argument: str = "vit,cifar10") -> base.ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")

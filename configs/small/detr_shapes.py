@@ -3,15 +3,13 @@
     lineage train --config=detr_shapes --workdir=outputs/detr_shapes
 
 The source `shapes` draws images of 64x64 pixels, 20,000 for training. Metric: COCO average precision on 500 images
-of each other split. Results: RESULTS.md.
+of each other split.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "shapes")
     config.model.backbone.update(depths=(1, 1), widths=(64, 128), stem_width=32, bottleneck=False, norm="group")
     config.model.backbone.groups = 8

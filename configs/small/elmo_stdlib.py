@@ -5,12 +5,10 @@
 Perplexity is computed from the mean loss of both directions.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("elmo", "bidirectional_lm", "stdlib", tokenizer="bpe")
     config.model.update(variant="small", cell_dim=256, dropout=0.0)
     config.tokenizer.vocab_size = 2048

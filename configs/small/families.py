@@ -16,12 +16,10 @@ fraction of correctly classified texts. Example: genres of sentences of UD_Engli
 
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(path: str = "genres") -> ConfigDict:
+def get_config(path: str = "genres") -> base.ConfigDict:
     source = f"labels:{path}/train.tsv"
     config = base.get_config("bert", "text_classification", source, tokenizer="bpe", schedule="linear")
     config.model.update(depth=4, unroll=4, width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)

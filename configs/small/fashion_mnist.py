@@ -5,10 +5,8 @@
 
 MODEL is vit, swin, resnet or mae; `finetune` is a ViT initialized with the encoder of the masked autoencoder. PATH is a
 folder with the four idx files; the TFDS data set prepared in DIR gives the same batches, with
---config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true. Results: RESULTS.md.
+--config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
@@ -22,7 +20,7 @@ MODELS = {
 }
 
 
-def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
+def get_config(argument: str = "vit,fashion_mnist") -> base.ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")

@@ -8,8 +8,6 @@ classes. The learning rates are those of BERT (arXiv 1810.04805, appendix A.3), 
 of AdamW for the others. See docs/using.md.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 from lineage.tasks import TASKS
 
@@ -25,7 +23,7 @@ RECIPES = {
 }
 
 
-def get_config(task: str = "text_classification") -> ConfigDict:
+def get_config(task: str = "text_classification") -> base.ConfigDict:
     model, source, batch_size, learning_rate = RECIPES[TASKS[task].reads]
     config = base.get_config(model, task, source, schedule="linear")
     if "sequence_length" in config.task:

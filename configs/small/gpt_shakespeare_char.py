@@ -7,12 +7,10 @@ run: no gradient clipping, b2 = 0.999, evaluation with the moving average of the
 decay on embeddings. Results of both: RESULTS.md.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(recipe: str = "cpu") -> ConfigDict:
+def get_config(recipe: str = "cpu") -> base.ConfigDict:
     """Return the config of nanoGPT's recipe for a "cpu", or of the larger one for a "gpu"."""
     if recipe not in ("cpu", "gpu"):
         raise ValueError(f"The recipe is {recipe!r}: it must be cpu or gpu.")

@@ -1,18 +1,14 @@
 """A small GPT on the source text of Python's standard library.
 
-    lineage train --config=gpt_stdlib
-    lineage sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
-
-Results: RESULTS.md.
+lineage train --config=gpt_stdlib
+lineage sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.sweeps import Floats, Search
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("gpt", "causal_lm", "stdlib", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=192, unroll=4)
     config.tokenizer.vocab_size = 2048

@@ -4,12 +4,10 @@ lineage train --config=mae_digits --workdir=outputs/mae
 lineage train --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae --config.init.path=outputs/mae
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("mae", "masked_autoencoding", "digits")
     config.model.update(variant="mu", patch_size=2, unroll=4)
     config.task.update(mask_rate=0.75, augment="shift(1)")

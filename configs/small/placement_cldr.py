@@ -3,17 +3,15 @@
     lineage sweep --config=placement_cldr
 
 The task is to convert dates of twelve locales. Four runs of equal length: post-norm and pre-norm, each with and without
-learning-rate warm-up. Results: RESULTS.md.
+learning-rate warm-up.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.small import transformer_cldr
 from lineage.configs.sweeps import axis, product
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = transformer_cldr.get_config()
     config.model.update(depth=6, width=32, mlp_dim=128, unroll=1)
     config.loader.batch_size = 32

@@ -6,15 +6,13 @@
     lineage train --config=reinforce_cldr:likelihood,outputs/dates --workdir=outputs/likelihood
 
 The base model is trained briefly with maximum likelihood. Then SVF factors (arXiv 2501.06252) or LoRA matrices are
-trained with REINFORCE; as a baseline, SVF factors are also trained with maximum likelihood. Results: RESULTS.md.
+trained with REINFORCE; as a baseline, SVF factors are also trained with maximum likelihood.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(argument: str = "base") -> ConfigDict:
+def get_config(argument: str = "base") -> base.ConfigDict:
     """Return the config of a stage: "base"; "svf,RUN" or "lora,RUN" (REINFORCE); or "likelihood,RUN", where RUN is the
     workdir of the base model.
     """

@@ -9,18 +9,16 @@ r"""Transformer-squared on a small GPT: experts for categories of text, and thei
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
 
 TEXTS contains play.txt (tiny Shakespeare), wiki.txt (the validation text of WikiText-2) and code.txt (the concatenated
-modules of Python's standard library), each truncated to 1,200,000 characters. Results: RESULTS.md.
+modules of Python's standard library), each truncated to 1,200,000 characters.
 """
 
 import random
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(argument: str = "base,texts") -> ConfigDict:
+def get_config(argument: str = "base,texts") -> base.ConfigDict:
     """Return the config of a stage: "base,FOLDER"; "svf,TEXT,RUN", "lora,TEXT,RUN" or "mixture,TEXT,RUN", where RUN is
     the workdir of the base model.
     """

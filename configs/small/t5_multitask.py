@@ -7,12 +7,10 @@ library are summarized by the first line of their documentation. Each task is a 
 (arXiv 1910.10683, sections 2.4 and 3.5.2), and has its own evaluation, such as `validation_iso/exact_match`.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("t5", "sequence_to_sequence", "mixture", tokenizer="bpe")
     config.source.parts = (
         {"source": "cldr", "name": "iso", "prefix": "translate to ISO 8601: "},

@@ -1,16 +1,12 @@
 """A small Transformer that converts dates of twelve locales to ISO 8601.
 
-    lineage train --config=transformer_cldr
-
-Results: RESULTS.md.
+lineage train --config=transformer_cldr
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("transformer", "sequence_to_sequence", "cldr", tokenizer="characters")
     config.model.update(depth=2, width=64, num_heads=4, mlp_dim=256, dropout=0.0, unroll=2)
     config.task.sequence_length = 40

@@ -5,15 +5,13 @@
 PATH is the folder of Multi30k: train, val and test_2016_flickr, each as .en.gz and .de.gz. Both languages share one
 vocabulary and all embeddings, as in the Transformer-Tiny of arXiv 2105.14462. Its recipe (4 post-norm layers of width
 128, dropout 0.3, learning rate 0.005, 2,000 warm-up steps) needs more epochs than fit into an hour; this model is wider
-and pre-norm. Results: RESULTS.md.
+and pre-norm.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(folder: str = "data/multi30k") -> ConfigDict:
+def get_config(folder: str = "data/multi30k") -> base.ConfigDict:
     """Return the config for the captions in a folder."""
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer", "sequence_to_sequence", f"pairs:{pair.format('train')}", tokenizer="bpe")

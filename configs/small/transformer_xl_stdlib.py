@@ -4,16 +4,13 @@
     lineage sweep --config=transformer_xl_stdlib --workdir=outputs/transformer_xl
 
 The sweep is the ablation of the paper: segments of 64 tokens with and without attention to the previous 64 tokens.
-Results: RESULTS.md.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.sweeps import axis
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("transformer_xl", "causal_lm", "stdlib", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=128, mlp_dim=512, memory_length=64, unroll=4)
     config.tokenizer.vocab_size = 2048

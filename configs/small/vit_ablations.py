@@ -6,8 +6,6 @@ PATH is that of `fashion_mnist`, and STUDY is one of
 position    position embedding: none, learned 1-D, learned 2-D or relative (appendix D.4)
 pooling     class token or global average pooling (appendix D.3)
 size        ViT and a residual network by the number of training images (section 4.3)
-
-Results: RESULTS.md.
 """
 
 from collections.abc import Iterator

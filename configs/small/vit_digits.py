@@ -1,17 +1,10 @@
-"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits.
-
-    lineage train
-
-Results: RESULTS.md.
-"""
-
-from ml_collections import ConfigDict
+"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits, which `lineage train` alone trains."""
 
 from lineage.configs import base
 from lineage.configs.sweeps import axis
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("vit", "image_classification", "digits")
     config.model.update(variant="mu", patch_size=2, pooling="gap", stochastic_depth=0.1, unroll=4)
     config.task.update(augment="shift(1)", label_smoothing=0.1, mixup=0.2)
