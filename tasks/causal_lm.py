@@ -57,20 +57,17 @@ class CausalLM(DocumentTask):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.packing and not model.takes_segments:
-            raise ValueError(
-                f"task.packing is True: it must be False for {type(model).__name__}, which takes no segments."
-            )
+            kind = type(model).__name__
+            raise ValueError(f"task.packing is True: it must be False for {kind}, which takes no segments.")
 
     def check_loader(self, loader: Loader) -> None:
         super().check_loader(loader)
         if self.packing and (loader.order or self.stride or self.evaluation_stride):
             raise ValueError("task.packing is True: loader.order must be '', and the strides of the task must be 0.")
         for name in ("stride", "evaluation_stride"):
-            if loader.order and getattr(self, name) not in (0, self.sequence_length):
-                raise ValueError(
-                    f"task.{name} is {getattr(self, name)}: it must be 0, because loader.order={loader.order!r} needs "
-                    "windows that follow each other."
-                )
+            if loader.order and (value := getattr(self, name)) not in (0, self.sequence_length):
+                why = f"because loader.order={loader.order!r} needs windows that follow each other"
+                raise ValueError(f"task.{name} is {value}: it must be 0, {why}.")
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""

@@ -199,9 +199,7 @@ class SentencePairPretraining(MaskedLM):
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         if length < 5:
-            raise ValueError(
-                f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 other tokens."
-            )
+            raise ValueError(f"task.sequence_length is {length}: it must be 5 or more: two texts and 3 other tokens.")
         documents = self.texts(content)
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}

@@ -44,10 +44,8 @@ class EncoderDecoderTask(TextTask):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.scheduled_sampling and not model.takes_own_rate:
-            raise ValueError(
-                f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}, "
-                "which reads all tokens at once; it is for seq2seq."
-            )
+            given = f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}"
+            raise ValueError(f"{given}, which reads all tokens at once; it is for seq2seq.")
 
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])

@@ -76,9 +76,7 @@ class DocumentTask(TextTask):
     def __post_init__(self):
         super().__post_init__()
         if is_remote(self.cache_dir):
-            raise ValueError(
-                f"task.cache_dir is {self.cache_dir!r}: it is memory-mapped, so it must be a local folder."
-            )
+            raise ValueError(f"task.cache_dir is {self.cache_dir!r}: it must be a folder of this machine.")
 
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return dict(content)

@@ -154,11 +154,8 @@ class BoxedImages(ExampleSource):
 def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:
     """Return the `boxes`, `classes` and `crowd` of objects, see `content.Images`."""
     boxes, classes, crowd = zip(*objects) if objects else ((), (), ())
-    return {
-        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-        "classes": np.array(classes, np.int32),
-        "crowd": np.array(crowd, bool),
-    }
+    found = {"classes": np.array(classes, np.int32), "crowd": np.array(crowd, bool)}
+    return {"boxes": np.array(boxes, np.float32).reshape(-1, 4)} | found
 
 
 def _content(path: str) -> dict[str, Any]:

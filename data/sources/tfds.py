@@ -72,7 +72,7 @@ class TFDS(PathSource):
 
     def questions(self) -> dict[str, list[Question]]:
         splits = self._columns(["question", "context", "answers"]).items()
-        return {name: [_question(*values) for values in zip(*columns)] for name, columns in splits}
+        return {name: list(map(_question, *columns)) for name, columns in splits}
 
     def images(self) -> Images:
         _, label = self._feature(self.image_key), self._feature(self.label_key)

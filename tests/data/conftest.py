@@ -1,13 +1,12 @@
 import dataclasses
-import io
 import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lineage import data
 from lineage.data.tokenizers import TOKENIZERS, Bytes
+from lineage.data.transforms.pillow import png
 
 
 def with_loader(options):
@@ -35,12 +34,6 @@ def evaluation_batches(**options):
 def train(kind, texts, special_tokens=("end_of_text",), **options):
     """Train a tokenizer of a registered kind."""
     return TOKENIZERS[kind](**options).train(texts, special_tokens)
-
-
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="session")

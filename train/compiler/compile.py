@@ -160,19 +160,12 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
-    host = memory.host_argument_size_in_bytes
+    host, plan = memory.host_argument_size_in_bytes, Plan(compiled.as_text(), target.chip)
+    peak = max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host)
     flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
-    return Compiled(
-        title=title,
-        plan=Plan(compiled.as_text(), target.chip),
-        arguments=arguments,
-        temporaries=temporaries,
-        host=host,
-        peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host),
-        flops=None if step == "decode" else flops / experiment.mesh.size,
-        leaves=leaves,
-        seconds=time.monotonic() - start,
-    )
+    flops = None if step == "decode" else flops / experiment.mesh.size
+    sizes = {"arguments": arguments, "temporaries": temporaries, "host": host, "peak": peak}
+    return Compiled(title, plan, **sizes, flops=flops, leaves=leaves, seconds=time.monotonic() - start)
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
