@@ -54,12 +54,9 @@ class Generation(Evaluator):
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
         texts = [context.tokenizer.decode(tokens) for tokens in source.inputs]
-        context.artifacts[f"written_{split.label}"] = {
-            "bleu": score,
-            "signature": signature,
-            "by_length": bleu_by_length(outputs, references, [len(line.split()) for line in texts]),
-            "rows": list(zip(texts, outputs, references)),
-        }
+        by_length = bleu_by_length(outputs, references, [len(line.split()) for line in texts])
+        written = {"bleu": score, "signature": signature, "by_length": by_length}
+        context.artifacts[f"written_{split.label}"] = written | {"rows": list(zip(texts, outputs, references))}
         found = {"exact_match": exact, "bleu": score}
         if count:
             found["free_running_accuracy"] = float(right / count)
