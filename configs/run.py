@@ -274,9 +274,8 @@ class Run:
     def __post_init__(self):
         check_ranges("", self)
         if self.weights and importlib.util.find_spec("qwix") is None:
-            raise ModuleNotFoundError(
-                f"weights is {self.weights!r}: this needs Qwix: `pip install 'lineage[quantize]'`."
-            )
+            install = "pip install 'lineage[quantize]'"
+            raise ModuleNotFoundError(f"weights is {self.weights!r}: this needs Qwix: `{install}`.")
         check_patterns("sharding", self.sharding, paired=True)
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
