@@ -32,7 +32,7 @@ class Annotations(Rows):
     mask: Bool[Array, "B S"]
     state: Any  # initial state of the decoder
 
-    BATCH_AXES: ClassVar = dict.fromkeys(("key", "value", "mask", "state"), 0)
+    BY_ROW: ClassVar = ("key", "value", "state", "mask")
 
 
 @MODELS.register("seq2seq")
