@@ -160,9 +160,7 @@ def test_unsupported_models_raise(model, message, variables, tmp_path):
         convert.save(tmp_path, model, variables(model, TOKENS))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "many"}]
-)
+@pytest.mark.parametrize("settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "m"}])
 def test_invalid_roberta_positions_raise(settings, variables, tmp_path):
     model = RoBERTa(**SIZES)
     convert.save(tmp_path, model, variables(model, TOKENS))

@@ -79,16 +79,8 @@ def test_unknown_rope_scaling_raises():
     [
         (TINY, {"attention_bias": True}, "attention_bias is True: it must be False"),
         (TINY, {"architectures": ["LlamaModel"]}, "architectures is 'LlamaModel': it must be 'LlamaForCausalLM'"),
-        (
-            TINY,
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type is 'dynamic': it must be one of",
-        ),
-        (
-            TINY,
-            {"rope_parameters": {"rope_type": "linear"}},
-            "factor of rope_type 'linear' is None: it must be a number",
-        ),
+        (TINY, {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic': it must be one of"),
+        (TINY, {"rope_parameters": {"rope_type": "linear"}}, "factor of rope_type 'linear' is None: it must be"),
         (
             TINY,
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},

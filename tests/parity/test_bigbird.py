@@ -21,11 +21,7 @@ HEADS = {
     "ForTokenClassification": "token_classification",
     "ForMultipleChoice": "choice",
 }
-UNPOOLED = (
-    "masked_lm",
-    "classification",
-    "token_classification",
-)  # the reference has an unused pooler here
+UNPOOLED = ("masked_lm", "classification", "token_classification")  # the reference has an unused pooler here
 OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
 # length, block, random blocks: with full and partial last blocks, and a sequence too short for blocks
 SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]
@@ -60,11 +56,8 @@ def batch_of(task, length, seed):
     mask = np.ones(shape, bool)
     mask[1, ..., length - 9 :] = False
     mask[2, ..., 2:7] = False
-    return {
-        "tokens": np.where(mask, rng.integers(4, 70, shape), 0),
-        "segments": rng.integers(0, 3, shape),
-        "mask": mask,
-    }
+    tokens = np.where(mask, rng.integers(4, 70, shape), 0)
+    return {"tokens": tokens, "segments": rng.integers(0, 3, shape), "mask": mask}
 
 
 def run(reference, batch):

@@ -152,7 +152,7 @@ def test_outputs_of_every_layer_match(both):
     reference, model, variables, batch, pixels = both
     with torch.no_grad():
         logits, boxes, *_ = outputs_of(reference, batch, pixels)
-    found = jax.jit(partial(model.apply))(variables, batch["image"], pixels)
+    found = jax.jit(model.apply)(variables, batch["image"], pixels)
     for mine, theirs in zip(found, (logits, boxes)):
         assert_close(mine, theirs.numpy())
 
@@ -179,10 +179,8 @@ def test_export_round_trip(round_trip, tmp_path):
 
 def test_pre_norm_encoder_has_a_final_norm():
     backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
-    model, image = (
-        detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES),
-        np.ones((1, 20, 20, 3), np.float32),
-    )
+    model = detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES)
+    image = np.ones((1, 20, 20, 3), np.float32)
     image[:, :9] = 0
     variables = jax.jit(model.init)(jax.random.key(0), image)
     memory = jax.jit(partial(model.apply, method="encode"))(variables, image)

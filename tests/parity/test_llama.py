@@ -171,9 +171,8 @@ def test_generation_matches(case, num_beams, randomize, ours):
             pad_token_id=0, do_sample=False, num_beams=num_beams, output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
     model, variables = ours(reference)
-    out = jax.device_get(
-        generate(model, variables, prompts, lengths, max_new_tokens=12, temperature=0.0, num_beams=num_beams)
-    )
+    options = {"max_new_tokens": 12, "temperature": 0.0, "num_beams": num_beams}
+    out = jax.device_get(generate(model, variables, prompts, lengths, **options))
     for row, length in enumerate(lengths):
         assert out.tokens[row, length : length + 12].tolist() == theirs.sequences[row, 9:].tolist()
     assert len({tuple(row[9:]) for row in theirs.sequences.tolist()}) == 3
