@@ -267,7 +267,7 @@ def find_tokenizer(
     if folder is None or not own or any(iter(each) is each for each in texts.values()):
         tokenizer = kind.train_on_splits(texts, special_tokens, optional)
     else:
-        tokenizer = _kept(kind, texts, special_tokens, optional, folder)
+        tokenizer = _kept(kind, texts, special_tokens, optional, folder, cache_dir)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
@@ -282,10 +282,11 @@ def _kept(
     special_tokens: Sequence[str],
     optional: Collection[str],
     folder: Path,
+    cache_dir: str | Path,
 ) -> Tokenizer:
     """Return the tokenizer in a folder that was trained on the same texts, or train it and keep it there."""
     documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
-    contents = {name: part.fingerprint() for name, part in documents.items()}
+    contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
     about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
     path = folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
     checksum = path.with_suffix(".sha256")
