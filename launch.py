@@ -22,7 +22,7 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import memory, remote
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -79,7 +79,7 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     path = Path(options.folder) / CONFIG
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
-    cli.override(config, changes)
+    cli.override(config, changes, saved_config(path.parent) if last_step(path.parent) else None)
     return config, sweep
 
 

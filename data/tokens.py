@@ -193,7 +193,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
         parts = list(map(encode, documents.chunks()))
         totals = (sum(getattr(part, name) for part in parts) for name in ("characters", "bytes"))
         return Stream(np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)]), *totals, _ends(parts))
-    key = f"{FORMAT} {SHARD} {documents.fingerprint()} {tokenizer.to_str()}"
+    key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if workers or not _is_complete(folder, dtype):
         folder.mkdir(parents=True, exist_ok=True)

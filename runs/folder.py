@@ -229,9 +229,9 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 def check_config(config: Any, workdir: Path) -> None:
     """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
 
-    The config in the newest sound record of a checkpoint counts; without one, `config.json`.
+    For the config of the run, see `saved_config`.
     """
-    there, here = (dict(flatten(each)) for each in (_saved_config(workdir), plain(config)))
+    there, here = (dict(flatten(each)) for each in (saved_config(workdir), plain(config)))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
@@ -245,7 +245,8 @@ def check_config(config: Any, workdir: Path) -> None:
         )
 
 
-def _saved_config(workdir):
+def saved_config(workdir: Path) -> dict[str, Any]:
+    """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
     for step in sorted(_steps(workdir), reverse=True):
         with contextlib.suppress(DamagedError):
             return read_record(workdir / "checkpoints" / str(step))["config"]

@@ -27,7 +27,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     folder.keep_config(config, workdir, force_config)
     artifacts.check(workdir)
     write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-    folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
+    files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
+    folder.keep_data(files, workdir, force_config)
     clean(workdir)
     check_writable(workdir)
 
