@@ -296,10 +296,8 @@ def run_slurm(options: Options, changes: Changes) -> int:
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
-    if options.sweep:
-        runs = plan(overrides, [changed(config, one) for one in overrides], folder)
-    else:
-        runs = [Run(folder.name, folder, {}, plain(config))]
+    alone = [Run(folder.name, folder, {}, plain(config))]
+    runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, child(options, changes), folder, config.cluster)
