@@ -325,14 +325,12 @@ def _read_state(folder, target):
 
 def _read_model(folder, _):
     """Return the same as `_read_state`, of the part of the state that the model needs, on the host."""
-    record, found, expected = read_parts(
-        folder, lambda saved: ("params" if saved["ema"] is None else "ema", "collections", "frozen")
-    )
+    record, found, known = read_parts(folder, lambda has: ("ema" if has["ema"] else "params", "collections", "frozen"))
     adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
     rest = {"frozen": found.get("frozen"), "adapter": adapter}
     params = found["ema" if "ema" in found else "params"]
     state = TrainState(record["next_batch"], params, None, found.get("collections", {}), None, **rest)
-    return state, lambda: jax.tree.map(hash_array, found), expected
+    return state, lambda: jax.tree.map(hash_array, found), known
 
 
 def read_parts(folder: Path, choose: Callable[[Mapping[str, Any]], Sequence[str]]) -> tuple[Any, Any, Any]:
@@ -346,6 +344,6 @@ def read_parts(folder: Path, choose: Callable[[Mapping[str, Any]], Sequence[str]
         wanted = {name: saved[name] for name in choose(saved) if saved.get(name)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder / "state", args=args)
+        found = checkpointer.restore(folder / "state", args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
     return record, found, {name: getattr(hashes, name) for name in wanted}

@@ -104,8 +104,12 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     for path in saved:
         yield path, _check_checkpoint, False
     yield run / ARTIFACTS / SAMPLES, folder.parse_metrics, False
-    for pattern, check in (("*.json", _object), ("*.npz", _check_arrays), ("../*.html", _check_page)):
-        for path in sorted((run / ARTIFACTS).glob(pattern)):
+    for pattern, check in (
+        (f"{ARTIFACTS}/*.json", _object),
+        (f"{ARTIFACTS}/*.npz", _check_arrays),
+        ("*.html", _check_page),
+    ):
+        for path in sorted(run.glob(pattern)):
             yield path, check, False
     task = _read(run / CONFIG).get("task")
     if isinstance(task, dict) and "cache_dir" in task and (task["cache_dir"] or os.environ.get("LINEAGE_CACHE") != ""):
