@@ -17,6 +17,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from scipy.ndimage import gaussian_filter1d
 
+from lineage.configs.atomic import write_atomic
+
 # The palette of Okabe and Ito, which is safe for color-blind readers. In a report each color becomes the CSS variable
 # of the same name, so that figures follow the light or dark mode; PNGs keep the colors.
 SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
@@ -51,7 +53,9 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
         figure = draw(*args)
-        figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=150, facecolor="white")
+        write_atomic(folder / f"{name}.png", picture.getvalue())
         figure.set_layout_engine("none")
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
