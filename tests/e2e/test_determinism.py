@@ -1,4 +1,4 @@
-"""What changes the trained parameters and what does not: the table of docs/determinism.md."""
+"""Parameters of two runs that differ in one thing: the table of docs/determinism.md."""
 
 import json
 import os
