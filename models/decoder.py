@@ -15,20 +15,13 @@ class Decoder(StackModel):
     """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
 
     Attributes:
-        decoder_depth: number of layers of the decoder; None: `depth`.
         window: number of last tokens that each token attends to in all layers, itself included; None: all.
     """
 
     FROM_DATA = ("vocab_size", "max_length")
 
     is_decoder = True
-    decoder_depth = None
     window = None
-
-    @property
-    def decoder_layers(self) -> int:
-        """Number of layers of the decoder."""
-        return self.decoder_depth or self.depth
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -129,16 +122,9 @@ class EncoderDecoder(Decoder):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        return (
-            Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
-            Layers(
-                "decoder_stack/layers",
-                self.decoder_layers,
-                "decoder",
-                first="^decoder_(position|relative)/",
-                last="^decoder_norm/",
-            ),
-        )
+        ends = {"first": "^decoder_(position|relative)/", "last": "^decoder_norm/"}
+        encoder = Layers("encoder_stack/layers", self.depth, last="^encoder_norm/")
+        return encoder, Layers("decoder_stack/layers", self.decoder_layers, "decoder", **ends)
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         """Return the output of the encoder for tokens and their mask."""

@@ -82,18 +82,9 @@ class Llama(DecoderOnly):
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT: the papers give none
         norm = partial(RMSNorm, epsilon=self.epsilon)
         both = {"use_bias": False, "kernel_init": init, "out_init": out_init}
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            num_kv_heads=self.kv_heads,
-            head_size=self.head_size,
-            causal=True,
-            window=self.window,
-            rotary=self._rotary(),
-            dropout=self.dropout,
-            attend=self.attend,
-            **both,
-        )
+        heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads, "head_size": self.head_size}
+        how = {"window": self.window, "rotary": self._rotary(), "dropout": self.dropout, "attend": self.attend}
+        attention = partial(Attention, causal=True, **heads, **how, **both)
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)

@@ -71,16 +71,10 @@ class T5(EncoderDecoder):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         norm = partial(RMSNorm, epsilon=self.epsilon)
         both = {"dropout": self.dropout, "use_bias": False, "kernel_init": init, "out_init": init}
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            head_size=self.head_size,
-            attend=self.attend,
-            score=dot_product,
-            # In place of the scores, the queries start smaller by sqrt(C).
-            query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),
-            **both,
-        )
+        # In place of the scores, the queries start smaller by sqrt(C).
+        query_init = nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal")
+        heads = {"num_heads": self.num_heads, "head_size": self.head_size, "query_init": query_init}
+        attention = partial(Attention, attend=self.attend, score=dot_product, **heads, **both)
         mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)

@@ -66,19 +66,10 @@ class Transformer(EncoderDecoder):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
         norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
         cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
-        attention = partial(
-            cross,
-            rotary=rotary if self.position == "rotary" else None,
-            relative=partial(RelativeKeys, self.max_distance) if self.position == "relative" else None,
-        )
-        block = partial(
-            Block,
-            attention=attention,
-            mlp=partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation]),
-            norm=norm,
-            placement=self.placement,
-            dropout=self.dropout,
-        )
+        relative = partial(RelativeKeys, self.max_distance) if self.position == "relative" else None
+        attention = partial(cross, rotary=rotary if self.position == "rotary" else None, relative=relative)
+        mlp = partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation])
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=cross)
         self.embed = Embed(self.vocab_size, self.width, scale=True, table_init=nn.initializers.normal(self.width**-0.5))
         if self.position == "learned":

@@ -169,16 +169,10 @@ class TransformerXL(DecoderOnly):
         init = nn.initializers.normal(0.02)
         if self.same_length and not self.memory_length:
             raise ValueError("same_length is True and memory_length is 0: tokens could attend to none.")
-        attention = partial(
-            RecurrentAttention,
-            num_heads=self.num_heads,
-            memory_length=self.memory_length,
-            window=self.memory_length if self.same_length else self.max_length + self.memory_length,
-            same_length=self.same_length,
-            clamp_length=self.clamp_length,
-            dropout=self.attention_dropout,
-            kernel_init=init,
-        )
+        reach = self.memory_length if self.same_length else self.max_length + self.memory_length
+        sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": reach}
+        how = {"same_length": self.same_length, "clamp_length": self.clamp_length, "dropout": self.attention_dropout}
+        attention = partial(RecurrentAttention, kernel_init=init, **sizes, **how)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)

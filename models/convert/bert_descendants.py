@@ -95,10 +95,8 @@ class DistilBert(Bert):
 
     def layers(self, model):
         if model.num_segments or model.epsilon != 1e-12:
-            raise ValueError(
-                f"num_segments is {model.num_segments} and epsilon {model.epsilon}: `transformers` has DistilBERT with "
-                "0 and 1e-12 alone."
-            )
+            given = f"num_segments is {model.num_segments} and epsilon {model.epsilon}"
+            raise ValueError(f"{given}: `transformers` has DistilBERT with 0 and 1e-12 alone.")
         return self.tables(word="embed", position="position") + block(
             "distilbert.transformer.layer.*.",
             "stack/layers",
@@ -133,10 +131,7 @@ class Electra(Bert):
 
     def layers(self, model):
         if model.embed_width == model.width:
-            raise ValueError(
-                f"width and embed_width are {model.width}: they must differ, because ELECTRA has no "
-                "projection between equal widths in `transformers`."
-            )
+            raise ValueError(f"width and embed_width are {model.width}: they must differ in ELECTRA in `transformers`.")
         rules = super().layers(model)
         if model.embed_width:
             rules += linear("electra.embeddings_project", "projection")
@@ -172,10 +167,8 @@ class Roberta(Bert):
     def settings(self, config, architecture, names):
         pad, length = config.get("pad_token_id", 1), config.get("max_position_embeddings", 512)
         if type(pad) is not int or type(length) is not int or not 0 <= pad < length - 1:
-            raise ValueError(
-                f"pad_token_id is {pad!r} and max_position_embeddings {length!r}: they must be integers, and the "
-                "latter must be greater by at least 2."
-            )
+            given = f"pad_token_id is {pad!r} and max_position_embeddings {length!r}"
+            raise ValueError(f"{given}: they must be integers, and the latter must be greater by at least 2.")
         return super().settings(config, architecture, names) | {"pad_id": pad, "max_length": length - pad - 1}
 
     def config(self, model):

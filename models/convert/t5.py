@@ -66,11 +66,9 @@ class T5(Family):
         kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
         if scale and not model.tied:
             raise ValueError("scale_decoder_outputs is True, tied is False: `transformers` scales tied outputs alone.")
-        return {
-            "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
-            "tie_word_embeddings": model.tied if scale is None else scale,
-            "decoder_start_token_id": 0,
-        }
+        projection, tied = next(name for name, value in PROJECTIONS.items() if value == kind), model.tied
+        tied = tied if scale is None else scale
+        return {"feed_forward_proj": projection, "tie_word_embeddings": tied, "decoder_start_token_id": 0}
 
     def ignored(self, model):
         # A bias of cross-attention in old files, which is not used.

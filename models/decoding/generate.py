@@ -257,9 +257,8 @@ def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        tokens, lengths, scores = beam_search(
-            decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, penalty
-        )
+        sizes, cache = (max_new_tokens, num_beams, penalty), cache.gather(rows)
+        tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *sizes)
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 

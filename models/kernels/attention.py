@@ -129,17 +129,12 @@ def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
         one = masks.LocalMask(shape, (window - 1, 0), 0)
     else:
         one = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    sizes = kernels.BlockSizes(
-        block_q=blocks[0],
-        block_kv=blocks[1],
-        block_q_dkv=blocks[0],
-        block_kv_dkv=blocks[2],
-        block_kv_dkv_compute=blocks[1],
-        use_fused_bwd_kernel=True,
-    )
+    rows, keys, backward = blocks
+    sizes = {"block_q": rows, "block_kv": keys}
+    sizes |= {"block_q_dkv": rows, "block_kv_dkv": backward, "block_kv_dkv_compute": keys}
     attend = kernels.make_splash_mha(
         mask=masks.MultiHeadMask([one] * query.shape[2]),
-        block_sizes=sizes,
+        block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=True),
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=SAVED,

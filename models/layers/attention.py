@@ -219,10 +219,8 @@ class Attention(nn.Module):
         """Return the number of key/value heads and the size of a head."""
         kv_heads = self.num_kv_heads or self.num_heads
         if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:
-            raise ValueError(
-                f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
-                "heads must divide the width, and key/value heads the heads."
-            )
+            given = f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit"
+            raise ValueError(f"{given}: heads must divide the width, and key/value heads the heads.")
         if self.window is not None and self.window < 1:
             raise ValueError(f"the attention window is {self.window} tokens: it must be at least 1.")
         return kv_heads, self.head_size or width // self.num_heads

@@ -217,9 +217,8 @@ class Cache(Rewindable):
 
     def in_8_bits(self) -> "Cache":
         """Return this empty cache for keys and values as int8 numbers, with a scale for each token and head."""
-        empty = [
-            Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in self.key + self.value
-        ]
+        both = self.key + self.value
+        empty = [Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in both]
         return self.replace(key=tuple(empty[: len(self.key)]), value=tuple(empty[len(self.key) :]))
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":

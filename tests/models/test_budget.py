@@ -81,15 +81,14 @@ def test_forward_flops_match_xla(settings, inputs):
     assert "the rest" not in cost.flops["parts"]
 
 
+PUBLISHED = {"gpt": ("small", (1, 1024), jnp.int32), "vit": ("B", (1, 224, 224, 3), jnp.float32)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "variant", "inputs"),
-    [
-        ("gpt", "small", jax.ShapeDtypeStruct((1, 1024), jnp.int32)),
-        ("vit", "B", jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)),
-    ],
-)
-def test_forward_flops_of_published_models(name, variant, inputs):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_forward_flops_of_published_models(name):
+    variant, *shape = PUBLISHED[name]
+    inputs = jax.ShapeDtypeStruct(*shape)
     cost = budget.budget(build(name, variant), (inputs,))
     unrolled = build(name, variant, unroll=12)
     expected = xla(unrolled.apply, shapes(unrolled, inputs), inputs)

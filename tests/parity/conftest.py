@@ -122,6 +122,48 @@ def assert_same_gradients():
 
 
 @pytest.fixture
+def assert_same_encoder(gradients, assert_same_gradients):
+    """Return a function that compares outputs and hidden states of real tokens, and gradients if a reference is given.
+
+    It returns our outputs.
+    """
+
+    def check(model, variables, batch, outputs, hidden, reference=None):
+        mask, rng = np.array(batch["mask"]), np.random.default_rng(0)
+        arguments = jax.tree.map(jnp.asarray, batch)
+        weights = [rng.standard_normal(out.shape).astype(np.float32) for out in outputs]
+
+        def real(array):
+            return array[mask] if array.shape[: mask.ndim] == mask.shape else array
+
+        def loss(params):
+            out, state = model.apply({"params": params}, **arguments, mutable=["intermediates"])
+            out = out if isinstance(out, tuple) else (out,)
+            total = sum(real(jnp.tanh(a) * w).sum() for a, w in zip(out, weights, strict=True))
+            return total, (out, state["intermediates"])
+
+        if reference is None:
+            _, (found, seen) = jax.jit(loss)(variables["params"])
+        else:
+            sum(real(a.tanh() * torch.tensor(w)).sum() for a, w in zip(outputs, weights)).backward()
+            grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        for mine, theirs in zip(found, outputs, strict=True):
+            assert_close(real(mine), real(theirs.detach().numpy()))
+        stack = seen["stack"]
+        stacks = [stack] if "layers" in stack else [stack[name] for name in sorted(stack)]
+        layers = [seen["embedding"][0], *(layer for stack in stacks for layer in stack["layers"]["hidden"][0])]
+        rows = mask.reshape(-1, mask.shape[-1])
+        for mine, theirs in zip(layers, hidden, strict=True):
+            mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, : rows.shape[1]]
+            assert_close(mine[rows], theirs[rows])
+        if reference is not None:
+            assert_same_gradients(grads, gradients(reference))
+        return found
+
+    return check
+
+
+@pytest.fixture
 def watched():
     """Return a function that gives a list to which a reference appends the input of its first block, and all outputs
     of its blocks.

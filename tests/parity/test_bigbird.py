@@ -11,7 +11,6 @@ import transformers
 
 from lineage import models
 from tests.tiers import tiered
-from tests.tolerance import assert_close
 
 HEADS = {
     "Model": "pooler",
@@ -67,13 +66,9 @@ def run(reference, batch):
     return [out[key] for key in OUTPUTS if out.get(key) is not None], out.hidden_states
 
 
-def of_real_tokens(array, mask):
-    return array[mask] if array.shape[: mask.ndim] == mask.shape else array
-
-
 @tiered(("task", "length", "block", "others", "seed"), CASES, first=2)
 def test_outputs_hidden_states_and_gradients_match(
-    task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
+    task, length, block, others, seed, reference_of, ours, assert_same_encoder
 ):
     reference = reference_of(task, length, block, others, seed)
     batch = batch_of(task, length, seed)
@@ -81,47 +76,19 @@ def test_outputs_hidden_states_and_gradients_match(
     assert type(model) is models.MODELS["bigbird"]
     assert (model.head, model.block_size, model.num_random_blocks) == (HEADS[task], block, others)
     assert (model.each_layer(length) is None) == (length <= (5 + 2 * others) * block)
-    mask, ours_batch = batch["mask"], jax.tree.map(jnp.asarray, batch)
-
-    def loss(params):
-        out, state = model.apply({"params": params}, **ours_batch, mutable=["intermediates"])
-        out = out if isinstance(out, tuple) else (out,)
-        return sum(of_real_tokens(jnp.sin(a), mask).sum() for a in out), (out, state["intermediates"])
-
-    outputs, hidden = run(reference, batch)
-    if task == "ForPreTraining":
-        sum(of_real_tokens(a.sin(), mask).sum() for a in outputs).backward()
-        grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-        assert_same_gradients(grads, gradients(reference))
-    else:
-        _, (found, seen) = jax.jit(loss)(variables["params"])
-    for mine, theirs in zip(found, outputs, strict=True):
-        theirs = theirs.detach().numpy()
-        assert_close(of_real_tokens(mine, mask), of_real_tokens(theirs, mask))
-    layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
-    for mine, theirs in zip(layers, hidden, strict=True):
-        mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
-        assert_close(mine[rows], theirs[rows])
+    trained = reference if task == "ForPreTraining" else None
+    assert_same_encoder(model, variables, batch, *run(reference, batch), trained)
 
 
-def test_full_attention_matches(reference_of, ours, exported):
+def test_full_attention_matches(reference_of, ours, exported, assert_same_encoder):
     """Check a sequence that is long enough for blocks, and the export of the config."""
     reference = reference_of("ForPreTraining", 40, 4, 2, 3, attention_type="original_full")
     batch = batch_of("ForPreTraining", 40, 3)
     model, variables = ours(reference)
     assert model.attention_type == "original_full"
-    outputs, hidden = run(reference, batch)
-    found, seen = jax.jit(lambda batch: model.apply(variables, **batch, mutable=["intermediates"]))(batch)
-    mask = batch["mask"]
-    for mine, theirs in zip(found, outputs, strict=True):
-        theirs = theirs.detach().numpy()
-        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
-    layers = [seen["intermediates"]["embedding"][0], *seen["intermediates"]["stack"]["layers"]["hidden"][0]]
-    for mine, theirs in zip(layers, hidden, strict=True):
-        np.testing.assert_allclose(mine[mask], theirs.detach().numpy()[mask], rtol=0, atol=1e-5)
+    found = assert_same_encoder(model, variables, batch, *run(reference, batch))
     sparse = jax.jit(model.clone(attention_type="block_sparse").apply)(variables, **batch)
-    assert np.abs(sparse[0] - found[0])[mask].max() > 1e-3
-
+    assert np.abs(sparse[0] - found[0])[batch["mask"]].max() > 1e-3
     again = exported(model, variables, transformers.BigBirdForPreTraining, like=reference)
     assert again.config.attention_type == "original_full"
 

@@ -106,11 +106,8 @@ class Reference(torch.nn.Module):
         depth, ways = len(self.cells), {"forward": "", "backward": "_reverse"}
         sides = {"encoder": self.source, "decoder": self.target}
         tree = {f"{side}_embed": {"table": get(module.weight)} for side, module in sides.items()}
-        tree["encoder"] = {
-            f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]}
-            for i in range(depth)
-            for way, end in list(ways.items())[: 1 + self.bidirectional]
-        }
+        places = [(i, *way) for i in range(depth) for way in list(ways.items())[: 1 + self.bidirectional]]
+        tree["encoder"] = {f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]} for i, way, end in places}
         for i, module in enumerate(self.cells):
             tree[f"cells_{i}"], rest = cell(module, "", EMBED if i == 0 else WIDTH)
             tree |= {"fed": {"kernel": rest}} if i == 0 else {}
@@ -166,17 +163,8 @@ def test_logits_attention_weights_and_gradients_match(kind, depth, bidirectional
     weigh = RNG.standard_normal((2, 6, VOCAB)).astype(np.float32)
     sum((logits * torch.tensor(part)).sum() for (logits, _), part in zip(rows, weigh)).backward()
 
-    model = Seq2Seq(
-        vocab_size=VOCAB,
-        cell=kind,
-        depth=depth,
-        width=WIDTH,
-        embed_width=EMBED,
-        bidirectional=bidirectional,
-        attention=attention,
-        span=span,
-        window=WINDOW,
-    )
+    sizes = {"vocab_size": VOCAB, "depth": depth, "width": WIDTH, "embed_width": EMBED, "window": WINDOW}
+    model = Seq2Seq(cell=kind, bidirectional=bidirectional, attention=attention, span=span, **sizes)
     mask = jnp.arange(7) < jnp.asarray(LENGTHS)[:, None]
 
     def loss(params):
