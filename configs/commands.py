@@ -84,10 +84,18 @@ COMMANDS = {
             "train",
             "train --config=gpt_stdlib --workdir=outputs/gpt",
             "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
+            "train --config=gpt_stdlib --workdir=outputs/gpt --max-restarts=5",
         ),
         (
             _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
             _option("--debug-nans", "stop at the operation that makes the first nan (slow)"),
+            _option(
+                "--max-restarts N",
+                "start a run that fails again, up to N times and after a growing wait, unless it fails twice in a row "
+                "at the same step",
+                type=int,
+                default=0,
+            ),
         ),
         (EXPERIMENT, PROCESSES),
     ),
@@ -193,6 +201,12 @@ COMMANDS = {
         "Write the report of a run, or a comparison of several runs.",
         ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
         FOLDERS,
+    ),
+    "verify": Command(
+        "Check every file of a run, or of all runs below a folder, and print what is sound; the exit code is 1 if "
+        "something is not. Nothing is written, and the run may be in progress.",
+        ("verify outputs/gpt", "verify outputs --json", "verify s3://bucket/gpt"),
+        (*FOLDERS, _option("--json", "print a list of objects with the keys path, sound and problem")),
     ),
     "watch": Command(
         "Show the progress of the runs in some folders until all have ended.",

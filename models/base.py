@@ -198,6 +198,11 @@ class Model(nn.Module):
                     return function(table, shape)
         return table
 
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if the model has no positions for this number of tokens."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
+
     def portable(self) -> "Model":
         """Return the model without kernels for particular platforms."""
         return self.clone(attend="portable") if self.attend == "auto" and "attend" in self.settings else self

@@ -50,17 +50,11 @@ class Decoder(StackModel):
             entries = min(self.window + rewinds, max_length)
         return Cache.empty(layers, batch_size, entries, heads, size, dtype, rewinds if entries < max_length else None)
 
-    def check_length(self, length: int) -> None:
-        """Raise ValueError if the model has no positions for this number of tokens."""
-        if self.max_length is not None and length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
-
 
 class DecoderOnly(Decoder):
     """Base class of language models.
 
-    A subclass has `hidden(tokens, positions, mask=, cache=)`, which returns the last hidden states and the cache, and
-    the output layer `unembed`.
+    A subclass has `embed`, `embed_dropout`, a `stack`, a `norm`, and the output layer `unembed`.
 
     Attributes:
         fused_loss: compute the loss in blocks of tokens, without an array of all logits: less memory, and faster for
@@ -101,6 +95,18 @@ class DecoderOnly(Decoder):
         limits = None if mask is None and segments is None else Mask(keys=mask, segments=segments)
         x, _ = self.hidden(tokens, positions, mask=limits)
         return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
+
+    def embedded(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"]) -> Float[Array, "B T D"]:
+        """Return the vectors of tokens at some positions."""
+        return self.embed(tokens)
+
+    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Hidden:
+        """Return the last hidden states and the cache; `kwargs` are the mask and the cache of the stack."""
+        self.check_length(tokens.shape[1])
+        x = self.embed_dropout(self.embedded(tokens, positions))
+        self.sow("intermediates", "embedding", x)
+        x, cache = self.stack(x, positions=positions, **kwargs)
+        return self.norm(x), cache
 
     def encode(self, inputs: None = None) -> None:
         """Return None: a decoder-only model has no encoder."""

@@ -9,10 +9,9 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
-from lineage.models.decoder import DecoderOnly, Hidden
+from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Implementation, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm, Stack
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
@@ -106,13 +105,6 @@ class Llama(DecoderOnly):
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         return self.depth, self.kv_heads, self.head_size or self.width // self.num_heads
-
-    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Hidden:
-        self.check_length(tokens.shape[1])
-        x = self.embed_dropout(self.embed(tokens))
-        self.sow("intermediates", "embedding", x)
-        x, cache = self.stack(x, positions=positions, **kwargs)
-        return self.norm(x), cache
 
     def _rotary(self):
         if self.rope_scaling == "default":

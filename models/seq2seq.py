@@ -32,7 +32,7 @@ class Annotations(Rows):
     mask: Bool[Array, "B S"]
     state: Any  # initial state of the decoder
 
-    BATCH_AXES: ClassVar = dict.fromkeys(("key", "value", "mask", "state"), 0)
+    BY_ROW: ClassVar = ("key", "value", "state", "mask")
 
 
 @MODELS.register("seq2seq")
@@ -201,9 +201,8 @@ class Seq2Seq(Model):
                 drawn = jax.random.categorical(self.make_rng("dropout"), logits.astype(jnp.float32))
             return (state, drawn), (state, seen, vector, weights)
 
-        scan = nn.scan(
-            step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
-        )
+        rngs = {"params": False, "dropout": True}
+        scan = nn.scan(step, variable_broadcast="params", split_rngs=rngs, in_axes=1, out_axes=1)
         vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given

@@ -18,20 +18,9 @@ from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
 from lineage.models.fields import Activation, Count, Counts, Natural, Rate, Size
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
-from lineage.models.layers import (
-    ACTIVATIONS,
-    AdaptiveEmbed,
-    Block,
-    Dropout,
-    Embed,
-    LayerCache,
-    LayerNorm,
-    Linear,
-    Mask,
-    Mlp,
-    Stack,
-    dense,
-)
+from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
+from lineage.models.layers.adaptive import AdaptiveEmbed
+from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.position import sinusoidal
 
 

@@ -270,7 +270,7 @@ def find_tokenizer(
         tokenizer = train()
     else:
         documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
-        contents = {name: part.fingerprint() for name, part in documents.items()}
+        contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
         about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
         tokenizer = _kept(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]

@@ -46,18 +46,12 @@ class Bert(Family):
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("dropout", 0.1),
     }
-    fixed = {
-        "tie_word_embeddings": True,
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    }
+    fixed = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
+    fixed |= {"is_decoder": False, "add_cross_attention": False}
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
     pooler = "bert.pooler.dense"
-    predictions = tuple(
-        f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
-    )
+    predictions = tuple(f"cls.predictions.{x}" for x in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
     second = "cls.seq_relationship"  # the classifier of two segments, if there is one
     two_layers = False
     classifiers = {"question_answering": "qa_outputs"}  # by head, if it is not "classifier"

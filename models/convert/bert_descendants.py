@@ -125,12 +125,8 @@ class Electra(Bert):
     }
     fixed = Bert.fixed | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     pooler = "sequence_summary.summary"
-    predictions = (
-        "generator_predictions.dense",
-        "generator_predictions.LayerNorm",
-        "generator_lm_head",
-        "generator_lm_head.bias",
-    )
+    predictions = ("generator_predictions.dense", "generator_predictions.LayerNorm")
+    predictions += ("generator_lm_head", "generator_lm_head.bias")
     second = ""
     two_layers = True
     classifiers = Bert.classifiers | {"replaced": "discriminator_predictions.dense_prediction"}

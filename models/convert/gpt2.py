@@ -21,12 +21,8 @@ class GPT2(Family):
         "embd_pdrop": ("dropout", 0.1),
         "attn_pdrop": ("dropout", 0.1),
     }
-    fixed = {
-        "tie_word_embeddings": True,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
+    fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
+    fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     mlp_ratio = 0
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 

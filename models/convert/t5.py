@@ -26,9 +26,7 @@ class T5(Family):
         "dropout_rate": ("dropout", 0.1),
     }
     fixed = {"is_encoder_decoder": True}
-    tied = tuple(
-        (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
-    )
+    tied = tuple((f"{x}.weight", "shared.weight") for x in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"))
     num_inputs = 2
 
     def rules(self, model):
@@ -67,9 +65,7 @@ class T5(Family):
     def config(self, model):
         kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
         if scale and not model.tied:
-            raise ValueError(
-                "scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone."
-            )
+            raise ValueError("scale_decoder_outputs is True, tied is False: `transformers` scales tied outputs alone.")
         return {
             "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
             "tie_word_embeddings": model.tied if scale is None else scale,

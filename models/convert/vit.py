@@ -75,11 +75,13 @@ class ViT(ImageFamily):
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     }
     fixed = {"qkv_bias": True}
+    class_token = True
 
     def rules(self, model):
         pooled = self._has_pooler(model)
-        body = "" if pooled else self.prefix
-        table = [*encoder(body), Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")]
+        body = "" if pooled or model.pooling == "tokens" else self.prefix
+        table = encoder(body, self.class_token)
+        table.append(Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D"))
         if model.num_classes:
             return table + linear("classifier", "classifier")
         return table + linear("pooler.dense", "pre_logits") if pooled else table
@@ -102,11 +104,7 @@ class ViT(ImageFamily):
 
     def written(self, model, architecture: str) -> dict:
         """Return the fields of `config.json` of a class in `transformers`."""
-        return {
-            "architectures": [architecture],
-            **labels(model),
-            "encoder_stride": model.patch_size,
-        }
+        return {"architectures": [architecture], **labels(model), "encoder_stride": model.patch_size}
 
     def _has_pooler(self, model):
         return model.head == "mlp" and not model.num_classes
@@ -118,13 +116,8 @@ class IJepa(ViT):
 
     architectures = ("IJepaForImageClassification", "IJepaModel")
     prefix = "ijepa."
+    class_token = False
     POOLING: ClassVar = {"gap": "IJepaForImageClassification", "tokens": "IJepaModel"}
-
-    def rules(self, model):
-        body = self.prefix if model.num_classes else ""
-        positions = Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")
-        classifier = linear("classifier", "classifier") if model.num_classes else []
-        return [*encoder(body, class_token=False), positions, *classifier]
 
     def settings(self, config, architecture, names):
         make_square(config)

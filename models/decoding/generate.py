@@ -244,25 +244,10 @@ def decode_last(
 
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens", "cache_format"))
-def _generate(
-    model,
-    variables,
-    prompts,
-    lengths,
-    inputs,
-    processors,
-    seed,
-    pad_token,
-    penalty,
-    *,
-    num_beams,
-    max_new_tokens,
-    cache_format=None,
-):
+def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, num_beams, **options):
     variables = separate_layers(model, variables)
-    options = {"max_new_tokens": max_new_tokens, "cache_format": cache_format}
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, **options)
-
+    max_new_tokens = options["max_new_tokens"]
     decode = partial(decode_last, model, variables)
     if num_beams == 1:
         batch = len(tokens)

@@ -121,9 +121,7 @@ class AdaptiveEmbed(nn.Module):
             ValueError: label smoothing is asked for, which needs the probabilities of all words.
         """
         if targets.label_smoothing:
-            raise ValueError(
-                f"label_smoothing is {targets.label_smoothing}: it must be 0 for a model with an adaptive softmax."
-            )
+            raise ValueError(f"label_smoothing is {targets.label_smoothing}: it must be 0 with an adaptive softmax.")
         head, *tails = self._clusters()
         labels, weights = targets.labels, targets.weights
         # The last cluster takes labels that are too large, so that their loss is nan.

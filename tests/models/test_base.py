@@ -108,9 +108,7 @@ def test_hidden_states_of_every_architecture(name):
 def test_last_hidden_state_is_the_encoder_output():
     model = models.build("bert", head="none", **TEXT)
     params = {"params": jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]}
-    states, output = jax.jit(lambda params: (models.hidden_states(model, params, TOKENS), model.apply(params, TOKENS)))(
-        params
-    )
+    states, output = jax.jit(lambda x: (models.hidden_states(model, x, TOKENS), model.apply(x, TOKENS)))(params)
     np.testing.assert_array_equal(states.layers["encoder"][-1], output)
 
 
@@ -244,9 +242,8 @@ def test_layer_wise_decay_matches_timm(reference):
     moved = steps(model, shapes, layer_decay=0.75)
     assert len(set(expected.values())) == model.num_layers + 2
     for path, found in names.items():
-        np.testing.assert_allclose(
-            moved[path], np.resize([expected[name] for name in found], len(moved[path])), rtol=1e-6
-        )
+        rates = [expected[name] for name in found]
+        np.testing.assert_allclose(moved[path], np.resize(rates, len(moved[path])), rtol=1e-6)
 
 
 @pytest.mark.parametrize("frozen", [1, 3])

@@ -43,20 +43,12 @@ def training_loss(model, objective):
 
 @pytest.mark.parametrize(
     ("name", "variant", "parameters"),
-    [
-        ("gpt", "small", 124_439_808),
-        ("gpt", "xl", 1_557_611_200),
-        ("vit", "B", 86_567_656),
-        ("vit", "L", 304_326_632),
-    ],
+    [("gpt", "small", 124_439_808), ("gpt", "xl", 1_557_611_200), ("vit", "B", 86_567_656), ("vit", "L", 304_326_632)],
 )
 def test_parameter_counts_match_published_models(name, variant, parameters):
     model = build(name, variant)
-    inputs = (
-        jax.ShapeDtypeStruct((1, 8), jnp.int32)
-        if name == "gpt"
-        else jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    )
+    kinds = {"gpt": ((1, 8), jnp.int32), "vit": ((1, 224, 224, 3), jnp.float32)}
+    inputs = jax.ShapeDtypeStruct(*kinds[name])
     cost = budget.budget(model, (inputs,))
     assert cost.parameters["total"] == parameters
     assert sum(cost.parameters.values()) == 2 * parameters
@@ -76,15 +68,15 @@ def test_parameters_by_module():
     assert parts["stack/mlp_norm"] == parts["stack/attention_norm"] == 3 * norm
 
 
-@tiered(
-    ("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
-)
+RELATIVE = VIT | {"position": "relative"}
+
+
+@tiered(("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (RELATIVE, IMAGES)])
 def test_forward_flops_match_xla(settings, inputs):
     cost = budget.budget(build(**settings), (inputs,))
     unrolled = build(**settings, unroll=settings["depth"])
-    assert total(cost.flops["forward"]) == pytest.approx(
-        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.01
-    )
+    expected = xla(unrolled.apply, shapes(unrolled, inputs), inputs)
+    assert total(cost.flops["forward"]) == pytest.approx(expected, rel=0.01)
     assert sum(cost.flops["parts"].values()) == cost.flops["forward"]["matmul"] == cost.flops["forward"]["model"]
     assert "the rest" not in cost.flops["parts"]
 
@@ -100,9 +92,8 @@ def test_forward_flops_match_xla(settings, inputs):
 def test_forward_flops_of_published_models(name, variant, inputs):
     cost = budget.budget(build(name, variant), (inputs,))
     unrolled = build(name, variant, unroll=12)
-    assert total(cost.flops["forward"]) == pytest.approx(
-        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.02
-    )
+    expected = xla(unrolled.apply, shapes(unrolled, inputs), inputs)
+    assert total(cost.flops["forward"]) == pytest.approx(expected, rel=0.02)
     assert cost.textbook["flops"] == pytest.approx(total(cost.flops["forward"]), rel=0.02)
 
 
@@ -115,9 +106,8 @@ def test_training_flops_match_xla():
     def loss(variables, tokens):
         return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
-    assert total(cost.flops["training"]) == pytest.approx(
-        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
-    )
+    expected = xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS)
+    assert total(cost.flops["training"]) == pytest.approx(expected, rel=0.02)
     assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
 
 

@@ -176,7 +176,7 @@ def test_outputs_hidden_states_and_gradients_match(
         assert_close(mine[rows], theirs.detach().numpy()[rows])
 
 
-def test_albert_with_several_groups_of_layers(randomize, ours, gradients, assert_same_gradients, tmp_path):
+def test_albert_with_several_groups_of_layers(randomize, ours, gradients, assert_same_gradients, exported):
     config = config_of("albert", "masked_lm", 2)
     config.num_hidden_layers, config.num_hidden_groups = 5, 2
     reference = randomize(transformers.AlbertForMaskedLM(config), 2)
@@ -198,13 +198,8 @@ def test_albert_with_several_groups_of_layers(randomize, ours, gradients, assert
     for mine, theirs in zip([seen["embedding"][0], *groups[0], *groups[1]], hidden, strict=True):
         np.testing.assert_allclose(mine[mask], theirs.detach().numpy()[mask], rtol=0, atol=1e-5)
 
-    convert.save(tmp_path, model, variables)
-    exported, info = transformers.AlbertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    for tensor, theirs in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
-        np.testing.assert_array_equal(tensor, theirs)
-    assert (exported.config.num_hidden_groups, exported.config.num_hidden_layers) == (2, 5)
-    assert convert.load(tmp_path)[0] == model
+    again = exported(model, variables, transformers.AlbertForMaskedLM, like=reference)
+    assert (again.config.num_hidden_groups, again.config.num_hidden_layers) == (2, 5)
     assert_same_gradients(grads, gradients(reference))
 
 
@@ -224,28 +219,20 @@ def test_plain_tokens(family, randomize, ours):
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
-def test_export_round_trip(family, name, head, seed, randomize, ours, tmp_path):
+def test_export_round_trip(family, name, head, seed, randomize, ours, exported):
     reference = reference_of(family, name, seed, randomize)
     model, variables = ours(reference)
-    convert.save(tmp_path, model, variables)
-    exported, info = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    for tensor, theirs in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
-        np.testing.assert_array_equal(tensor, theirs)
+    again = exported(model, variables, getattr(transformers, name), like=reference)
     # Fields that are not converted, and dropout rates of classifiers that the model does not have.
     unsaid = {"_name_or_path", "dtype"} | (set() if head == "classification" else set(HEAD_DROPOUTS))
     known = {field.name for field in dataclasses.fields(reference.config)} - unsaid
-    said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
+    said, meant = ({key: getattr(config, key) for key in known} for config in (again.config, reference.config))
     assert said == meant
     batch = batch_of(reference.config, head, seed)
     mask = np.array(batch["mask"])
-    for found, expected in zip(run(exported.eval(), batch)[0], run(reference, batch)[0], strict=True):
+    for found, expected in zip(run(again, batch)[0], run(reference, batch)[0], strict=True):
         found, expected = (of_real_tokens(a.detach().numpy(), mask) for a in (found, expected))
         assert_close(found, expected)
-
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)

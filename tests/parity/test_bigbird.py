@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from lineage import models
-from lineage.models import convert
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -22,11 +21,7 @@ HEADS = {
     "ForTokenClassification": "token_classification",
     "ForMultipleChoice": "choice",
 }
-UNPOOLED = (
-    "masked_lm",
-    "classification",
-    "token_classification",
-)  # the reference has an unused pooler here
+UNPOOLED = ("masked_lm", "classification", "token_classification")  # the reference has an unused pooler here
 OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
 # length, block, random blocks: with full and partial last blocks, and a sequence too short for blocks
 SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]
@@ -61,11 +56,8 @@ def batch_of(task, length, seed):
     mask = np.ones(shape, bool)
     mask[1, ..., length - 9 :] = False
     mask[2, ..., 2:7] = False
-    return {
-        "tokens": np.where(mask, rng.integers(4, 70, shape), 0),
-        "segments": rng.integers(0, 3, shape),
-        "mask": mask,
-    }
+    tokens = np.where(mask, rng.integers(4, 70, shape), 0)
+    return {"tokens": tokens, "segments": rng.integers(0, 3, shape), "mask": mask}
 
 
 def run(reference, batch):
@@ -112,7 +104,7 @@ def test_outputs_hidden_states_and_gradients_match(
         assert_close(mine[rows], theirs[rows])
 
 
-def test_full_attention_matches(reference_of, ours, tmp_path):
+def test_full_attention_matches(reference_of, ours, exported):
     """Check a sequence that is long enough for blocks, and the export of the config."""
     reference = reference_of("ForPreTraining", 40, 4, 2, 3, attention_type="original_full")
     batch = batch_of("ForPreTraining", 40, 3)
@@ -130,35 +122,19 @@ def test_full_attention_matches(reference_of, ours, tmp_path):
     sparse = jax.jit(model.clone(attention_type="block_sparse").apply)(variables, **batch)
     assert np.abs(sparse[0] - found[0])[mask].max() > 1e-3
 
-    convert.save(tmp_path, model, variables)
-    exported, info = transformers.BigBirdForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    assert exported.config.attention_type == "original_full"
-    for name, theirs in reference.state_dict().items():
-        np.testing.assert_array_equal(exported.state_dict()[name], theirs)
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    again = exported(model, variables, transformers.BigBirdForPreTraining, like=reference)
+    assert again.config.attention_type == "original_full"
 
 
 @tiered(("task", "length", "block", "others", "seed"), CASES)
-def test_export_round_trip(task, length, block, others, seed, reference_of, ours, tmp_path):
+def test_export_round_trip(task, length, block, others, seed, reference_of, ours, exported):
     reference = reference_of(task, length, block, others, seed)
     model, variables = ours(reference)
-    convert.save(tmp_path, model, variables)
-    exported, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
-    unread = {"bert.pooler.weight", "bert.pooler.bias"} if model.head in UNPOOLED else set()
-    assert info.pop("missing_keys") == unread
-    assert not any(info.values())
-    for name, theirs in reference.state_dict().items():
-        if name not in unread:
-            np.testing.assert_array_equal(exported.state_dict()[name], theirs)
+    unread = {"bert.pooler.weight", "bert.pooler.bias"} if model.head in UNPOOLED else frozenset()
+    again = exported(model, variables, type(reference), like=reference, missing=unread)
     known = {field.name for field in dataclasses.fields(reference.config)} - {"_name_or_path", "dtype"}
-    said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
+    said, meant = ({key: getattr(config, key) for key in known} for config in (again.config, reference.config))
     assert said == meant
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
 @tiered(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])

@@ -54,10 +54,8 @@ def params(kind, depth, weights):
 )
 def test_outputs_states_and_gradients_match_pytorch(kind, depth, bidirectional, projection):
     torch.manual_seed(0)
-    options = {"proj_size": projection} if projection else {}
-    reference = getattr(torch.nn, kind.upper())(
-        INPUTS, WIDTH, depth, batch_first=True, bidirectional=bidirectional, **options
-    )
+    options = {"batch_first": True, "bidirectional": bidirectional} | ({"proj_size": projection} if projection else {})
+    reference = getattr(torch.nn, kind.upper())(INPUTS, WIDTH, depth, **options)
     rng, directions = np.random.default_rng(0), 1 + bidirectional
     x = rng.standard_normal((3, 7, INPUTS)).astype(np.float32)
     sizes = (projection or WIDTH, WIDTH)[: CELLS[kind][2]]
@@ -97,9 +95,8 @@ def test_outputs_states_and_gradients_match_pytorch(kind, depth, bidirectional, 
 def test_elmo_matches_residual_stacks_of_projected_lstms():
     torch.manual_seed(0)
     model, mask = ELMo(vocab_size=11, depth=2, width=4, cell_dim=WIDTH, dropout=0.0), torch.tensor(MASK)[..., None]
-    stacks = {
-        way: [torch.nn.LSTM(4, WIDTH, batch_first=True, proj_size=4) for _ in range(2)] for way in ("ahead", "back")
-    }
+    lstm = partial(torch.nn.LSTM, 4, WIDTH, batch_first=True, proj_size=4)
+    stacks = {way: [lstm(), lstm()] for way in ("ahead", "back")}
     table, head = torch.nn.Embedding(11, 4), torch.nn.Linear(4, 11)
     tokens = torch.randint(11, MASK.shape)
 

@@ -104,10 +104,8 @@ class Reference(torch.nn.Module):
             return {name: x.reshape(-1, *shape) if name == "kernel" else x.reshape(shape) for name, x in parts.items()}
 
         depth, ways = len(self.cells), {"forward": "", "backward": "_reverse"}
-        tree = {
-            "encoder_embed": {"table": get(self.source.weight)},
-            "decoder_embed": {"table": get(self.target.weight)},
-        }
+        sides = {"encoder": self.source, "decoder": self.target}
+        tree = {f"{side}_embed": {"table": get(module.weight)} for side, module in sides.items()}
         tree["encoder"] = {
             f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]}
             for i in range(depth)
@@ -163,10 +161,8 @@ def test_logits_attention_weights_and_gradients_match(kind, depth, bidirectional
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape))
-    rows = [
-        reference(torch.tensor(row[:length]), torch.tensor(tokens))
-        for row, length, tokens in zip(INPUTS, LENGTHS, TOKENS)
-    ]
+    pairs = [(row[:length], tokens) for row, length, tokens in zip(INPUTS, LENGTHS, TOKENS)]
+    rows = [reference(*map(torch.tensor, pair)) for pair in pairs]
     weigh = RNG.standard_normal((2, 6, VOCAB)).astype(np.float32)
     sum((logits * torch.tensor(part)).sum() for (logits, _), part in zip(rows, weigh)).backward()
 

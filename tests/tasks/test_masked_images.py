@@ -19,7 +19,7 @@ from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import read_variables
 from lineage.train.experiment import Experiment
-from lineage.train.loop import jit_step
+from lineage.train.preparation import jit_step
 from lineage.train.step import TrainState
 from tests.tiers import tiered
 

@@ -15,7 +15,7 @@ from lineage.models.decoding.generate import empty, separate_layers
 from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
-from lineage.train.loop import jit_step
+from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
 from lineage.train.step import cast, make_evaluation_step
