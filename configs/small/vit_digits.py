@@ -1,4 +1,4 @@
-"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits, which `lineage train` alone trains."""
+"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits: `lineage train`."""
 
 from lineage.configs import base
 from lineage.configs.sweeps import axis
