@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Size, Tokens
 from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import RelativeBuckets
@@ -95,19 +95,13 @@ class T5(EncoderDecoder):
     def cache_shape(self) -> tuple[int, int, int]:
         return self.decoder_layers, self.num_heads, self.head_size
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+    def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
         x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
         return self.drop(self.encoder_norm(x))
 
     def logits(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "#B T"],
-        *,
-        mask: Mask | None = None,
-        cache: Cache | None = None,
-        **kwargs,
+        self, tokens: Tokens, positions: Positions, *, mask: Mask | None = None, cache: Cache | None = None, **kwargs
     ) -> Decoded:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.layers[0].max_length)
         mask = (mask or Mask()).replace(bias=bias)

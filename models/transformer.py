@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Rate, Size
+from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Rate, Size, Tokens
 from lineage.models.layers import Attention, Block, Dropout, Embed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
@@ -81,11 +81,11 @@ class Transformer(EncoderDecoder):
         if self.placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+    def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         x = super().encoded(tokens, mask)
         return normalize(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
-    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
+    def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 

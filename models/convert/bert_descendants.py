@@ -116,11 +116,8 @@ class Electra(Bert):
 
     model = body = "electra"
     name = "Electra"
-    fields = Bert.fields | {
-        "hidden_size": ("width", 256),
-        "num_attention_heads": ("num_heads", 4),
-        "intermediate_size": ("mlp_dim", 1024),
-    }
+    fields = Bert.fields | {"hidden_size": ("width", 256), "num_attention_heads": ("num_heads", 4)}
+    fields |= {"intermediate_size": ("mlp_dim", 1024)}
     fixed = Bert.fixed | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     pooler = "sequence_summary.summary"
     predictions = ("generator_predictions.dense", "generator_predictions.LayerNorm")

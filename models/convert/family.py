@@ -14,6 +14,16 @@ import numpy as np
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "silu": "silu", "swish": "silu"}
 ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
 
+# Fields of most encoders -> our settings, and the defaults of BERT and ViT.
+ENCODER = {
+    "num_hidden_layers": ("depth", 12),
+    "hidden_size": ("width", 768),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("mlp_dim", 3072),
+    "hidden_act": ("activation", "gelu"),
+    "layer_norm_eps": ("epsilon", 1e-12),
+}
+
 
 class Rule(NamedTuple):
     """Correspondence of one tensor of the reference, or one of every layer, to our parameters.

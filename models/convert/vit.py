@@ -11,7 +11,7 @@ from typing import ClassVar
 import flax.linen as nn
 import numpy as np
 
-from lineage.models.convert.family import ImageFamily, Rule, block, labels, linear, norm, num_labels, register
+from lineage.models.convert.family import ENCODER, ImageFamily, Rule, block, labels, linear, norm, num_labels, register
 from lineage.models.layers.position import sincos_2d
 
 
@@ -65,12 +65,7 @@ class ViT(ImageFamily):
         "image_size": ("image_size", 224),
         "patch_size": ("patch_size", 16),
         "num_channels": ("channels", 3),
-        "num_hidden_layers": ("depth", 12),
-        "hidden_size": ("width", 768),
-        "num_attention_heads": ("num_heads", 12),
-        "intermediate_size": ("mlp_dim", 3072),
-        "hidden_act": ("activation", "gelu"),
-        "layer_norm_eps": ("epsilon", 1e-12),
+        **ENCODER,
         "hidden_dropout_prob": ("dropout", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     }

@@ -124,10 +124,8 @@ def test_rematerialization_does_not_count_as_model_flops_and_saves_memory(remat)
 @pytest.mark.parametrize("groups", [1, 2])
 @tiered("padding", ["SAME", "VALID"])
 def test_convolutions_and_their_gradients(stride, groups, padding):
-    image, kernel = (
-        jax.ShapeDtypeStruct((2, 9, 12, 4), jnp.float32),
-        jax.ShapeDtypeStruct((3, 3, 4 // groups, 6), jnp.float32),
-    )
+    sizes = (2, 9, 12, 4), (3, 3, 4 // groups, 6)
+    image, kernel = (jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes)
 
     def convolve(image, kernel):
         how = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
