@@ -13,7 +13,6 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "large") -> base.ConfigDict:
-    """Return the config of a variant."""
     tokenizer = "bart-large/tokenizer.json"
     config = base.get_config("bart", "denoising", "parquet:openwebtext", tokenizer=tokenizer, schedule="linear")
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)

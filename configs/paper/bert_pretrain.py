@@ -14,7 +14,6 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> base.ConfigDict:
-    """Return the config of a variant."""
     tokenizer = "bert-base-uncased/tokenizer.json"
     source = "parquet:wikipedia/20231101.en"
     config = base.get_config("bert", "sentence_pair_pretraining", source, tokenizer=tokenizer, schedule="linear")

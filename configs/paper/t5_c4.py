@@ -14,7 +14,6 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> base.ConfigDict:
-    """Return the config of a variant."""
     parts = {"tokenizer": "t5-base/tokenizer.json", "optimizer": "adafactor", "schedule": "rsqrt"}
     config = base.get_config("t5", "span_corruption", "jsonl:c4/en", **parts)
     config.model.variant = variant

@@ -14,7 +14,6 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> base.ConfigDict:
-    """Return the config of a variant."""
     big = variant == "big"
     parts = {"source": "tfds:wmt14_translate/de-en", "tokenizer": "bpe_words", "schedule": "transformer"}
     config = base.get_config("transformer", "sequence_to_sequence", **parts)

@@ -12,7 +12,6 @@ from lineage.configs import base
 
 
 def get_config(folder: str = "data/multi30k") -> base.ConfigDict:
-    """Return the config for the captions in a folder."""
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer", "sequence_to_sequence", f"pairs:{pair.format('train')}", tokenizer="bpe")
     config.model.update(variant="tiny", depth=3, width=256, mlp_dim=512, placement="pre", dropout=0.2, unroll=3)
