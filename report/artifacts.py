@@ -210,7 +210,7 @@ def image_attention(arrays: Arrays, folder: Path) -> Markup:
     body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
     alt = f"Attention of {query} over {len(images)} images: rollout, and the mean head of {len(layers)} layers."
     body += card(figures.grid, rows, columns, name="attention_image", folder=folder, alt=alt, data=data)
-    body += note("Point at a patch to see its attention weights; red is the maximum.") + explorer(views)
+    body += note("Point at a patch to see its attention weights; orange is the maximum.") + explorer(views)
     return section("Attention over the image", body)
 
 
@@ -225,7 +225,7 @@ def _text_attention(data: Arrays) -> Markup:
         "cross": ("cross-attention", tokens, inputs),
     }
     views = [view(name, data[key], *side) for key, (name, *side) in sides.items() if key in data]
-    about = note("Point at a token to see its attention weights; red is the maximum.")
+    about = note("Point at a token to see its attention weights; orange is the maximum.")
     return section("Attention over the text", about + explorer(views) if views else Markup())
 
 

@@ -158,10 +158,12 @@ def shades(count: int) -> tuple[list[str], list[str]]:
 
 def _remark(runs: Sequence[Run]) -> str:
     """Return what the training losses of the runs include, and whether that differs."""
-    found = Counter(curves.only_in_training(dict(flatten(run.config)) | run.changes) or "nothing else" for run in runs)
+    found = Counter(curves.only_in_training(dict(flatten(run.config)) | run.changes) for run in runs)
     if len(found) == 1:
-        return f"With {next(iter(found))}." if "nothing else" not in found else ""
-    listed = "; ".join(f"{count} with {enabled}" for enabled, count in found.most_common(4))
+        return curves.remark(dict(flatten(runs[0].config)) | runs[0].changes, "loss", [])
+    listed = "; ".join(
+        f"{count} {f'with {enabled}' if enabled else 'without'}" for enabled, count in found.most_common(4)
+    )
     return f"Not comparable between all runs: {listed}{'; others' if len(found) > 4 else ''}."
 
 

@@ -137,7 +137,7 @@ def points(steps: np.ndarray, values: np.ndarray) -> Curve:
     if len(values) <= 1500:
         return steps, values
     steps, values = (np.array([group.mean() for group in np.array_split(x, 750)]) for x in (steps, values))
-    return steps, values
+    return np.rint(steps).astype(int), values
 
 
 def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:

@@ -135,6 +135,8 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
     cards = []
     for group, rows in _groups(cost):
+        if rows.get("matmul") == rows.get("model"):  # nothing is recomputed
+            rows.pop("matmul", None)
         parts = {key: v for key, v in rows.items() if isinstance(v, int | float) and not re.search(r"\btotal$", key)}
         largest = max(parts.values(), default=0) or 1
         lines = []
