@@ -34,7 +34,7 @@ OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "a
 # Options that are taken over by models of another kind.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
 # Options of tasks that go with a model.
-PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "shorter_side", "start_token")
+PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
 LENGTH = 512  # tokens of a sequence, for models of any length whose task does not say
 
 
