@@ -121,6 +121,11 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
+def sealed_page(page: bytes) -> bytes:
+    """Return an HTML page with its SHA-256 in a comment at its end."""
+    return page + f"<!-- SHA-256 {hashlib.sha256(page).hexdigest()} -->\n".encode()
+
+
 def read_record(checkpoint: Path) -> dict[str, Any]:
     """Return the record in the folder of a checkpoint.
 

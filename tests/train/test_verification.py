@@ -90,8 +90,8 @@ FAULTS = {
     "history": ("run/metrics.jsonl", edit(b'{"step": 2', b'"step": 2'), "line 2"),
     "samples": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{}\n{"step": 6}\n'), "line 1"),
     "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
-    "page": ("run/report.html", lambda path: os.truncate(path, 5000), "not whole"),
-    "style": ("run/report.html", edit(b"<style>", b"<style>*{}"), "was changed"),
+    "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
+    "changed page": ("run/report.html", flip, "does not match"),
     "tokens": ("tokens/*/", flip, "is damaged"),
     "index": ("tokens/*/", lambda path: empty(path / "index.json"), "index.json is damaged"),
 }
