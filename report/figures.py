@@ -17,6 +17,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from scipy.ndimage import gaussian_filter1d
 
+from lineage.configs.atomic import write_atomic
+
 # Colors of the pages in light and in dark mode; the series are from the palette of Okabe and Ito, which is safe for
 # color-blind readers. In a page each color of a figure becomes the CSS variable of that name; PNGs are light.
 PALETTE = {
@@ -65,7 +67,9 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
         figure = draw(*args)
-        figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=150, facecolor="white")
+        write_atomic(folder / f"{name}.png", picture.getvalue())
         figure.set_layout_engine("none")
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})

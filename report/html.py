@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures
+from lineage.runs.folder import sealed_page
 
 Rows = Iterable[Sequence[Any]]  # of a table, the first one with the names of the columns
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
@@ -54,7 +55,7 @@ def write(
     policy = POLICY.format(**{name: f"sha256-{value}" for name, value in hashes.items()})
     code = {name: Markup(text) for name, text in content.items()}  # noqa: S704, files of this package
     page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code)
-    return write_atomic(path, page.encode(errors="replace"))  # a name in JSON can have half of a surrogate pair
+    return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can have half of a surrogate pair
 
 
 def _resource(name: str) -> str:
