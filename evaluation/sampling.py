@@ -84,6 +84,7 @@ class Sampler:
                 for row, prompt in enumerate(prompts[:left]):
                     own = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
+                    self._check_room(len(tokens))
                     yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
                 left -= len(prompts)
 
@@ -149,16 +150,21 @@ class Sampler:
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
-        model, used, new = self.context.model, request.prompts.shape[1], self.context.sampling.max_new_tokens
-        if model.max_length is not None:
-            try:
-                model.check_length(used + new)
-            except ValueError:
-                raise ValueError(
-                    f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
-                    f"model.max_length, {model.max_length}."
-                ) from None
+        self._check_room(request.prompts.shape[1])
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
+
+    def _check_room(self, used):
+        """Raise ValueError if the model has no room for a prompt of `used` tokens and the new ones."""
+        model, new = self.context.model, self.context.sampling.max_new_tokens
+        if model.max_length is None:
+            return
+        try:
+            model.check_length(used + new)
+        except ValueError:
+            raise ValueError(
+                f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
+                f"model.max_length, {model.max_length}."
+            ) from None
 
     @property
     def _settings(self):

@@ -23,6 +23,7 @@ from lineage.evaluation.records import PREDICTIONS, read
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1, regression
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc
+from lineage.metrics.states import Matthews
 from lineage.metrics.tagging import Spans, is_chunk, word_accuracy
 
 Entries = Sequence[Any]  # texts, or lists of texts, of a file
@@ -148,12 +149,13 @@ def _squad(predictions, references):
 
 
 def _accuracy(predictions, references):
-    """Compute the accuracy of labels, and the mean of the F1 of the classes."""
+    """Compute the accuracy of labels, the mean of the F1 of the classes, and the Matthews correlation."""
     labels, truths = _texts(predictions), _texts(_only(references))
     numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
     counts = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
-    return {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+    found = {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+    return found | {"matthews": float(Matthews(counts, np.int64(0)).compute())}
 
 
 def _regression(predictions, references):
@@ -189,7 +191,10 @@ def _fill_mask(predictions, references):
         hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
         if len(hidden) != len(row["masks"]):
             raise ValueError(f"Text {number} has {len(row['masks'])} masks and {len(hidden)} hidden tokens.")
-        hits += [[token == each["token"].strip() for each in mask] for token, mask in zip(hidden, row["masks"])]
+        hits += [
+            [token in (each["token"], each["token"].strip()) for each in mask]
+            for token, mask in zip(hidden, row["masks"])
+        ]
     if not hits:
         raise ValueError("The predictions have no masks: there is nothing to score.")
     return {"accuracy": float(np.mean([hit[0] for hit in hits])), "any_accuracy": float(np.mean(list(map(any, hits))))}

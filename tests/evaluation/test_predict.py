@@ -281,6 +281,11 @@ def test_continued_prompts(trained, call, tmp_path):
     code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert code == 1
     assert "error: The text '' has no token: a language model continues at least one." in said
+    (tmp_path / "prompts.txt").write_text(f"a\n{'b' * 20}\n")
+    nine = "--config.sampling.max_new_tokens=9"
+    code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", nine)
+    assert code == 1
+    assert "error: the prompt has 20 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
 
 
 def test_filled_masks(trained, predict, score, call, tmp_path):
@@ -299,8 +304,8 @@ def test_filled_masks(trained, predict, score, call, tmp_path):
     best = [mask[0]["token"] for mask in first["masks"]]
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
     predict(folder, tmp_path / "masked.txt")
-    (tmp_path / "hidden.txt").write_text(f"{best[0].strip()} {first['masks'][1][2]['token'].strip()}\n\n")
-    assert score("fill_mask", "out.jsonl", tmp_path / "hidden.txt") == {"accuracy": 0.5, "any_accuracy": 1}
+    hidden = write_jsonl(tmp_path / "hidden.jsonl", [{"masks": [best[0], first["masks"][1][2]["token"]]}, {}])
+    assert score("fill_mask", "out.jsonl", hidden) == {"accuracy": 0.5, "any_accuracy": 1}
     (tmp_path / "hidden.txt").write_text("a b\nc\n")
     code, _, said = call("score", "--metric=fill_mask", f"--predictions={tmp_path / 'out.jsonl'}",
                          f"--references={tmp_path / 'hidden.txt'}")  # fmt: skip
