@@ -127,7 +127,7 @@ class Output:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
-        if self.path.exists():
+        if self.path.exists() and self.path.stat().st_size:
             before = read_json(beside)
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
                 known = f"of another {', '.join(changed[:3])}" if before else "not of this command"

@@ -281,11 +281,13 @@ def test_continued_prompts(trained, call, tmp_path):
     code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert code == 1
     assert "error: The text '' has no token: a language model continues at least one." in said
-    (tmp_path / "prompts.txt").write_text(f"a\n{'b' * 20}\n")
-    nine = "--config.sampling.max_new_tokens=9"
-    code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", nine)
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
+    retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
+    code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
     assert code == 1
-    assert "error: the prompt has 20 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
+    assert "error: the prompt has 12 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
+    code, _, said = call(*retried, "--config.sampling.max_new_tokens=2")  # the file is empty
+    assert code == 0, said
 
 
 def test_filled_masks(trained, predict, score, call, tmp_path):
