@@ -142,10 +142,8 @@ class Sampler:
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
         tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
         if tokenizer is None or not self.context.model.is_decoder:
-            kind = type(self.context.model).__name__
-            raise ValueError(
-                f"{kind} does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
-            )
+            why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
+            raise ValueError(f"{why}: leave sampling.num_samples at 0.")
         tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
