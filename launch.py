@@ -129,6 +129,8 @@ def run_train(options: Options, changes: Changes) -> int:
 
 def restored(options: Options, changes: Changes) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
+    import jax
+
     from lineage.configs import cli
     from lineage.train import trained
 
@@ -139,7 +141,8 @@ def restored(options: Options, changes: Changes) -> Any:
     config, force = trained.used(config, changes), options.force_config
     experts = any(key.startswith("experts.") for key in changes)
     prompt = config.sampling.prompt if options.command == "generate" else None
-    settings = {"force": force, "choose_experts": experts, "prompt": prompt}
+    devices = jax.local_devices() if options.command == "predict" else None  # each process predicts by itself
+    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "devices": devices}
     return trained.restore(config, options.folder, options.checkpoint, **settings)
 
 
@@ -165,31 +168,35 @@ def run_generate(options: Options, changes: Changes) -> None:
 def run_predict(options: Options, changes: Changes) -> None:
     if options.batch_size is not None:
         changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
+    import jax
+
     from lineage.evaluation import prediction
+    from lineage.train import distributed, trained
 
     if options.model:
-        from lineage.train import trained
-
         if options.inputs is None:
             raise ValueError("--model is the folder of a model without data: give its --inputs.")
-        model = trained.load(options.model, task=options.task or "", checkpoint=options.checkpoint, changes=changes)
+        settings = {"checkpoint": options.checkpoint, "changes": changes, "devices": jax.local_devices()}
+        model = trained.load(options.model, task=options.task or "", **settings)
     else:
         model = restored(options, changes)
     columns = options.columns.split(",") if options.columns else ()
     inputs, files = model.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
-    with remote.written(options.output or "") as place:
-        output = prediction.Output(place, about) if place else None
-        progress = {"start": output.count, "errors": output.errors} if output else {}
+    with remote.written("" if jax.process_index() else options.output or "") as place:
+        with distributed.agreed():
+            output = prediction.Output(place, about) if place else None
+        progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
         found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
         if not output:
             for some in found:
-                print("".join(map(prediction.line, some)), end="", flush=True)
+                if not options.output:  # by process 0
+                    print("".join(map(prediction.line, some)), end="", flush=True)
             return
         output.write(found)
         output.finish(model.experiment.task.document)
-    bad = f" ({len(output.errors)} images could not be read)" * bool(output.errors)
+    bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
     print(f"{output.count} predictions{bad}: {options.output}", file=sys.stderr)
 
 

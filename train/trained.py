@@ -21,7 +21,7 @@ from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs.folder import CONFIG, check_config
-from lineage.train import expert_mixture, pretrained, sharding
+from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
 
 
@@ -66,8 +66,19 @@ class Trained:
         """Yield the predictions for some of the inputs at a time; the options are those of `prediction.predictions`."""
         if not isinstance(inputs, Inputs):
             inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
-        options["helpers"] = self.helpers
-        return prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+        options |= {"helpers": self.helpers, "share": (jax.process_index(), jax.process_count())}
+        found = prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+        return self._of_all_processes(found, **options) if jax.process_count() > 1 else found
+
+    def _of_all_processes(self, found, start=0, errors=None, skip_bad=0, **_):
+        """Yield the predictions of all processes in the order of the inputs, and add the `errors` of the others."""
+        errors = {} if errors is None else errors
+        for some in distributed.in_turns(found):
+            errors |= {number: row["error"] for number, row in enumerate(some, start) if "error" in row}
+            if len(errors) > skip_bad:
+                raise ValueError(f"{[*errors.values()][-1]} (--skip-bad=N continues without N such images.)")
+            start += len(some)
+            yield some
 
     def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.
@@ -101,7 +112,8 @@ class Trained:
         found, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
-                other = load(folder, changes={"weights": config.weights} if config.weights else {})
+                quantized = {"weights": config.weights} if config.weights else {}
+                other = load(folder, changes=quantized, devices=self.experiment.devices)
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir
@@ -116,19 +128,20 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Trained:
-    """Return the trained model in a folder; see `lineage.load`."""
+    """Return the trained model in a folder, on some devices (None: all); see `lineage.load`."""
     folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         config, _ = cli.load(str(folder / CONFIG))
-        return restore(used(config, changes), folder, checkpoint)
+        return restore(used(config, changes), folder, checkpoint, devices=devices)
     config = used(pretrained.config_of(folder, task), changes)
     model, variables = convert.load(folder)
-    experiment = Experiment(config, folder, kept=Facts())
+    experiment = Experiment(config, folder, devices, kept=Facts())
     facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
-    experiment = Experiment(config, folder, kept=facts)
+    experiment = Experiment(config, folder, devices, kept=facts)
     experiment.task.check_model(experiment.model)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
@@ -158,17 +171,19 @@ def restore(
     force: bool = False,
     choose_experts: bool = False,
     prompt: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Trained:
     """Return the model of a run, from its folder alone if the folder has the metadata of the data.
 
     Args:
         checkpoint: "latest" or "best".
         force: accept changes of keys on which the training depends.
+        devices: devices that hold the model; None: all.
         choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
-    experiment = Experiment(config, folder, kept=pretrained.kept_facts(folder))
+    experiment = Experiment(config, folder, devices, kept=pretrained.kept_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, said = expert_mixture.choose(experiment, state, prompt)
