@@ -23,6 +23,7 @@ from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import memory, remote
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
+from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.file = options.named or DEFAULT  # name or path of the experiment
     chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
     workdir = next(filter(None, chosen))
+    if given.get("max_restarts") and SUPERVISED not in os.environ:
+        return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     # Orbax logs the tracebacks of errors that it raises too.
     logging.getLogger("absl").setLevel(logging.ERROR if options.traceback else logging.CRITICAL)
     try:
@@ -64,6 +67,8 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
     """Return a context in which the processes of the run are connected, if it has several; choose JAX's cache."""
     if options.command in ("train", "evaluate", "generate", "predict"):
         cache.keep_compiled_programs()
+    elif options.command in ("prepare", "verify"):  # a run may be using the accelerators
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if "coordinator" not in options:
         return contextlib.nullcontext()
     memory.keep_freed()
@@ -129,8 +134,6 @@ def run_train(options: Options, changes: Changes) -> int:
 
 def restored(options: Options, changes: Changes) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
-    import jax
-
     from lineage.configs import cli
     from lineage.train import trained
 
@@ -141,8 +144,7 @@ def restored(options: Options, changes: Changes) -> Any:
     config, force = trained.used(config, changes), options.force_config
     experts = any(key.startswith("experts.") for key in changes)
     prompt = config.sampling.prompt if options.command == "generate" else None
-    devices = jax.local_devices() if options.command == "predict" else None  # each process predicts by itself
-    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "devices": devices}
+    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "local": options.command == "predict"}
     return trained.restore(config, options.folder, options.checkpoint, **settings)
 
 
@@ -168,15 +170,13 @@ def run_generate(options: Options, changes: Changes) -> None:
 def run_predict(options: Options, changes: Changes) -> None:
     if options.batch_size is not None:
         changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
-    import jax
-
     from lineage.evaluation import prediction
-    from lineage.train import distributed, trained
+    from lineage.train import trained
 
     if options.model:
         if options.inputs is None:
             raise ValueError("--model is the folder of a model without data: give its --inputs.")
-        settings = {"checkpoint": options.checkpoint, "changes": changes, "devices": jax.local_devices()}
+        settings = {"checkpoint": options.checkpoint, "changes": changes, "local": True}
         model = trained.load(options.model, task=options.task or "", **settings)
     else:
         model = restored(options, changes)
@@ -184,20 +184,8 @@ def run_predict(options: Options, changes: Changes) -> None:
     inputs, files = model.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
-    with remote.written("" if jax.process_index() else options.output or "") as place:
-        with distributed.agreed():
-            output = prediction.Output(place, about) if place else None
-        progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
-        found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
-        if not output:
-            for some in found:
-                if not options.output:  # by process 0
-                    print("".join(map(prediction.line, some)), end="", flush=True)
-            return
-        output.write(found)
-        output.finish(model.experiment.task.document)
-    bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
-    print(f"{output.count} predictions{bad}: {options.output}", file=sys.stderr)
+    settings = {"skip_bad": options.skip_bad, "as_features": options.features}
+    model.write_predictions(inputs, options.output or "", about, **settings)
 
 
 def run_export(options: Options, changes: Changes) -> None:
@@ -210,7 +198,6 @@ def run_export(options: Options, changes: Changes) -> None:
 
 
 def run_prepare(options: Options, changes: Changes) -> None:
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: a run may be using the accelerators
     config, _ = configured(options, changes)
     from lineage.train.experiment import Experiment
 
@@ -263,6 +250,12 @@ def run_report(options: Options, changes: Changes) -> None:
         print(write_report(chosen[0]))
 
 
+def run_verify(options: Options, changes: Changes) -> int:
+    from lineage.train.verification import verify
+
+    return verify(folders(options), options.json)
+
+
 def run_watch(options: Options, changes: Changes) -> None:
     from lineage.runs.live import watch
 
@@ -293,10 +286,8 @@ def run_slurm(options: Options, changes: Changes) -> int:
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
-    if options.sweep:
-        runs = plan(overrides, [changed(config, one) for one in overrides], folder)
-    else:
-        runs = [Run(folder.name, folder, {}, plain(config))]
+    alone = [Run(folder.name, folder, {}, plain(config))]
+    runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, child(options, changes), folder, config.cluster)

@@ -64,9 +64,8 @@ def _mistake(path, error):
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
         (error,) = error.args
-    message = re.sub(
-        r' Other fields present: ".*?"(?=\nDid|$)', "", str(error.args[0] if error.args else ""), flags=re.DOTALL
-    )
+    message = str(error.args[0] if error.args else "")
+    message = re.sub(r' Other fields present: ".*?"(?=\nDid|$)', "", message, flags=re.DOTALL)
     return f"{path}{f', line {line}' if line else ''}: {' '.join(message.split()) or type(error).__name__}"
 
 

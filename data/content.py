@@ -205,6 +205,14 @@ def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
+def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:
+    """Return arrays [n], of which one has at most `length` T numbers, as one array [N, T], padded with `fill`."""
+    out = np.full((len(rows), length), fill, rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
+
+
 @dataclass(frozen=True)
 class Subset(ExampleSource):
     """The examples of a source whose indices are `chosen` int64 [N]."""

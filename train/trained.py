@@ -20,6 +20,7 @@ from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
+from lineage.runs import remote
 from lineage.runs.folder import CONFIG, check_config
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
@@ -80,6 +81,29 @@ class Trained:
             start += len(some)
             yield some
 
+    def write_predictions(self, inputs: Inputs, path: str, about: Mapping[str, Any], **options: Any) -> None:
+        """Write predictions to a file, see `prediction.Output`, or print them; of several processes, the first does so.
+
+        Args:
+            path: of the file, which may be remote; "": print the objects.
+            about: metadata by which a file is continued.
+            options: those of `predictions`.
+        """
+        with remote.written("" if jax.process_index() else path) as place:
+            with distributed.agreed():
+                output = prediction.Output(place, about) if place else None
+            progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
+            found = self.predictions(inputs, **progress, **options)
+            if not output:
+                for some in found:
+                    if not path:
+                        print("".join(map(prediction.line, some)), end="", flush=True)
+                return
+            output.write(found)
+            output.finish(self.experiment.task.document)
+        bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
+        print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
+
     def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.
 
@@ -113,7 +137,7 @@ class Trained:
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
                 quantized = {"weights": config.weights} if config.weights else {}
-                other = load(folder, changes=quantized, devices=self.experiment.devices)
+                other = load(folder, changes=quantized, local=self.experiment.devices is not None)
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir
@@ -128,16 +152,16 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
-    devices: Sequence[jax.Device] | None = None,
+    local: bool = False,
 ) -> Trained:
-    """Return the trained model in a folder, on some devices (None: all); see `lineage.load`."""
+    """Return the trained model in a folder; see `lineage.load`, and `restore` for `local`."""
     folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         config, _ = cli.load(str(folder / CONFIG))
-        return restore(used(config, changes), folder, checkpoint, devices=devices)
-    config = used(pretrained.config_of(folder, task), changes)
+        return restore(used(config, changes), folder, checkpoint, local=local)
+    config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if local else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, kept=Facts())
     facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
@@ -171,18 +195,19 @@ def restore(
     force: bool = False,
     choose_experts: bool = False,
     prompt: str | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    local: bool = False,
 ) -> Trained:
     """Return the model of a run, from its folder alone if the folder has the metadata of the data.
 
     Args:
         checkpoint: "latest" or "best".
         force: accept changes of keys on which the training depends.
-        devices: devices that hold the model; None: all.
+        local: whether the model is on the devices of this process alone, not on those of all processes.
         choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
+    devices = jax.local_devices() if local else None
     experiment = Experiment(config, folder, devices, kept=pretrained.kept_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:

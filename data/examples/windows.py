@@ -136,9 +136,7 @@ class PairSentences:
 
     def __post_init__(self):
         if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
-            raise ValueError(
-                "Next-sentence prediction needs several documents in each split: a negative pair is of two documents."
-            )
+            raise ValueError("Next-sentence prediction needs several documents in each split, for negative pairs.")
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         length, coder = self.chunks.length, self.tokenizer

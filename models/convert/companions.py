@@ -13,14 +13,7 @@ from lineage.models.convert.family import read_json
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
 # Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
-ROLES = {
-    "eos": "end_of_text",
-    "unk": "unknown",
-    "cls": "cls",
-    "sep": "sep",
-    "mask": "mask",
-    "pad": "pad",
-}
+ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def test_report_is_self_contained(run, request):
     path = request.getfixturevalue(run)
     body = path.read_text()
     page = _Page(body)
-    assert all(source.startswith(("data:image/png;base64,", "#")) for source in page.sources)
+    assert all(source.startswith(("data:image/png;base64,", "data:text/csv;", "#")) for source in page.sources)
     assert not {"link", "iframe"} & set(page.tags)
     assert not re.search("http(?!-equiv)", re.sub(r'"data:[^"]*"', "", body))
     assert "url(" not in re.sub(r"url\(#\w+\)|url\(data:", "", body)

@@ -1,0 +1,170 @@
+"""Fault injection: `python -m tests.faults --faults=1000 --seed=0` disturbs runs and reports the results by kind.
+
+After each fault the same command is started again. It must end with the results of an undisturbed run, bit for bit, or
+in one sentence that names a file, without the loss of a sound checkpoint. `--seed` and `--first` reproduce a fault.
+"""
+
+import argparse
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+sys.modules["torch"] = None  # TensorBoard's writer would import it, which takes long
+os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+
+from tests.faults.harness import FileEvents, Subject, inject, quick  # noqa: E402
+
+GOOD = ("same", "sentence", "no fault")  # "no fault": the command ended before its moment
+BATCH = 40  # faults per process
+SECONDS = 1200  # of a process without a result, after which it hangs
+KINDS = {"killed": 8, "damaged": 6, "signals": 2, "unreadable": 2, "full disk": 2}  # with the number in twenty
+
+
+def main():
+    """Inject faults; return 1 if a result is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--faults", type=int, default=1000, help="number of faults (default 1000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first fault")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds to inject, separated by commas (default all)")
+    options = parser.parse_args()
+    results, last = Counter(), options.first + options.faults
+    with tempfile.TemporaryDirectory(prefix="faults_") as folder:
+        base = Path(folder)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(base / "programs")
+        record(base)
+        for first in range(options.first, last, BATCH):
+            faults = [Fault(options.seed, number) for number in range(first, min(first + BATCH, last))]
+            results.update(batch(base, [fault for fault in faults if fault.kind in options.kinds.split(",")]))
+    for (kind, result), count in sorted(results.items()):
+        print(f"{kind:12} {result:10} {count:5}")
+    return int(any(result not in GOOD for _, result in results))
+
+
+class Fault:
+    """Fault of a seed and a number: its kind, its random numbers, and its moment as a fraction of all file operations.
+
+    Attributes:
+        command: command that is disturbed, or is run after the damage.
+        detail: description, as far as it is known.
+        reached: whether the command came to that moment.
+    """
+
+    def __init__(self, seed, number):
+        self.rng, self.seed, self.number = random.Random(f"{seed} {number}"), seed, number
+        self.kind = self.rng.choices([*KINDS], KINDS.values())[0]
+        self.moment, self.command, self.detail, self.reached = self.rng.random(), "", "", True
+
+
+def forked(function, log):
+    """Call a function in a new process, with its output in a file; return the process's id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        function()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def record(base, places=()):
+    """Run all commands in a process, which is stopped before the file operations with the numbers `places`.
+
+    There, the folder is copied to `base/NUMBER`: it is what a kill at this moment leaves. The reference results and the
+    number of the last operation of each command are written to `base/reference.json` unless the process is stopped.
+    """
+    subject, events = Subject(base / "subject"), FileEvents(base / "subject")
+    subject.begin()
+
+    def work():
+        found, before = {}, 0
+        for command in subject.commands:
+            (base / "command").write_text(command)
+            here = {place - before for place in places}
+            with events.acting(lambda path: os.kill(os.getpid(), signal.SIGSTOP), here):
+                code, output = subject.call(command)
+            if code:
+                raise RuntimeError(output)
+            if command == "train":
+                shutil.copytree(subject.root, base / "trained", dirs_exist_ok=True)
+            found[command] = {"count": events.count, "result": subject.result(command, output)}
+            before += events.count
+        name = "stopped.json" if places else "reference.json"
+        (base / name).write_text(json.dumps(found))
+
+    pid = forked(work, base / "log.txt")
+    for place in (*sorted(places), None):
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            break
+        shutil.copytree(subject.root, base / str(place))
+        (base / f"{place}.command").write_text((base / "command").read_text())
+        os.kill(pid, signal.SIGCONT)
+    if status:
+        raise RuntimeError((base / "log.txt").read_text()[-5000:])
+
+
+def batch(base, faults):
+    """Inject faults in a process; yield the kind and the result of each, and print what is wrong."""
+    reference = json.loads((base / "reference.json").read_text())
+    total = sum(about["count"] for about in reference.values())
+    places = {fault: 1 + int(fault.moment * total) for fault in faults if fault.kind == "killed"}
+    if places:
+        record(base, sorted({*places.values()}))
+        stopped = json.loads((base / "stopped.json").read_text())
+        same = all(stopped[command]["result"] == about["result"] for command, about in reference.items())
+        yield "stopped", "same" if same else "WRONG"
+    while faults:
+        reading, writing = os.pipe()
+        pid = forked(partial(work, base, faults, places, reference, writing), base / "log.txt")
+        os.close(writing)
+        with open(reading) as lines:
+            for line in lines:
+                number, kind, result, detail = json.loads(line)
+                said = f"fault {number}, {kind}, {result}: {detail}"
+                print(said if result != "WRONG" else f"{said}\n  --seed={faults[0].seed} --first={number}", flush=True)
+                yield kind, result
+                faults = faults[1:]
+        os.waitpid(pid, 0)
+        if faults:
+            log = (base / "log.txt").read_text()[-3000:]
+            print(f"fault {faults[0].number}, {faults[0].kind}: the process died\n{log}")
+            yield faults[0].kind, "DIED"
+            faults = faults[1:]
+    for place in {*places.values()}:
+        shutil.rmtree(base / str(place))
+
+
+def work(base, faults, places, reference, writing):
+    """Inject faults in this process, and write a line of JSON for each."""
+    subject, events = Subject(base / "subject"), FileEvents(base / "subject")
+    quick()
+    with open(writing, "w") as lines:
+        for fault in faults:
+            signal.alarm(SECONDS)
+            if fault.kind == "killed":
+                place = places[fault]
+                subject.restore(base / str(place))
+                fault.command = (base / f"{place}.command").read_text()
+            result, detail = inject(fault, subject, events, base / "trained", copy.deepcopy(reference))
+            print(json.dumps([fault.number, fault.kind, result, detail]), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""A run in a folder of its own with the commands that follow it, and the faults that are injected into them."""
+
+import contextlib
+import errno
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from lineage import launch
+from lineage.runs.folder import MEASURED, PREEMPTED, read_record
+from lineage.train import loop, profiling
+
+ROOT = Path(__file__).parents[2]
+TOTAL, SAVE_EVERY = 20, 4
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
+HOW = ("flip", "empty", "truncate", "delete", "replace")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+ERRORS = (errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOSPC, errno.EMFILE)
+STOPPED = {0, PREEMPTED, 130, -signal.SIGKILL}  # exit codes of a command that receives signals
+SENTENCE = re.compile(r"^error: (.{1,400})\n\(use --traceback", re.MULTILINE)
+
+
+class Killed(BaseException):
+    """Death of the process by a signal that nothing handles; a BaseException, so that no handler catches it."""
+
+
+class Subject:
+    """Folder `root` with texts, the cache of the user, a run, and what the commands on the run write."""
+
+    def __init__(self, root):
+        self.root, self.run = root, root / "run"
+        options = {"source": f"text:{root}/data", "tokenizer": "bpe", "tokenizer.vocab_size": 300, "seed": 1}
+        options |= {"model.depth": 1, "model.dropout": 0.1, "ema_decay": 0.9, "sampling.num_samples": 1}
+        options |= {"total_steps": TOTAL, "evaluate_every_steps": SAVE_EVERY, "save_every_steps": SAVE_EVERY}
+        options |= {"checkpoint.keep": 3, "checkpoint.best": "validation/loss"}
+        train = ["train", f"--config={ROOT}/tests/tiny.py:gpt", *(f"--config.{key}={options[key]}" for key in options)]
+        commands = [train, ["evaluate"], ["generate"], ["export", f"--output={root}/export"], ["report"]]
+        self.commands = {command[0]: [*command, f"--workdir={self.run}"] for command in commands}
+        os.environ["LINEAGE_CACHE"] = str(root / "cache")
+
+    def begin(self):
+        """Make the folder, with texts only."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        (self.root / "data").mkdir(parents=True)
+        for name in ("setup.py", "launch.py"):
+            shutil.copy(ROOT / name, self.root / "data" / f"{name}.txt")
+
+    def restore(self, copy):
+        """Make the folder equal to a copy of it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(copy, self.root)
+
+    def call(self, command):
+        """Run a command in this process; return its exit code, or that of a kill, and its output."""
+        with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
+            try:
+                code = launch.main(self.commands[command])
+            except Killed:
+                code = -signal.SIGKILL
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        return code, output.getvalue()
+
+    def result(self, command, output):
+        """Return what must be equal to that of an undisturbed run."""
+        if command == "train":
+            lines = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
+            history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]
+            samples = (self.run / "artifacts" / "samples.jsonl").read_text()
+            return {"state": self._state(), "history": history, "samples": samples}
+        if command == "export":
+            return hashlib.sha256((self.root / "export" / "model.safetensors").read_bytes()).hexdigest()
+        return (self.run / "report.html").is_file() if command == "report" else output
+
+    def _state(self):
+        import orbax.checkpoint as ocp
+        from jax import tree
+
+        saved = ocp.StandardCheckpointer().restore(self.run / "checkpoints" / str(TOTAL) / "state")
+        return hashlib.sha256(b"".join(leaf.tobytes() for leaf in tree.leaves(saved))).hexdigest()
+
+    def sound(self):
+        """Return the steps of the checkpoints whose records are sound."""
+        found = set()
+        for path in (self.run / "checkpoints").glob("[0-9]*"):
+            with contextlib.suppress(ValueError, OSError):
+                read_record(path)
+                found.add(int(path.name))
+        return found
+
+
+class FileEvents:
+    """Audit hook that counts Python's file operations in a folder, and calls `act(path)` before chosen ones."""
+
+    def __init__(self, root):
+        self._root, self._act, self._places, self.count = f"{root}/", None, (), 0
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event, arguments):
+        if not self._act or event not in EVENTS or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if (path := os.fspath(arguments[0])).startswith(self._root):
+            self.count += 1
+            if self.count in self._places:
+                self._act(path)
+
+    @contextlib.contextmanager
+    def acting(self, act, places):
+        """Call `act` before the operations with the numbers in `places`, counted from 1 on."""
+        self.count, self._places, self._act = 0, places, act
+        try:
+            yield
+        finally:
+            self._act = None
+
+
+def quick():
+    """Share compiled functions between the runs of this process, without reports; end the process if it hangs."""
+    kept, budget, step = {}, profiling.experiment_budget, loop.compile_step
+    profiling.experiment_budget = lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
+    loop.compile_step = lambda *args: kept.get("step") or kept.setdefault("step", step(*args))
+    loop.write_report = loop.artifacts.write_all = lambda *args: None
+    faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
+
+
+def inject(fault, subject, events, trained, reference):
+    """Inject a fault and run its command again; return the result ("same", "sentence" or "WRONG") and a description.
+
+    "sentence": the command named what is damaged, and after it was repaired gave the same result.
+    """
+    try:
+        repair = disturb(fault, subject, events, trained, reference)
+        sound = subject.sound()
+        code, output = subject.call(fault.command)
+        refused = code == 1 and repair
+        if refused:
+            fault.detail += f": {refusal(output, repair.names)}"
+            assert sound <= subject.sound(), "a sound checkpoint is lost"
+            repair()
+            code, output = subject.call(fault.command)
+        assert code == 0, f"exit code {code}: {output[-2000:]}"
+        resumed = re.search(r"resuming from step (\d+)", output)
+        if fault.command == "train" and sound and not refused:
+            used = int(resumed[1]) if resumed else 0
+            assert used >= max(sound), f"of the checkpoints {sound}, {used} is used: {output}"
+        found, expected = subject.result(fault.command, output), reference[fault.command]["result"]
+        for key in repair.changes if repair and not refused else ():
+            found.pop(key), expected.pop(key)
+        assert found == expected, f"the result differs: {output[-2000:]}"
+        return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
+    except AssertionError as error:
+        return "WRONG", f"{fault.detail}: {error}"
+
+
+def disturb(fault, subject, events, trained, reference):
+    """Bring the folder into the state after a fault; return the `Damage`, None for another kind of fault."""
+    rng = fault.rng
+    if fault.kind == "killed":  # the folder is in this state
+        fault.detail = f"{fault.command} at {fault.moment:.4f}"
+        return None
+    fault.command = rng.choice([*["train"] * 6, *subject.commands])
+    subject.restore(trained)
+    if fault.command == "train" and rng.random() < 0.6:  # interrupted before its end
+        shutil.rmtree(subject.run / "checkpoints" / str(TOTAL))
+    if fault.kind == "damaged":
+        found = Damage(rng, subject)
+        fault.detail = f"{fault.command} with {found.how} of {found.path.relative_to(subject.root)}"
+        return found
+    if fault.command == "train" and rng.random() < 0.6:
+        subject.begin()
+    count = reference[fault.command]["count"] - (fault.command == "train") * reference["report"]["count"]  # see `quick`
+    place = 1 + int(fault.moment * count)
+    with DISTURBANCES[fault.kind](rng) as (act, name), events.acting(act, range(place, place + rng.randint(1, 5))):
+        code, output = subject.call(fault.command)
+    fault.reached = events.count >= place
+    fault.detail = f"{fault.command} with {name} at {place} of {events.count}: exit code {code}"
+    assert "Traceback (most recent" not in output, output
+    if code == 1 and fault.kind != "signals":
+        fault.detail += f": {refusal(output, [subject.root])}"
+    else:
+        assert code in STOPPED, output
+    return None
+
+
+def refusal(output, names):
+    """Return the sentence that a command ended with, which must name one of the files or folders."""
+    assert "Traceback (most recent" not in output, output
+    found = SENTENCE.findall(output)
+    assert len(found) == 1, f"there is not one sentence: {output}"
+    assert any(str(name) in found[0] for name in names), f"no file is named: {found[0]}"
+    return found[0]
+
+
+class Damage:
+    """Damage of a file of a run, of its data or of the cache: a bit is flipped, or it is emptied, truncated, deleted or
+    replaced by another one. Calling it repairs the file.
+
+    Attributes:
+        names: the file and the folders that it is in, one of which an error must name.
+        changes: parts of a result that the damage may change.
+    """
+
+    def __init__(self, rng, subject):
+        files = sorted(path for path in subject.root.rglob("*") if path.is_file() and path.suffix != ".lock")
+        folder = rng.choice(sorted({path.parent for path in files}))
+        self.path = rng.choice([path for path in files if path.parent == folder])
+        self.how, self.before = rng.choice(HOW), self.path.read_bytes()
+        self.names = [path for path in (self.path, *self.path.parents) if path.parent.is_relative_to(subject.root)]
+        self.names = [path for path in self.names if path != subject.run]
+        self.changes = {"metrics.jsonl": ["history"], "samples.jsonl": ["samples"]}.get(self.path.name, ())
+        place = rng.randrange(len(self.before) or 1)
+        flipped = bytes([*self.before[place : place + 1]] or b"?")
+        flipped = bytes([flipped[0] ^ 1 << rng.randrange(8)])
+        after = {"flip": self.before[:place] + flipped + self.before[place + 1 :], "empty": b""}
+        after |= {"truncate": self.before[:place], "replace": rng.choice(files).read_bytes()}
+        if self.how == "delete":
+            self.path.unlink()
+        else:
+            self.path.write_bytes(after[self.how])
+
+    def __call__(self):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(self.before)
+
+
+@contextlib.contextmanager
+def _signals(rng):
+    """Yield an action that sends two signals, the second one at a later operation; without handlers, they kill."""
+
+    def die(number, frame):
+        raise Killed
+
+    first, *others = numbers = rng.choices(SIGNALS, k=2)
+    before = {number: signal.signal(number, die) for number in SIGNALS if number != signal.SIGINT}
+    try:
+        yield lambda path: numbers and os.kill(os.getpid(), numbers.pop()), f"signals {first} and {others[0]}"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _errors(rng):
+    """Yield an action that fails an operation."""
+    number = rng.choice(ERRORS)
+
+    def act(path):
+        raise OSError(number, os.strerror(number), path)
+
+    yield act, errno.errorcode[number]
+
+
+@contextlib.contextmanager
+def _full_disk(rng):
+    """Yield an action from which on no file can grow beyond some bytes."""
+    limits, size = resource.getrlimit(resource.RLIMIT_FSIZE), int(10 ** rng.uniform(0, 5))
+    try:
+        yield lambda path: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1])), f"{size} bytes per file"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+DISTURBANCES = {"signals": _signals, "unreadable": _errors, "full disk": _full_disk}
