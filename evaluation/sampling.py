@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches, Facts
-from lineage.evaluation.base import Context
+from lineage.evaluation.base import Context, is_shared, to_host
 from lineage.models import Model
 from lineage.models.decoding.continuous import Prompt, Slots
 from lineage.models.decoding.generate import best_of
@@ -33,16 +32,16 @@ class Sampler:
     def write(self, variables: Any, prompt: str) -> list[str]:
         """Return `num_samples` texts (at least one) for a prompt or an input."""
         request = self._request(prompt)
-        return self.texts(request, process_allgather(self.generate(variables, request), tiled=True))
+        return self.texts(request, to_host(self.generate(variables, request)))
 
     def batches(
         self, variables: Any, batches: EvaluationBatches, facts: Facts
     ) -> Iterator[tuple[Batch, Any, list[str]]]:
         """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
         for batch in batches:
-            batch = process_allgather(self.context.to_mesh(batch), tiled=True)  # of all processes
+            batch = to_host(self.context.to_mesh(batch))  # of all processes
             request = self._without_excess(self.context.task.requests(batch, facts))
-            generated = process_allgather(self.generate(variables, self._placed(request)), tiled=True)
+            generated = to_host(self.generate(variables, self._placed(variables, request)))
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
@@ -55,7 +54,7 @@ class Sampler:
             first: index of the first example among all inputs, on which its samples depend.
         """
         sampling, parts = self.context.sampling, iter(parts)
-        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or jax.process_count() > 1:
+        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or is_shared(variables):
             for batches in parts:
                 texts = (texts for *_, texts in self.batches(variables, batches, self.context.facts))
                 yield from islice(chain.from_iterable(texts), len(batches.source))
@@ -88,9 +87,9 @@ class Sampler:
                     yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
                 left -= len(prompts)
 
-    def _placed(self, request):
+    def _placed(self, variables, request):
         """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
-        if jax.process_count() > 1 or self.context.sampling.num_beams > 1:
+        if is_shared(variables) or self.context.sampling.num_beams > 1:
             return request
         leaves, kind = jax.tree.flatten(request)
         placed = self.context.to_mesh({str(number): leaf for number, leaf in enumerate(leaves)})
