@@ -27,7 +27,6 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             examples: `jax.export.deserialize(content).call` maps a dictionary of the arrays that `model.json` lists to
             the model's outputs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
     if kind == "safetensors":
         try:
@@ -44,7 +43,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         (folder / tokenizers.FILE).write_text(content, encoding="utf-8")
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
-        companions.save_tokenizer(folder, names, experiment.model.max_length)
+        companions.save_tokenizer(folder, names, experiment.model)
     return sorted(folder.iterdir())
 
 
@@ -55,6 +54,7 @@ def _write_program(experiment, variables, folder):
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in experiment.task.inputs}
     program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.stablehlo").write_bytes(program.serialize())
     arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
     about = {"inputs": arrays, "platforms": PLATFORMS}
