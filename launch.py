@@ -144,7 +144,7 @@ def restored(options: Options, changes: Changes) -> Any:
     config, force = trained.used(config, changes), options.force_config
     experts = any(key.startswith("experts.") for key in changes)
     prompt = config.sampling.prompt if options.command == "generate" else None
-    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "local": options.command == "predict"}
+    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "alone": options.command == "predict"}
     return trained.restore(config, options.folder, options.checkpoint, **settings)
 
 
@@ -176,7 +176,7 @@ def run_predict(options: Options, changes: Changes) -> None:
     if options.model:
         if options.inputs is None:
             raise ValueError("--model is the folder of a model without data: give its --inputs.")
-        settings = {"checkpoint": options.checkpoint, "changes": changes, "local": True}
+        settings = {"checkpoint": options.checkpoint, "changes": changes, "alone": True}
         model = trained.load(options.model, task=options.task or "", **settings)
     else:
         model = restored(options, changes)

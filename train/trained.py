@@ -137,7 +137,7 @@ class Trained:
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
                 quantized = {"weights": config.weights} if config.weights else {}
-                other = load(folder, changes=quantized, local=self.experiment.devices is not None)
+                other = load(folder, changes=quantized, alone=self.experiment.devices is not None)
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir
@@ -152,16 +152,16 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
-    local: bool = False,
+    alone: bool = False,
 ) -> Trained:
-    """Return the trained model in a folder; see `lineage.load`, and `restore` for `local`."""
+    """Return the trained model in a folder; see `lineage.load`, and `restore` for `alone`."""
     folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         config, _ = cli.load(str(folder / CONFIG))
-        return restore(used(config, changes), folder, checkpoint, local=local)
-    config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if local else None
+        return restore(used(config, changes), folder, checkpoint, alone=alone)
+    config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, kept=Facts())
     facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
@@ -195,19 +195,19 @@ def restore(
     force: bool = False,
     choose_experts: bool = False,
     prompt: str | None = None,
-    local: bool = False,
+    alone: bool = False,
 ) -> Trained:
     """Return the model of a run, from its folder alone if the folder has the metadata of the data.
 
     Args:
         checkpoint: "latest" or "best".
         force: accept changes of keys on which the training depends.
-        local: whether the model is on the devices of this process alone, not on those of all processes.
+        alone: whether the model is on the devices of this process, not on those of all processes.
         choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
-    devices = jax.local_devices() if local else None
+    devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, kept=pretrained.kept_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
