@@ -2,7 +2,8 @@
 
 The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
 another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
-(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `_Shard` for each shard.
+(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `_Shard` for each shard, and
+a CRC-32 of itself.
 
 A shard begins at a function of the documents alone, so that the same texts give the same files for any number of
 processes, and an interrupted encoding continues after the shards that are complete.
@@ -229,12 +230,12 @@ def _is_complete(folder: Path, dtype: np.dtype, verify: bool = False) -> bool:
 
 
 def _read_index(folder: Path) -> tuple[list[_Shard], bool]:
-    """Return the shards in the index of a corpus, and whether they are all; none if there is no index."""
-    try:
+    """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return [_Shard(**values) for values in index["shards"]], bool(index["complete"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return [], False
+        if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
+            return [_Shard(**values) for values in index["shards"]], index["complete"]
+    return [], False
 
 
 def _is_whole(folder: Path, number: int, shard: _Shard, dtype: np.dtype, verify: bool) -> bool:
@@ -282,7 +283,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
 
 def _write_index(folder: Path, shards: Sequence[_Shard], complete: bool) -> None:
     entries = [shard._asdict() for shard in shards]
-    write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries}))
+    crc32 = zlib.crc32(json.dumps(entries).encode())
+    write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries, "crc32": crc32}))
 
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:

@@ -193,7 +193,7 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
     number = {category: number for number, category in enumerate(categories)}
     try:
         images = {image["id"]: image for image in content["images"]}
-        names = [image["file_name"] for image in images.values()]
+        names = ["" + image["file_name"] for image in images.values()]  # TypeError if one is not a text
     except (KeyError, TypeError):
         raise ValueError(f"{path} has an image without `id` and `file_name`.") from None
     if not names:

@@ -281,6 +281,7 @@ def damaged(path, change):
         ("index", lambda shard, index: index.write_text("")),
         ("index", lambda shard, index: index.write_text("[1]")),
         ("index", lambda shard, index: index.write_text('{"complete": true, "shards": [{"tokens": 7}]}')),
+        ("index", lambda shard, index: index.write_text(index.read_text().replace('"characters": ', '"characters": 1'))),
         ("end", lambda shard, index: index.write_text(index.read_text().replace("true", "false"))),
     ],
 )
