@@ -39,12 +39,18 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
     """
-    with replacing(path) as temporary:
-        try:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+    with naming(path), replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Let an OSError of the block name a file: those of writes and flushes name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextlib.contextmanager

@@ -231,7 +231,7 @@ def _is_complete(folder: Path, dtype: np.dtype, verify: bool = False) -> bool:
 
 def _read_index(folder: Path) -> tuple[list[_Shard], bool]:
     """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
             return [_Shard(**values) for values in index["shards"]], index["complete"]
