@@ -23,7 +23,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
-        with temporary.open("ab") as file:
+        with naming(path), temporary.open("ab") as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield temporary
@@ -39,17 +39,19 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
     """
-    with naming(path), replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Let an OSError of the block name a file: those of writes and flushes name none."""
+    """Let an OSError of the block name a file if it names none, as those of writes do, or a temporary one."""
     try:
         yield
     except OSError as error:
+        if error.errno is None or not str(error.filename or ".partial").endswith(".partial"):
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 

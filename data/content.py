@@ -275,7 +275,7 @@ class Facts:
         try:
             values = json.loads(path.read_text(encoding="utf-8")).items()
             return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None
 
 

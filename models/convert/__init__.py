@@ -283,6 +283,6 @@ def _files(folder):
         try:
             file = safe_open(path, "numpy")
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}.") from None
+            raise ValueError(f"{path} is not a safetensors file: {str(error)[:200]}.") from None
         files |= dict.fromkeys(file.keys(), file)
     return files
