@@ -4,6 +4,7 @@ import contextlib
 import errno
 import faulthandler
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -19,6 +20,8 @@ from lineage import launch
 from lineage.runs.folder import MEASURED, PREEMPTED, read_record
 from lineage.train import loop, profiling
 
+for _name in ("report.run", "train.export", "train.trained"):  # otherwise each process would import them
+    importlib.import_module(f"lineage.{_name}")
 ROOT = Path(__file__).parents[2]
 TOTAL, SAVE_EVERY = 20, 4
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}

@@ -1,5 +1,6 @@
 """Files of a run folder are written atomically."""
 
+import fcntl
 import os
 import resource
 import subprocess
@@ -51,6 +52,20 @@ with replacing({str(tmp_path / "a")!r}) as temporary:
     assert f".{other.pid}." in left.name
     other.communicate()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "half", "b": "b"}
+
+
+def test_temporary_file_that_is_deleted_before_it_is_locked(tmp_path, monkeypatch):
+    lock, deleted = fcntl.flock, []
+
+    def raced(file, how):
+        if not deleted:
+            deleted.append(next(tmp_path.glob(".a.*")))
+            deleted[0].unlink()
+        return lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", raced)
+    assert write_atomic(tmp_path / "a", "new").read_text() == "new"
+    assert deleted
 
 
 def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch):
