@@ -22,7 +22,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import memory, remote
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
+from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.file = options.named or DEFAULT  # name or path of the experiment
     chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
     workdir = next(filter(None, chosen))
+    if given.get("max_restarts") and SUPERVISED not in os.environ:
+        return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     # Orbax logs the tracebacks of errors that it raises too.
     logging.getLogger("absl").setLevel(logging.ERROR if options.traceback else logging.CRITICAL)
     try:
@@ -64,6 +67,8 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
     """Return a context in which the processes of the run are connected, if it has several; choose JAX's cache."""
     if options.command in ("train", "evaluate", "generate", "predict"):
         cache.keep_compiled_programs()
+    elif options.command in ("prepare", "verify"):  # a run may be using the accelerators
+        os.environ["JAX_PLATFORMS"] = "cpu"
     if "coordinator" not in options:
         return contextlib.nullcontext()
     memory.keep_freed()
@@ -79,7 +84,7 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     path = Path(options.folder) / CONFIG
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
-    cli.override(config, changes)
+    cli.override(config, changes, saved_config(path.parent) if last_step(path.parent) else None)
     return config, sweep
 
 
@@ -203,7 +208,6 @@ def run_export(options: Options, changes: Changes) -> None:
 
 
 def run_prepare(options: Options, changes: Changes) -> None:
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: a run may be using the accelerators
     config, _ = configured(options, changes)
     from lineage.train.experiment import Experiment
 
@@ -256,6 +260,12 @@ def run_report(options: Options, changes: Changes) -> None:
         print(write_report(chosen[0]))
 
 
+def run_verify(options: Options, changes: Changes) -> int:
+    from lineage.train.verification import verify
+
+    return verify(folders(options), options.json)
+
+
 def run_watch(options: Options, changes: Changes) -> None:
     from lineage.runs.live import watch
 
@@ -286,10 +296,8 @@ def run_slurm(options: Options, changes: Changes) -> int:
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
-    if options.sweep:
-        runs = plan(overrides, [changed(config, one) for one in overrides], folder)
-    else:
-        runs = [Run(folder.name, folder, {}, plain(config))]
+    alone = [Run(folder.name, folder, {}, plain(config))]
+    runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, child(options, changes), folder, config.cluster)

@@ -44,9 +44,8 @@ def get_config(
 
     A name may be followed by its first option, such as "text:PATH".
     """
-    names = {"model": model, "task": task, "source": source, "tokenizer": tokenizer}
-    names |= {"adapter": adapter, "optimizer": optimizer, "schedule": schedule}
-    parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
+    names = source, tokenizer, task, model, adapter, optimizer, schedule
+    parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in zip(REGISTRIES, names)}
     config = schema.Section(parts | schema.plain(Run))
     config.evaluators = default_evaluators(config)
     return config.lock()

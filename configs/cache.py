@@ -1,4 +1,4 @@
-"""Cache of the user: compiled programs, tokenizers, token ids and copies of remote files, for later runs.
+"""Cache of the user: compiled programs, tokenizers, token ids, checksums and copies of remote files, for later runs.
 
 It is `$LINEAGE_CACHE`, by default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`; if that variable is empty,
 only copies of remote files are kept, in the default folder. All of it can be deleted while no run is in progress.
@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 DAYS = 30  # what is made anew if needed is deleted if it was not used for this long
-KINDS = ("programs", "tokenizers", "tokens")  # of files that are made anew
+KINDS = ("programs", "tokenizers", "tokens", "fingerprints")  # of files that are made anew
 
 
 def root() -> Path:

@@ -68,9 +68,8 @@ def _mistake(path, error):
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
         (error,) = error.args
-    message = re.sub(
-        r' Other fields present: ".*?"(?=\nDid|$)', "", str(error.args[0] if error.args else ""), flags=re.DOTALL
-    )
+    message = str(error.args[0] if error.args else "")
+    message = re.sub(r' Other fields present: ".*?"(?=\nDid|$)', "", message, flags=re.DOTALL)
     return f"{path}{f', line {line}' if line else ''}: {' '.join(message.split()) or type(error).__name__}"
 
 
@@ -144,10 +143,11 @@ def search(file: str, trials: int | None = None) -> Search | None:
     return replace(found, trials=trials) if found and trials is not None else found
 
 
-def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
     """Set dotted keys, such as "schedule.learning_rate", to values or to their texts on the command line.
 
-    With `init.path`, the model is the one in that folder, apart from the keys that are set too.
+    With `init.path`, the model is the one in that folder, apart from the keys that are set too; or that of the config
+    `saved` by the run to resume, if that began with it.
 
     Raises:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
@@ -165,7 +165,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         value = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         section[name] = value
     if changes.get("init.path"):
-        pretrained.adopt(config, changes)
+        pretrained.adopt(config, changes, saved)
 
 
 def _place(config, key):

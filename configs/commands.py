@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DEFAULT = "vit_digits"  # the experiment when none is given
+STEPS = ("train", "evaluate", "decode")  # that `compile` compiles
 
 Option = tuple[str, dict[str, Any]]  # arguments of `ArgumentParser.add_argument`
 
@@ -28,10 +29,13 @@ class Command:
 
 
 def _option(usage: str, text: str, **settings: Any) -> Option:
-    """Return an option, or a positional argument, from its name and the placeholder of its value, if it takes one."""
+    """Return an option, or a positional argument, from its name and the placeholder of its value, if it takes one.
+
+    The placeholders N, I and SECONDS stand for integers.
+    """
     name, _, value = usage.partition(" ")
     if value:
-        settings["metavar"] = value
+        settings |= {"metavar": value} | ({"type": int} if value in ("N", "I", "SECONDS") else {})
     elif not settings:
         settings["action"] = "store_true"
     return name, settings | {"help": text}
@@ -39,12 +43,8 @@ def _option(usage: str, text: str, **settings: Any) -> Option:
 
 TRACEBACK = _option("--traceback", "show where in the code an error was raised")
 CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG", nargs="?")
-CHECKPOINT = _option(
-    "--checkpoint",
-    "checkpoint to use (default latest; best: by the config's checkpoint.best)",
-    choices=("latest", "best"),
-    default="latest",
-)
+BEST = "checkpoint to use (default latest; best: by the config's checkpoint.best)"
+CHECKPOINT = _option("--checkpoint", BEST, choices=("latest", "best"), default="latest")
 FOLDERS = (
     _option("folders DIR", "folder of a run, or of several runs", nargs="*"),
     _option("--workdir DIR", "the same as DIR"),
@@ -67,12 +67,11 @@ PROCESSES = Group(
     None,
     (
         _option("--coordinator HOST:PORT", "address of process 0, or `auto` to detect it from the cluster"),
-        _option("--num-processes N", "number of processes", type=int),
-        _option("--process I", "index of this process, from 0", type=int),
+        _option("--num-processes N", "number of processes"),
+        _option("--process I", "index of this process, from 0"),
         _option(
             "--heartbeat SECONDS",
-            "declare a process dead after this many seconds without a heartbeat (default 60)",
-            type=int,
+            "declare a process dead after so many seconds without heartbeat (default 60)",
             default=60,
         ),
     ),
@@ -85,10 +84,18 @@ COMMANDS = {
             "train",
             "train --config=gpt_stdlib --workdir=outputs/gpt",
             "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
+            "train --config=gpt_stdlib --workdir=outputs/gpt --max-restarts=5",
         ),
         (
             _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
             _option("--debug-nans", "stop at the operation that makes the first nan (slow)"),
+            _option(
+                "--max-restarts N",
+                "start a run that fails again, up to N times and after a growing wait, unless it fails twice in a row "
+                "at the same step",
+                type=int,
+                default=0,
+            ),
         ),
         (EXPERIMENT, PROCESSES),
     ),
@@ -131,23 +138,15 @@ COMMANDS = {
                 "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
             ),
             _option("--split SPLIT", "split of a source that has several", default=""),
-            _option(
-                "--columns NAMES",
-                "columns, or keys of the objects in a .jsonl, separated by commas (two for pairs of texts)",
-            ),
+            _option("--columns NAMES", "columns, or keys of objects, separated by commas (two for pairs of texts)"),
             _option(
                 "--output FILE",
                 "a .jsonl with an object for each input, which the same command continues if it was interrupted; a "
                 ".json in the format of SQuAD or COCO; a .npz of features (default: print the objects)",
             ),
-            _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)", type=int),
+            _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)"),
             _option("--features", "write the feature vectors of an encoder or of an image model instead"),
-            _option(
-                "--skip-bad N",
-                "accept N images that cannot be read, and write an `error` for each",
-                type=int,
-                default=0,
-            ),
+            _option("--skip-bad N", "accept N images that cannot be read, and write an `error` for each", default=0),
             CHECKPOINT,
         ),
         (EXPERIMENT,),
@@ -155,7 +154,7 @@ COMMANDS = {
     "prepare": Command(
         "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",
         ("prepare gpt2_openwebtext --workers=16",),
-        (CONFIG, _option("--workers N", "number of processes that encode (default: as cores)", type=int, default=0)),
+        (CONFIG, _option("--workers N", "number of processes that encode (default: as cores)", default=0)),
         (EXPERIMENT,),
     ),
     "describe": Command(
@@ -178,9 +177,7 @@ COMMANDS = {
                 "h100x8, h200x1 or b200x8",
                 required=True,
             ),
-            _option(
-                "--step", "step to compile (default train)", choices=("train", "evaluate", "decode"), default="train"
-            ),
+            _option("--step", "step to compile (default train)", choices=STEPS, default="train"),
             _option("--json", "print the figures as JSON, in bytes and seconds"),
         ),
         (EXPERIMENT,),
@@ -205,6 +202,12 @@ COMMANDS = {
         ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
         FOLDERS,
     ),
+    "verify": Command(
+        "Check every file of a run, or of all runs below a folder, and print what is sound; the exit code is 1 if "
+        "something is not. Nothing is written, and the run may be in progress.",
+        ("verify outputs/gpt", "verify outputs --json", "verify s3://bucket/gpt"),
+        (*FOLDERS, _option("--json", "print a list of objects with the keys path, sound and problem")),
+    ),
     "watch": Command(
         "Show the progress of the runs in some folders until all have ended.",
         ("watch outputs/positions", "watch outputs/positions outputs/gpt"),
@@ -218,8 +221,8 @@ COMMANDS = {
         ),
         (
             _option("--optuna", "let Optuna choose the values, by the config's search()"),
-            _option("--trials N", "total number of runs of --optuna (default: that of search())", type=int),
-            _option("--parallel N", "number of runs at a time (default 1)", type=int, default=1),
+            _option("--trials N", "total number of runs of --optuna (default: that of search())"),
+            _option("--parallel N", "number of runs at a time (default 1)", default=1),
         ),
         (EXPERIMENT,),
     ),
@@ -267,8 +270,8 @@ COMMANDS = {
             _option("--model FOLDER", "run, or folder in the layout of transformers"),
             _option("--tasks NAMES", "names of tasks, separated by commas"),
             _option("--include-path FOLDER", "folder with the .yaml files of further tasks"),
-            _option("--num-fewshot N", "number of solved examples before each question", type=int),
-            _option("--limit N", "number of examples of each task (default all)", type=int),
+            _option("--num-fewshot N", "number of solved examples before each question"),
+            _option("--limit N", "number of examples of each task (default all)"),
             _option("--output FILE", "JSON file to write with the scores, the versions and the settings"),
         ),
     ),

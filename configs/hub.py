@@ -67,24 +67,19 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
         import huggingface_hub
         from huggingface_hub import errors
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{path} needs a package that is not installed: `pip install 'lineage[hub]'`."
-        ) from None
-    settings = {"repo_type": kind, "revision": revision or None}
+        install = "pip install 'lineage[hub]'"
+        raise ModuleNotFoundError(f"{path} needs a package that is not installed: `{install}`.") from None
+    settings = {"repo_type": kind, "revision": revision or None, "allow_patterns": allowed}
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repository, allow_patterns=allowed, ignore_patterns=[*UNSAFE], **settings)
-        )
+        return Path(huggingface_hub.snapshot_download(repository, ignore_patterns=[*UNSAFE], **settings))
     except errors.GatedRepoError as error:
         page = f"{'datasets/' * (kind == 'dataset')}{repository}"
         raise PermissionError(
             f"{path} is gated: ask for access on the page of {page}, and log in with `hf auth login` or HF_TOKEN."
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path}: the Hugging Face Hub has no {'data set' if kind == 'dataset' else kind} {repository}, or it is "
-            "private and needs `hf auth login` or HF_TOKEN."
-        ) from error
+        absent = f"{path}: the Hugging Face Hub has no {'data set' if kind == 'dataset' else kind} {repository}"
+        raise FileNotFoundError(f"{absent}, or it is private and needs `hf auth login` or HF_TOKEN.") from error
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{path}: {repository} has no revision {revision!r}.") from error
     except errors.LocalEntryNotFoundError as error:

@@ -94,12 +94,15 @@ class Checkpoint:
     """Checkpoints that a run keeps.
 
     Attributes:
+        every_minutes: a checkpoint is also written when the last one was begun so many minutes ago; 0: only at the
+            interval `save_every`.
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
         best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" disables it.
         best_is_highest: whether a higher value of that metric is better; None: as its name says.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
 
+    every_minutes: Annotated[float, Range(0)] = 30.0
     keep: Positive = 2
     best: str = ""
     best_is_highest: bool | None = None
@@ -218,6 +221,9 @@ class Run:
             evaluations of all splits; there is always one at the end.
         save_every_steps, save_every_epochs, save_every_examples, save_every_percent: interval of checkpoints; there is
             always one at the end.
+        step_timeout_minutes: minutes after which a training step that has not ended ends the run, with the stacks of
+            all threads and exit code 76; compiling does not count. None: 20 times the mean step, and at least 10
+            minutes, or an hour for the first step; 0 disables it.
         grad_accum_steps: gradient accumulation steps: number of micro-batches of a batch.
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
@@ -254,6 +260,7 @@ class Run:
     save_every_epochs: float | None = None
     save_every_examples: int | None = None
     save_every_percent: float | None = None
+    step_timeout_minutes: Annotated[float, Range(0)] | None = None
     grad_accum_steps: Positive = 1
     ema_decay: Annotated[float, Range(0, below=1)] = 0.0
     skip_nonfinite: Count = 0
@@ -274,9 +281,8 @@ class Run:
     def __post_init__(self):
         check_ranges("", self)
         if self.weights and importlib.util.find_spec("qwix") is None:
-            raise ModuleNotFoundError(
-                f"weights is {self.weights!r}: this needs Qwix: `pip install 'lineage[quantize]'`."
-            )
+            install = "pip install 'lineage[quantize]'"
+            raise ModuleNotFoundError(f"weights is {self.weights!r}: this needs Qwix: `{install}`.")
         check_patterns("sharding", self.sharding, paired=True)
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):

@@ -52,11 +52,10 @@ def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
     documented, limits = documentation(cls), ranges(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    found = [
-        Key(name, readable(hint, limits.get(name)), _default(fields[name]), documented.get(name, ""))
-        for name, hint in field_types(cls).items()
-    ]
-    return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
+    found = [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT)] if variants(cls) else []
+    for name, hint in field_types(cls).items():
+        found.append(Key(name, readable(hint, limits.get(name)), _default(fields[name]), documented.get(name, "")))
+    return found
 
 
 def plain(cls: type) -> dict[str, Any]:

@@ -110,9 +110,7 @@ class Files:
 
     def __init__(self, url: str):
         if url.startswith("hf:"):
-            raise ValueError(
-                f"{url} is on the Hugging Face Hub, which is only read: give a folder, or a URL of a bucket."
-            )
+            raise ValueError(f"{url} is on the Hugging Face Hub, which is only read: give a folder or a bucket's URL.")
         self.url, self.pattern = re.fullmatch(r"(.+?)/*(?:(?<=/)([^/]*[*[].*))?", url).groups("")
         scheme = url.partition("://")[0]
         install = f"pip install 'lineage[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "pip install fsspec"

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lineage.data import fingerprint
 from lineage.data.content import (
     Documents,
     Examples,
@@ -81,6 +82,7 @@ def load(
             raise ValueError("task.cache_dir is '': it must be a folder, for a task on documents.")
         for part in chain.from_iterable(splits.values() for splits in own):
             tokenize(part, found, task.cache_dir, workers)
+        fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # which runs look up when they start
     each = {name: task.examples(content, found, seed) for name, content in contents.items()}
     examples = mix(each, source.proportions) if len(each) > 1 else each.popitem()[1]
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}

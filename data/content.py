@@ -27,12 +27,13 @@ class Documents:
 
     Args:
         texts: the texts; a long one may be an iterable of its consecutive blocks, which need not be in memory together.
-        fingerprint: string that identifies the texts, or a function that returns it; "": computed from the texts.
+        fingerprint: string that identifies the texts, or a function that returns it, with the argument `cache_dir` of
+            `lineage.data.fingerprint.fingerprint`; "": computed from the texts.
     """
 
     always_ended = False  # whether an end of text follows a single document too
 
-    def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[[], str] = ""):
+    def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[..., str] = ""):
         self._texts = texts
         self._fingerprint = fingerprint
 
@@ -66,10 +67,10 @@ class Documents:
         if group:
             yield group
 
-    def fingerprint(self) -> str:
-        """Return a string that identifies the texts."""
+    def fingerprint(self, cache_dir: str | Path = "") -> str:
+        """Return a string that identifies the texts; `cache_dir` keeps checksums of their files."""
         if callable(self._fingerprint):
-            self._fingerprint = self._fingerprint()
+            self._fingerprint = self._fingerprint(cache_dir=cache_dir)
         if not self._fingerprint:
             digest = hashlib.sha256()
             for text in self:
@@ -147,7 +148,9 @@ class Question:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
             if self.context[start : start + len(answer)] != answer:
-                raise ValueError(f"The answer {answer!r} to {self.text!r} is not at character {start} of its context.")
+                raise ValueError(
+                    f"The answer {answer[:80]!r} to {self.text[:80]!r} is not at character {start} of its context."
+                )
 
     @property
     def references(self) -> list[str]:
@@ -202,6 +205,14 @@ def are_several(texts: Iterable[str]) -> bool:
 def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return a list of the values of each feature."""
     return {name: [example[name] for example in examples] for name in examples[0]}
+
+
+def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:
+    """Return arrays [n], of which one has at most `length` T numbers, as one array [N, T], padded with `fill`."""
+    out = np.full((len(rows), length), fill, rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+    return out
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,92 @@
 """Fingerprints of files, by which a resumed run notices that its data have changed."""
 
+import contextlib
 import glob
 import hashlib
+import json
 import os
+import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
+from lineage.configs import cache
+from lineage.configs.atomic import write_atomic
 from lineage.configs.storage import local, name
 
 LIMIT = 1 << 30
 BLOCK = 1 << 16
 MIN_SHARE = 1 << 12
+LARGE = 1 << 24  # bytes of files together from which on their CRC-32s are kept
+SETTLED = 2 * 10**9  # nanoseconds after which, on any file system, another change of a file has another time
 
 
-def fingerprint(paths: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]]:
+def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path = "") -> dict[str, list[int]]:
     """Return the size and the CRC-32 of each file, given files, folders and globs, or several with commas between.
 
     If the files have more than `limit` bytes together, only that many are read: of each file the same number, in evenly
     spaced blocks that include its ends. The CRC-32 is 0 if that would be less than 4 KiB of each.
+
+    The CRC-32s of files of at least 16 MiB together are kept, and a file is read again only if its size, the time of
+    its modification (mtime) or that of its last change of any kind (ctime, which programs cannot set) differs.
+
+    Args:
+        cache_dir: folder that keeps the CRC-32s; "": the cache of the user, if there is one.
     """
     files = sorted({file for path in paths for file in _files(local(path, ()))})
-    sizes = [file.stat().st_size for file in files]
-    share = limit // max(len(files), 1)
-    if sum(sizes) <= limit:
-        share = limit
-    return {name(file): [size, crc(file, share) if share >= MIN_SHARE else 0] for file, size in zip(files, sizes)}
+    facts = [file.stat() for file in files]
+    total = sum(about.st_size for about in facts)
+    share = limit if total <= limit else limit // len(files)
+    stamps = [(about.st_size, about.st_mtime_ns, about.st_ctime_ns) for about in facts]
+    folder = (cache_dir or cache.folder("fingerprints")) if total >= LARGE else None
+    sums = _kept(files, stamps, share, Path(folder)) if folder else [crc(file, share) for file in files]
+    return {name(file): [size, value] for file, (size, *_), value in zip(files, stamps, sums)}
 
 
-def identity(files: Iterable[str | Path], *others: object) -> str:
-    """Return a string that identifies the content and the names of files, wherever they are, and other values."""
-    found = sorted(fingerprint(map(str, files)).items())
+def _kept(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share: int, folder: Path) -> list[int]:
+    """Return the CRC-32 of each file: the one kept in a folder if the file has the same stamp, else computed and kept.
+
+    That of a file which has just been written is not kept: it could be changed again at the same time.
+    """
+    key = hashlib.sha256(repr((share, [str(file) for file in files])).encode()).hexdigest()[:24]
+    path, now, before = folder / f"fingerprints-{key}.json", time.time_ns(), None
+    with contextlib.suppress(OSError, ValueError):
+        checksum, _, text = path.read_text(encoding="utf-8").partition("\n")
+        before = json.loads(text) if checksum == str(zlib.crc32(text.encode())) else None
+    sums = [
+        row[-1] if row[:-1] == [*stamp] else crc(file, share)
+        for file, stamp, row in zip(files, stamps, before or repeat([None]))
+    ]
+    after = [[*stamp, value] if max(stamp[1:]) < now - SETTLED else [None] for stamp, value in zip(stamps, sums)]
+    if after != before:
+        text = json.dumps(after)
+        with contextlib.suppress(OSError):  # the folder may be read-only
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, f"{zlib.crc32(text.encode())}\n{text}")
+    return sums
+
+
+def identity(files: Iterable[str | Path], *others: object, cache_dir: str | Path = "") -> str:
+    """Return a string that identifies the content and the names of files, wherever they are, and other values.
+
+    For `cache_dir`, see `fingerprint`.
+    """
+    found = sorted(fingerprint(map(str, files), cache_dir=cache_dir).items())
     parts = *others, [(os.path.basename(file), value) for file, value in found]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def crc(file: Path, limit: int | None = None) -> int:
-    """Return the CRC-32 of a file, or of evenly spaced blocks of it if it has more than `limit` bytes."""
+def crc(file: Path, limit: int) -> int:
+    """Return the CRC-32 of a file, or of evenly spaced blocks of it if it has more than `limit` bytes.
+
+    It is 0 if `limit` is less than 4 KiB.
+    """
     size, value = file.stat().st_size, 0
+    if limit < MIN_SHARE:
+        return 0
     with file.open("rb") as content:
-        if limit is None or size <= limit:
+        if size <= limit:
             while part := content.read(1 << 20):
                 value = zlib.crc32(part, value)
             return value

@@ -16,6 +16,7 @@ from lineage.configs.storage import local
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
+from lineage.data.sources.boxes import boxed
 from lineage.data.sources.files import COMPRESSED, read_lines
 from lineage.data.sources.folder import SUFFIXES, ImageFiles
 from lineage.data.sources.lines import read_questions, read_sentences
@@ -31,7 +32,6 @@ COLUMNS = {
 }
 TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are suffixes
 BOXES = "images_with_boxes"
-EMPTY = {"boxes": np.zeros((0, 4), np.float32), "classes": np.zeros(0, np.int32), "crowd": np.zeros(0, bool)}
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,7 @@ def _row(kind, values, where):
         words = values[0].split() if isinstance(values[0], str) else values[0]
         if not words:
             raise ValueError(f"{where} has no words.")
-        return TaggedSentence(
-            [word if number == 0 else f" {word}" for number, word in enumerate(words)], [""] * len(words)
-        )
+        return TaggedSentence([words[0], *(f" {word}" for word in words[1:])], [""] * len(words))
     if wrong := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
     if kind == "questions":
@@ -226,7 +224,7 @@ class Readable(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         images = [self._read(index) for index in indices.tolist()]
-        return gather([{"image": image, **(EMPTY if self.has_boxes else {})} for image in images])
+        return gather([{"image": image, **(boxed([]) if self.has_boxes else {})} for image in images])
 
     def _read(self, index):
         try:

@@ -1,10 +1,5 @@
 """Token ids of documents: in memory, or in a folder of shards that runs map into memory.
 
-The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
-another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
-(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `_Shard` for each shard, and
-a CRC-32 of itself.
-
 A shard begins at a function of the documents alone, so that the same texts give the same files for any number of
 processes, and an interrupted encoding continues after the shards that are complete.
 """
@@ -17,7 +12,6 @@ import os
 import signal
 import sys
 import zlib
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -26,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,23 +28,11 @@ from lineage.configs import cache
 from lineage.configs.atomic import in_turn, replacing, write_atomic
 from lineage.data.content import Documents, are_several
 from lineage.data.loader import live_as_long_as_parent
+from lineage.data.shards import BLOCK, INDEX, Shard, ShardFile, Shards, read_index, shard_path, shard_size
 from lineage.data.tokenizers.tokenizer import Tokenizer
 
-INDEX = "index.json"
 FORMAT = 1  # version of the files, in the names of the folders
-BLOCK = 1 << 16  # bytes with a checksum of their own
 SHARD = 1 << 24  # tokens after which a shard ends, with the group of documents that is encoded together
-
-
-class _Shard(NamedTuple):
-    """Entry of a shard in the index: what it holds, and the CRC-32 of its checksums."""
-
-    tokens: int
-    documents: int
-    characters: int
-    bytes: int
-    chunks: int  # groups of documents that are encoded together
-    crc32: int
 
 
 class _Part(NamedTuple):
@@ -82,100 +64,6 @@ class Stream:
         return self.tokens.ends() if self.document_ends is None else self.document_ends
 
 
-class Shards:
-    """Token ids [N] in the files of a corpus; slices of it are arrays, and only the pages that they need are read.
-
-    The checksum of a block of a file is verified when a process first reads it. A file that is damaged is deleted, so
-    that the next start encodes it anew, and ValueError is raised.
-    """
-
-    def __init__(self, folder: str, dtype: str, shards: Sequence[_Shard]):
-        self._arguments = folder, dtype, shards
-        self._starts = [0, *accumulate(shard.tokens for shard in shards)]
-        self._opened: dict[int, _File] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Shards, self._arguments
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self._arguments[1])
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        start, stop, _ = part.indices(len(self))
-        found = []
-        while start < stop:
-            number = bisect_right(self._starts, start) - 1
-            first, end = self._starts[number], min(stop, self._starts[number + 1])
-            found.append(self._file(number).read(start - first, end - first))
-            start = end
-        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self[:], dtype)
-
-    def ends(self) -> np.ndarray:
-        """Return the place after each document, int64 [D]."""
-        files = map(self._file, range(len(self._starts) - 1))
-        return np.concatenate([np.empty(0, np.int64), *(file.read_ends() for file in files)])
-
-    def _file(self, number):
-        if number not in self._opened:
-            folder, dtype, shards = self._arguments
-            self._opened[number] = _File(_path(folder, number), np.dtype(dtype), shards[number])
-        return self._opened[number]
-
-
-class _File:
-    """File of a shard, memory-mapped; see `Shards`."""
-
-    def __init__(self, path: Path, dtype: np.dtype, shard: _Shard):
-        self._path = path
-        content = np.asarray(np.memmap(path, np.uint8, mode="r"))
-        first = 8 * shard.documents
-        self._size = first + dtype.itemsize * shard.tokens
-        if len(content) != _size(shard, dtype):
-            self._damaged()
-        self._sums = np.frombuffer(content[self._size :].tobytes(), "<u4").tolist()
-        if zlib.crc32(content[self._size :]) != shard.crc32:
-            self._damaged()
-        self._content, self._unchecked = content, bytearray(b"\1" * len(self._sums))
-        self._ends = content[:first].view("<i8")
-        self._tokens = content[first : self._size].view(dtype.newbyteorder("<"))
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens of the shard."""
-        first, size = self._ends.nbytes, self._tokens.itemsize
-        self._check(first + start * size, first + stop * size)
-        return self._tokens[start:stop]
-
-    def verify(self) -> None:
-        """Verify all checksums."""
-        self._check(0, self._size)
-
-    def read_ends(self) -> np.ndarray:
-        """Return the ends of the documents in the shard."""
-        self._check(0, self._ends.nbytes)
-        return self._ends
-
-    def _check(self, start, stop):
-        """Verify the checksums of the blocks that have the bytes from `start` to `stop`, unless they have been."""
-        for block in range(start // BLOCK, -(-stop // BLOCK)):
-            if self._unchecked[block]:
-                place = block * BLOCK
-                if zlib.crc32(self._content[place : min(place + BLOCK, self._size)]) != self._sums[block]:
-                    self._damaged()
-                self._unchecked[block] = 0
-
-    def _damaged(self):
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        raise ValueError(f"{self._path} is damaged and was deleted: start the same command again to encode it anew.")
-
-
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "", workers: int = 0) -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
@@ -194,14 +82,14 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
         parts = list(map(encode, documents.chunks()))
         totals = (sum(getattr(part, name) for part in parts) for name in ("characters", "bytes"))
         return Stream(np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)]), *totals, _ends(parts))
-    key = f"{FORMAT} {SHARD} {documents.fingerprint()} {tokenizer.to_str()}"
+    key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if workers or not _is_complete(folder, dtype):
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
             if not _is_complete(folder, dtype, verify=workers > 0):
                 _write(folder, documents, encode, workers)
-    shards, _ = _read_index(folder)
+    shards, _ = read_index(folder)
     totals = (sum(getattr(shard, name) for shard in shards) for name in ("characters", "bytes"))
     return Stream(Shards(os.fspath(folder), dtype.name, shards), *totals)
 
@@ -225,50 +113,31 @@ class _Encode:
 
 def _is_complete(folder: Path, dtype: np.dtype, verify: bool = False) -> bool:
     """Return whether all shards of a corpus exist, see `_is_whole`."""
-    shards, complete = _read_index(folder)
+    shards, complete = read_index(folder)
     return complete and all(_is_whole(folder, number, shard, dtype, verify) for number, shard in enumerate(shards))
 
 
-def _read_index(folder: Path) -> tuple[list[_Shard], bool]:
-    """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
-    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
-            return [_Shard(**values) for values in index["shards"]], index["complete"]
-    return [], False
-
-
-def _is_whole(folder: Path, number: int, shard: _Shard, dtype: np.dtype, verify: bool) -> bool:
+def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool) -> bool:
     """Return whether the file of a shard has the right size and, with `verify`, the right checksums."""
     try:
         if verify:
-            _File(_path(folder, number), dtype, shard).verify()
-        return _path(folder, number).stat().st_size == _size(shard, dtype)
+            ShardFile(shard_path(folder, number), dtype, shard).verify()
+        return shard_path(folder, number).stat().st_size == shard_size(shard, dtype)
     except (OSError, ValueError):
         return False
 
 
-def _size(shard: _Shard, dtype: np.dtype) -> int:
-    """Return the size of the file of a shard."""
-    size = 8 * shard.documents + dtype.itemsize * shard.tokens
-    return size + 4 * -(-size // BLOCK)
-
-
-def _path(folder: str | Path, number: int) -> Path:
-    return Path(folder) / f"{number:05}.tokens"
-
-
 def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) -> None:
     """Write the shards that are missing, and the index after each."""
-    known, _ = _read_index(folder)
+    known, _ = read_index(folder)
     kept = {number for number, shard in enumerate(known) if _is_whole(folder, number, shard, encode.dtype, workers > 0)}
     firsts = [0, *accumulate(shard.chunks for shard in known)]
     skipped = {chunk for number in kept for chunk in range(firsts[number], firsts[number + 1])}
     missing = (chunk for number, chunk in enumerate(documents.chunks()) if number not in skipped)
-    shards: list[_Shard] = []
+    shards: list[Shard] = []
     with contextlib.closing(_encoded(missing, encode, workers)) as parts:
         while True:
-            path = _path(folder, len(shards))
+            path = shard_path(folder, len(shards))
             if len(shards) in kept:
                 shards.append(known[len(shards)])
             elif some := _take(parts):
@@ -281,7 +150,7 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
     _write_index(folder, shards, complete=True)
 
 
-def _write_index(folder: Path, shards: Sequence[_Shard], complete: bool) -> None:
+def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
     entries = [shard._asdict() for shard in shards]
     crc32 = zlib.crc32(json.dumps(entries).encode())
     write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries, "crc32": crc32}))
@@ -296,7 +165,7 @@ def _take(parts: Iterator[_Part]) -> list[_Part]:
     return some
 
 
-def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> _Shard:
+def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
     """Write the file of a shard whose first token has the number `start`; return its entry in the index."""
     with replacing(path) as temporary, temporary.open("wb+") as file:
         file.write(_ends(parts, start).astype("<i8"))
@@ -308,7 +177,7 @@ def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> _Shard:
         file.write(sums)
     counts = {"tokens": sum(len(part.tokens) for part in parts), "documents": sum(len(part.ends) for part in parts)}
     texts = {name: sum(getattr(part, name) for part in parts) for name in ("characters", "bytes")}
-    return _Shard(**counts, **texts, chunks=len(parts), crc32=zlib.crc32(sums))
+    return Shard(**counts, **texts, chunks=len(parts), crc32=zlib.crc32(sums))
 
 
 def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:

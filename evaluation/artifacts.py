@@ -81,13 +81,10 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
     write_atomic(out / "cost.json", json.dumps(budget.to_dict(), indent=2))
     path = out / FACTS
     kind = jax.devices()[0].device_kind
-    facts = dict(about) | {
-        "seconds": read_json(path).get("seconds", 0.0) + about["seconds"],
-        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind,
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-    }
-    write_atomic(path, json.dumps(facts, indent=2))
+    device = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
+    facts = {"device": device, "python": platform.python_version(), "jax": jax.__version__}
+    seconds = read_json(path).get("seconds", 0.0) + about["seconds"]
+    write_atomic(path, json.dumps({**about, "seconds": seconds, **facts}, indent=2))
 
 
 def folder(workdir: Path) -> Path:

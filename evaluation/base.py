@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -97,7 +97,12 @@ class Evaluator:
         every: interval in evaluations of the run, the last of which always counts; 0 disables the evaluator.
         source: another source to evaluate on, such as "text:PATH", whose metrics are named after the evaluator instead
             of the split; empty: that of the run.
+
+    Class attributes:
+        returns: names of the metrics that `measure` may return; None: unknown.
     """
+
+    returns: ClassVar[tuple[str, ...] | None] = None
 
     split: str = ""
     every: Annotated[int, Range(0)] = 1
@@ -111,7 +116,7 @@ class Evaluator:
 
     def names(self, context: Context, split: Split) -> Collection[str] | None:
         """Return the names of the metrics that `measure` may return, without computing them; None: unknown."""
-        return None
+        return self.returns
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         """Return the metrics of a split, for model variables with the EMA of the parameters if enabled."""

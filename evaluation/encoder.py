@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Tokenizer
+from lineage.evaluation.likelihood import by_length
 from lineage.metrics.embedding import Embedded, power_means
 from lineage.models import hidden_states
 from lineage.models.bert import BERT
@@ -39,10 +40,8 @@ class Encoder:
         self.tokenizer = Tokenizer.load(folder)
         if None in (self.tokenizer.cls, self.tokenizer.sep):
             raise ValueError(f"{folder}: the tokenizer has no [CLS] and [SEP], or <s> and </s>.")
-        if self.tokenizer.vocab_size > model.vocab_size:
-            raise ValueError(
-                f"{folder}: {self.tokenizer.vocab_size} tokens are more than the model's {model.vocab_size}."
-            )
+        if (size := self.tokenizer.vocab_size) > model.vocab_size:
+            raise ValueError(f"{folder}: {size} tokens are more than the model's {model.vocab_size}.")
         one, depth = isinstance(layer, int), model.depth
         layers = [number + depth + 1 if number < 0 else number for number in ([layer] if one else layer)]
         if not layers or min(layers) < 0 or max(layers) > depth:
@@ -66,10 +65,8 @@ class Encoder:
             texts = [f" {text}" if text else "" for text in texts]  # a word has a space before it
         cut = [ids[: self.model.max_length - 2] for ids in coder.encode_batch(texts)]
         rows = [np.concatenate([[coder.cls], ids, [coder.sep]]) for ids in cut]
-        order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
-        for start in range(0, len(rows), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            room = min(-(-len(rows[batch[-1]]) // _ROOM) * _ROOM, self.model.max_length)
+        found = {}
+        for batch, room in by_length(list(map(len, rows)), self.batch_size, _ROOM, self.model.max_length):
             tokens = np.full((self.batch_size, room), coder.pad or 0, np.int32)
             mask = np.zeros(tokens.shape, bool)
             for place, i in enumerate(batch):

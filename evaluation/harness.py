@@ -13,6 +13,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
+from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
 
@@ -95,31 +96,17 @@ class Harness(TemplateLM):
     ):
         model = self.language_model
         if (room := model.length - max_gen_toks) < 1:
-            raise ValueError(
-                f"max_gen_toks is {max_gen_toks}: it must be below the {model.length} tokens of the model."
-            )
+            raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below {model.length}, the model's tokens.")
         contexts = [tokens[-room:] for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
-        prompts = np.zeros((len(contexts), lengths.max()), np.int32)
-        for row, tokens in enumerate(contexts):
-            prompts[row, : len(tokens)] = tokens
-        out = generate(
-            model.model,
-            model.variables,
-            prompts,
-            lengths,
-            max_new_tokens=max_gen_toks,
-            temperature=temperature if do_sample else 0.0,
-            top_k=top_k,
-            top_p=top_p,
-            stop_tokens=(model.start,),
-        )
+        options = {"temperature": temperature if do_sample else 0.0, "top_k": top_k, "top_p": top_p}
+        options |= {"max_new_tokens": max_gen_toks, "stop_tokens": (model.start,)}
+        out = generate(model.model, model.variables, padded(contexts, lengths.max()), lengths, **options)
         ends = [until] if isinstance(until, str) else [*until]
         ends.append(model.tokenizer.decode([model.start]))
         texts = []
         for tokens, start, stop in zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths)):
             text = model.tokenizer.decode(tokens[start:stop])
-            texts.append(
-                text[: min((place for place in map(text.find, filter(None, ends)) if place >= 0), default=None)]
-            )
+            places = (place for place in map(text.find, filter(None, ends)) if place >= 0)
+            texts.append(text[: min(places, default=None)])
         return texts

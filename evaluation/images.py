@@ -19,8 +19,7 @@ from lineage.tasks.object_detection import objects_of
 class Detection(Evaluator):
     """COCO's average precisions of detected objects; those by object size would need the images' original pixels."""
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("ap", "ap_50", "ap_75")
+    returns = ("ap", "ap_50", "ap_75")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         state, step = Detections.empty(split.facts.num_classes), context.step(context.task.forward)
@@ -34,7 +33,7 @@ class Detection(Evaluator):
         result = coco(state)
         context.artifacts[f"precision_{split.label}"] = {"precision": result.curves()}
         values = result.summary()
-        return {name: values[name] for name in ("ap", "ap_50", "ap_75")}
+        return {name: values[name] for name in self.returns}
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ class Neighbors(Probe):
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         from sklearn.neighbors import KNeighborsClassifier
 
-        return KNeighborsClassifier(
-            min(self.count, len(labels)),
-            metric="cosine",
-            weights=lambda distance: np.exp(-distance / self.temperature),  # times a constant, exp(1 / temperature)
-        ).fit(features, labels)
+        def weights(distance):
+            return np.exp(-distance / self.temperature)  # times a constant, exp(1 / temperature)
+
+        count = min(self.count, len(labels))
+        return KNeighborsClassifier(count, metric="cosine", weights=weights).fit(features, labels)
 
 
 @EVALUATORS.register("linear_probe")

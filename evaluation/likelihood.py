@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.data import Tokenizer
+from lineage.data.content import padded
 from lineage.metrics.classification import auroc
 from lineage.metrics.diversity import sentence_burstiness
 from lineage.metrics.likelihood import cross_entropy
@@ -83,13 +84,10 @@ class LanguageModel:
     def of_tokens(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Likelihood]:
         """Return the likelihood of token ids [N] after others [M], both at least one."""
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
-        order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
-        for first in range(0, len(rows), self.batch_size):
-            batch = order[first : first + self.batch_size]
-            room = min(-(-(len(rows[batch[-1]]) - 1) // _ROOM) * _ROOM, self.length)
+        found = {}
+        for batch, room in by_length([len(row) - 1 for row in rows], self.batch_size, _ROOM, self.length):
             tokens = np.zeros((self.batch_size, room + 1), np.int32)
-            for place, i in enumerate(batch):
-                tokens[place, : len(rows[i])] = rows[i]
+            tokens[: len(batch)] = padded([rows[i] for i in batch], room + 1)
             logs, right = map(np.asarray, self._see(self.variables, tokens))
             for place, i in enumerate(batch):
                 stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
@@ -105,6 +103,17 @@ class LanguageModel:
         if self.start is None:
             return both[:1], both[1:]
         return np.array([self.start]), both
+
+
+def by_length(lengths: Sequence[int], batch_size: int, multiple: int, longest: int) -> Iterator[tuple[list[int], int]]:
+    """Yield the indices of each batch of rows of similar lengths, and the length to pad these to.
+
+    It is a multiple of a number, to limit recompilation, or `longest`.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        yield batch, min(-(-lengths[batch[-1]] // multiple) * multiple, longest)
 
 
 class Choice(NamedTuple):

@@ -141,10 +141,8 @@ class Sampler:
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
         tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
         if tokenizer is None or not self.context.model.is_decoder:
-            kind = type(self.context.model).__name__
-            raise ValueError(
-                f"{kind} does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
-            )
+            why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
+            raise ValueError(f"{why}: leave sampling.num_samples at 0.")
         tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
@@ -154,10 +152,9 @@ class Sampler:
             try:
                 model.check_length(used + new)
             except ValueError:
-                raise ValueError(
-                    f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
-                    f"model.max_length, {model.max_length}."
-                ) from None
+                given = f"the prompt has {used} tokens and sampling.max_new_tokens is {new}"
+                most = f"together they must be at most model.max_length, {model.max_length}"
+                raise ValueError(f"{given}: {most}.") from None
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     @property

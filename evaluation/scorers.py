@@ -21,13 +21,7 @@ import numpy as np
 
 from lineage.data.inputs import image_files
 from lineage.data.sources.files import read_lines
-from lineage.evaluation.likelihood import (
-    CHOICES,
-    choice_scores,
-    detection_scores,
-    last_word_scores,
-    perplexity_scores,
-)
+from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc
@@ -311,26 +305,9 @@ def _choices(name, predictions, *, model=""):
 
 
 # Metrics whose option `model` is the path of a run or folder, for which they get a `likelihood.LanguageModel`.
-LIKELIHOODS: dict[str, Callable[..., dict[str, Any]]] = {
-    "perplexity": _perplexity,
-    "detector": _detector,
-    "lambada": _lambada,
-    **{name: partial(_choices, name) for name in CHOICES},
-}
-METRICS = {
-    **{name: partial(_sacrebleu, name) for name in translation.SACREBLEU},
-    "d2l_bleu": _d2l_bleu,
-    "rouge": _rouge,
-    "bert_score": _bert_score,
-    "mover_score": _mover_score,
-    "distinct": _distinct,
-    "self_bleu": _self_bleu,
-    "repetition": _repetition,
-    "burstiness": _burstiness,
-    "accuracy": _accuracy,
-    "squad": _squad,
-    "tagging": _tagging,
-    "coco": _coco,
-    "voc": _voc,
-    **LIKELIHOODS,
-}
+LIKELIHOODS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity, "detector": _detector}
+LIKELIHOODS |= {"lambada": _lambada} | {name: partial(_choices, name) for name in CHOICES}
+METRICS = {name: partial(_sacrebleu, name) for name in translation.SACREBLEU}
+METRICS |= {"d2l_bleu": _d2l_bleu, "rouge": _rouge, "bert_score": _bert_score, "mover_score": _mover_score}
+METRICS |= {"distinct": _distinct, "self_bleu": _self_bleu, "repetition": _repetition, "burstiness": _burstiness}
+METRICS |= {"accuracy": _accuracy, "squad": _squad, "tagging": _tagging, "coco": _coco, "voc": _voc} | LIKELIHOODS

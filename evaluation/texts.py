@@ -54,12 +54,9 @@ class Generation(Evaluator):
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
         texts = [context.tokenizer.decode(tokens) for tokens in source.inputs]
-        context.artifacts[f"written_{split.label}"] = {
-            "bleu": score,
-            "signature": signature,
-            "by_length": bleu_by_length(outputs, references, [len(line.split()) for line in texts]),
-            "rows": list(zip(texts, outputs, references)),
-        }
+        by_length = bleu_by_length(outputs, references, [len(line.split()) for line in texts])
+        written = {"bleu": score, "signature": signature, "by_length": by_length}
+        context.artifacts[f"written_{split.label}"] = written | {"rows": list(zip(texts, outputs, references))}
         found = {"exact_match": exact, "bleu": score}
         if count:
             found["free_running_accuracy"] = float(right / count)
@@ -81,8 +78,7 @@ def _in_place(generated, targets, mask):
 class QuestionAnswering(Evaluator):
     """Exact match and F1 of predicted answers (SQuAD, arXiv 1606.05250)."""
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("exact_match", "f1")
+    returns = ("exact_match", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -100,8 +96,7 @@ class PooledAccuracy(Evaluator):
     Splits without texts of several windows are skipped.
     """
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("mean_pooled_accuracy", "max_pooled_accuracy")
+    returns = ("mean_pooled_accuracy", "max_pooled_accuracy")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -113,8 +108,7 @@ class PooledAccuracy(Evaluator):
 class Spearman(Evaluator):
     """Spearman's rank correlation of predicted and true values; 0 if one of them is constant."""
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("spearman",)
+    returns = ("spearman",)
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_sequence["label"]
@@ -130,8 +124,7 @@ class Tagging(Evaluator):
     B-PER, I-PER and O, are skipped.
     """
 
-    def names(self, context: Context, split: Split) -> tuple[str, ...]:
-        return ("precision", "recall", "f1")
+    returns = ("precision", "recall", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source

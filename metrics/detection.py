@@ -141,9 +141,7 @@ def _masks(masks, true_masks, image):
     """Return both as boolean masks of the same size."""
     shape = (true_masks if true_masks.ndim == 3 else masks).shape[1:]
     if wrong := [each.shape for each in (masks, true_masks) if each.size and each.shape[1:] != shape]:
-        raise ValueError(
-            f"The size of a mask of image {image} is {wrong[0][1:]}: it must be {shape}, as of the others."
-        )
+        raise ValueError(f"The size of a mask of image {image} is {wrong[0][1:]}: it must be {shape}, as of others.")
     return (each.astype(bool).reshape(-1, *shape) for each in (masks, true_masks))
 
 

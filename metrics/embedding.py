@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.metrics.summary import check_numbers
+from lineage.metrics.summary import grouped
 
 
 class Embedded(NamedTuple):
@@ -123,10 +123,7 @@ def mover_score(
 
 def _paired(candidates, references, embed):
     """Return all (text, reference) pairs, the index of the first pair of each text, and text -> `Embedded`."""
-    check_numbers(candidates, references)
-    groups = [[group] if isinstance(group, str) else list(group) for group in references]
-    if not all(groups):
-        raise ValueError(f"Text {groups.index([])} has no reference: at least one is needed.")
+    groups = grouped(candidates, references)
     pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     return pairs, np.cumsum([0, *map(len, groups)])[:-1], dict(zip(texts, embed(texts), strict=True))

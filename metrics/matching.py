@@ -54,9 +54,8 @@ def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -
     whole = Image(*(np.concatenate([part.ravel() for part in parts]) for parts in zip(*ordered)))
     counts = np.array([image.overlaps.shape for image in ordered])
     of_found, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)
-    within, columns = (
-        np.arange(len(of)) - (np.cumsum(column) - column)[of] for of, column in zip((of_found, of_truth), counts.T)
-    )
+    both = zip((of_found, of_truth), counts.T)
+    within, columns = (np.arange(len(of)) - (np.cumsum(column) - column)[of] for of, column in both)
     rows = (np.cumsum(counts.prod(axis=1)) - counts.prod(axis=1))[of_found] + within * counts[of_found, 1]
 
     keys = of_found * num_classes + whole.classes

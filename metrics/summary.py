@@ -100,6 +100,15 @@ def corpus_rouge(
     return {kind: {"low": Score(*a), "mean": Score(*b), "high": Score(*c)} for kind, a, b, c in named}
 
 
+def grouped(outputs: Sequence[Any], references: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """Return the references of each output; raise ValueError as `check_numbers`, or if an output has none."""
+    check_numbers(outputs, references)
+    groups = [[group] if isinstance(group, str) else list(group) for group in references]
+    if not all(groups):
+        raise ValueError(f"Output {groups.index([])} has no reference: at least one is needed.")
+    return groups
+
+
 def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
     """Raise ValueError unless there are as many outputs as references, and at least one."""
     if not outputs or len(outputs) != len(references):
@@ -131,7 +140,7 @@ def _hits(kind, perl):
         return known[kind]
     if re.fullmatch("[1-9][0-9]*", kind):
         size = int(kind)
-        return lambda ours, theirs: _shared(*(_ngrams(text.tokens, size) for text in (ours, theirs)))
+        return lambda ours, theirs: _shared(*(ngrams(text.tokens, size) for text in (ours, theirs)))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
         singles = slice(0 if match[1] == "S" else -1 if perl else None)
@@ -144,7 +153,8 @@ def _shared(ours, theirs):
     return hits, ours.total(), theirs.total()
 
 
-def _ngrams(tokens, size):
+def ngrams(tokens: Sequence[Any], size: int) -> Counter[tuple[Any, ...]]:
+    """Count the n-grams of n = `size`."""
     return Counter(zip(*(tokens[start:] for start in range(size))))
 
 

@@ -5,7 +5,6 @@ The metrics in `SACREBLEU` are computed by sacreBLEU and take its options, see `
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
-from lineage.metrics.summary import check_numbers
+from lineage.metrics.summary import check_numbers, grouped, ngrams
 
 SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 References = Sequence[str | Sequence[str]]
@@ -124,7 +123,7 @@ def _d2l_bleu(output, reference, order):
         return 0.0
     score = math.exp(min(0, 1 - len(reference) / len(output)))
     for n in range(1, min(order, len(output)) + 1):
-        ours, theirs = (Counter(zip(*(tokens[start:] for start in range(n)))) for tokens in (output, reference))
+        ours, theirs = (ngrams(tokens, n) for tokens in (output, reference))
         score *= ((ours & theirs).total() / ours.total()) ** 0.5**n
     return score
 
@@ -163,8 +162,4 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
 
 def _transposed(outputs: Sequence[str], references: References) -> list[tuple[Any, ...]]:
     """Return a column of all first references, one of all second references, ..., padded with None."""
-    check_numbers(outputs, references)
-    rows = [[row] if isinstance(row, str) else list(row) for row in references]
-    if not all(rows):
-        raise ValueError(f"Output {rows.index([])} has no reference: at least one is needed.")
-    return list(zip_longest(*rows))
+    return list(zip_longest(*grouped(outputs, references)))

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS, Layers
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Count, Implementation, Rate, Size
+from lineage.models.fields import Count, Implementation, Positions, Rate, Size, Tokens
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned, sinusoidal
 
@@ -82,7 +81,7 @@ class BART(EncoderDecoder):
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
 
-    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
+    def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache

@@ -198,6 +198,11 @@ class Model(nn.Module):
                     return function(table, shape)
         return table
 
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if the model has no positions for this number of tokens."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
+
     def portable(self) -> "Model":
         """Return the model without kernels for particular platforms."""
         return self.clone(attend="portable") if self.attend == "auto" and "attend" in self.settings else self
@@ -209,11 +214,9 @@ class Model(nn.Module):
             for name in (f"{group.side}_embedding", "embedding"):
                 if name in sown:
                     found.embedding.setdefault(group.side, sown[name][0])
-            for kept, name, path in (
-                (found.layers, group.side, "hidden"),
-                (found.attention, group.side, self.attention_path),
-                (found.attention, "cross", "cross_attention/attention"),
-            ):
+            own, cross = (group.side, self.attention_path), ("cross", "cross_attention/attention")
+            places = (found.layers, group.side, "hidden"), (found.attention, *own), (found.attention, *cross)
+            for kept, name, path in places:
                 if values := sown.get(f"{group.path}/{path}"):
                     kept[name] = (*kept.get(name, ()), *values[0])
         return found
@@ -229,12 +232,20 @@ class StackModel(Model):
             weights, "full" everything inside a block.
         unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
             into arrays of all layers; `depth`, no loop at all, is faster on TPUs and GPUs and takes longer to compile.
+        decoder_depth: number of layers of the decoder; None: `depth`.
     """
 
     activation: Activation = "gelu"
     dropout: Rate = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: Count = 1
+
+    decoder_depth = None
+
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
+        return self.decoder_depth or self.depth
 
 
 class ImageModel(Model):

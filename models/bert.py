@@ -148,8 +148,7 @@ class BERT(StackModel):
             positions: positions of the tokens; None: 0 to T-1.
         """
         *batch, length = tokens.shape
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
+        self.check_length(length)
         positions = self.positions(tokens) if positions is None else positions
         x = self.embed(tokens) + jnp.take(self.position(), positions + self.first_position, axis=0)
         if self.num_segments:

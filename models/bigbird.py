@@ -76,9 +76,8 @@ class BigBird(BERT):
             return None
         blocks = -(-length // self.block_size)
         others = random_blocks(self.depth, blocks, self.num_random_blocks, self.seed)
-        return {
-            "pattern": BlockSparse(np.zeros_like(others) if self.random_blocks == "first" else others, self.block_size)
-        }
+        others = np.zeros_like(others) if self.random_blocks == "first" else others
+        return {"pattern": BlockSparse(others, self.block_size)}
 
 
 def random_blocks(depth: int, blocks: int, count: int, seed: int) -> Int[np.ndarray, "L N R"]:

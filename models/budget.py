@@ -68,10 +68,8 @@ class Budget:
         for mode, memory in self.memory.items():
             rest = memory["total"] - sum(size for key, size in memory.items() if key != "total")
             name = "inputs and temporary arrays" if rest >= 0 else "not needed at the same time"
-            sizes = {key: size for key, size in memory.items() if key != "total"} | {
-                name: rest,
-                "total": memory["total"],
-            }
+            sizes = {key: size for key, size in memory.items() if key != "total"}
+            sizes |= {name: rest, "total": memory["total"]}
             sections[f"{mode} on one device, bytes"] = {key: human(size, 1024) for key, size in sizes.items()}
         for title, lines in sections.items():
             rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]

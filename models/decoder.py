@@ -1,13 +1,14 @@
 """The interface of models that generate text, `encode`, `init_cache` and `decode`, and what such models share."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import Layers, StackModel
+from lineage.models.fields import Inputs, InputsMask, Logits, Positions, Tokens, TokensMask
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import Cache, Mask, Memory
 
-Decoded = tuple[Float[Array, "B T V"], Cache | None]  # logits, and the cache with the tokens appended
+Decoded = tuple[Logits, Cache | None]  # logits, and the cache with the tokens appended
 Hidden = tuple[Float[Array, "B T D"], Cache | None]  # the input of the output layer, and the cache
 
 
@@ -15,20 +16,13 @@ class Decoder(StackModel):
     """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
 
     Attributes:
-        decoder_depth: number of layers of the decoder; None: `depth`.
         window: number of last tokens that each token attends to in all layers, itself included; None: all.
     """
 
     FROM_DATA = ("vocab_size", "max_length")
 
     is_decoder = True
-    decoder_depth = None
     window = None
-
-    @property
-    def decoder_layers(self) -> int:
-        """Number of layers of the decoder."""
-        return self.decoder_depth or self.depth
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -50,17 +44,11 @@ class Decoder(StackModel):
             entries = min(self.window + rewinds, max_length)
         return Cache.empty(layers, batch_size, entries, heads, size, dtype, rewinds if entries < max_length else None)
 
-    def check_length(self, length: int) -> None:
-        """Raise ValueError if the model has no positions for this number of tokens."""
-        if self.max_length is not None and length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
-
 
 class DecoderOnly(Decoder):
     """Base class of language models.
 
-    A subclass has `hidden(tokens, positions, mask=, cache=)`, which returns the last hidden states and the cache, and
-    the output layer `unembed`.
+    A subclass has `embed`, `embed_dropout`, a `stack`, a `norm`, and the output layer `unembed`.
 
     Attributes:
         fused_loss: compute the loss in blocks of tokens, without an array of all logits: less memory, and faster for
@@ -81,13 +69,13 @@ class DecoderOnly(Decoder):
 
     def __call__(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Tokens,
         *,
-        mask: Bool[Array, "B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
-        segments: Int[Array, "B T"] | None = None,
+        mask: TokensMask | None = None,
+        positions: Positions | None = None,
+        segments: Tokens | None = None,
         targets: Targets | None = None,
-    ) -> Float[Array, "B T V"] | TokenLosses:
+    ) -> Logits | TokenLosses:
         """Return the logits of the token after each of at most `max_length` tokens; raise ValueError if there are more.
 
         Args:
@@ -102,10 +90,22 @@ class DecoderOnly(Decoder):
         x, _ = self.hidden(tokens, positions, mask=limits)
         return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
 
+    def embedded(self, tokens: Tokens, positions: Positions) -> Float[Array, "B T D"]:
+        """Return the vectors of tokens at some positions."""
+        return self.embed(tokens)
+
+    def hidden(self, tokens: Tokens, positions: Positions, **kwargs) -> Hidden:
+        """Return the last hidden states and the cache; `kwargs` are the mask and the cache of the stack."""
+        self.check_length(tokens.shape[1])
+        x = self.embed_dropout(self.embedded(tokens, positions))
+        self.sow("intermediates", "embedding", x)
+        x, cache = self.stack(x, positions=positions, **kwargs)
+        return self.norm(x), cache
+
     def encode(self, inputs: None = None) -> None:
         """Return None: a decoder-only model has no encoder."""
 
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None) -> Decoded:
+    def decode(self, tokens: Tokens, cache: Cache, memory: None = None) -> Decoded:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         x, cache = self.hidden(tokens, cache.positions(tokens.shape[1]), cache=cache)
         return self.unembed.logits(x), cache
@@ -123,30 +123,18 @@ class EncoderDecoder(Decoder):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        return (
-            Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
-            Layers(
-                "decoder_stack/layers",
-                self.decoder_layers,
-                "decoder",
-                first="^decoder_(position|relative)/",
-                last="^decoder_norm/",
-            ),
-        )
+        ends = {"first": "^decoder_(position|relative)/", "last": "^decoder_norm/"}
+        encoder = Layers("encoder_stack/layers", self.depth, last="^encoder_norm/")
+        return encoder, Layers("decoder_stack/layers", self.decoder_layers, "decoder", **ends)
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+    def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         """Return the output of the encoder for tokens and their mask."""
         x = self.embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
         return self.encoder_stack(x, mask=Mask(keys=mask))[0]
 
     def __call__(
-        self,
-        inputs: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
-        *,
-        inputs_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
+        self, inputs: Inputs, tokens: Tokens, *, inputs_mask: InputsMask | None = None, mask: TokensMask | None = None
+    ) -> Logits:
         """Return the logits of the token after each of `tokens`, given the whole of `inputs`.
 
         Both have at most `max_length` tokens, or ValueError is raised. The masks are True for real tokens, False for
@@ -157,12 +145,12 @@ class EncoderDecoder(Decoder):
         context = {"context": self.encoded(inputs, inputs_mask), "context_mask": Mask(keys=inputs_mask)}
         return self.logits(tokens, jnp.arange(tokens.shape[1])[None], mask=mask, **context)[0]
 
-    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
+    def encode(self, inputs: tuple[Inputs, InputsMask]) -> Memory:
         """Return the decoder's memory of `inputs`: tokens, and a mask that is True where they are real."""
         tokens, mask = inputs
         return self.decoder_stack.memory(self.encoded(tokens, mask), mask)
 
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> Decoded:
+    def decode(self, tokens: Tokens, cache: Cache, memory: Memory) -> Decoded:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         context = {"context": memory, "context_mask": Mask(keys=memory.mask)}
         return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **context)

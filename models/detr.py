@@ -49,15 +49,14 @@ class DETR(StackModel):
         num_classes: number of classes, V, without "no object", which is the last logit.
         image_size: side of the training images, in pixels.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
-        decoder_depth: number of layers of the decoder; None: `depth`.
         mlp_dim: width of the hidden layer of the MLPs, F; None: 8 D.
         placement: see `Block`; with "pre" the encoder's output is normalized too.
         dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
     VARIANTS: ClassVar = {
-        "r50": {"backbone": {"name": "resnet", "variant": "50", "num_classes": 0, "frozen": True}},
-        "r101": {"backbone": {"name": "resnet", "variant": "101", "num_classes": 0, "frozen": True}},
+        f"r{depth}": {"backbone": {"name": "resnet", "variant": depth, "num_classes": 0, "frozen": True}}
+        for depth in ("50", "101")
     }
     FROM_DATA = ("num_classes", "image_size")
 
@@ -77,10 +76,6 @@ class DETR(StackModel):
 
     reads = "images"
     outputs = ("objects",)
-
-    @property
-    def decoder_layers(self) -> int:
-        return self.decoder_depth or self.depth
 
     @property
     def input_parameters(self) -> str:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
-from lineage.models.fields import Count, Rate
+from lineage.models.fields import Count, Logits, Rate, Tokens, TokensMask
 from lineage.models.layers import Cell, Dropout, Embed, Layer, Linear
 
 
@@ -58,9 +58,7 @@ class ELMo(Model):
         self.backward = [layer(reverse=True) for _ in range(self.depth)]
         self.head = Linear((self.vocab_size,))
 
-    def __call__(
-        self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
-    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"]]:
+    def __call__(self, tokens: Tokens, *, mask: TokensMask | None = None) -> tuple[Logits, Logits]:
         """Return logits of the token after each one and of the one before, given the tokens on the other side.
 
         Args:
@@ -70,9 +68,7 @@ class ELMo(Model):
         ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
         return self.head(self.drop(ahead)), self.head(self.drop(back))
 
-    def features(
-        self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
-    ) -> Float[Array, "layers B T features"]:
+    def features(self, tokens: Tokens, *, mask: TokensMask | None = None) -> Float[Array, "layers B T features"]:
         """Return the embeddings and the outputs of the L layers, both directions concatenated."""
         ahead = back = self.embed(tokens)
         layers = [jnp.concatenate([ahead, back], axis=-1)]

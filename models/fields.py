@@ -1,12 +1,18 @@
-"""Types of the fields of architectures: choices, and numbers with a range."""
+"""Types of the fields of architectures (choices, and numbers with a range), and of their inputs and outputs."""
 
 from typing import Annotated, Literal
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from lineage.configs.registry import Range
 
 Image = Float[Array, "B height width channels"]
+Tokens = Int[Array, "B T"]
+Inputs = Int[Array, "B S"]  # tokens of an encoder
+Positions = Int[Array, "#B T"]
+TokensMask = Bool[Array, "B T"]  # True for real tokens
+InputsMask = Bool[Array, "B S"]
+Logits = Float[Array, "B T V"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
 Implementation = Literal["auto", "portable", "dense"]  # the names of `layers.attention.IMPLEMENTATIONS`
 Count = Annotated[int, Range(1)]

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
-from lineage.models.decoder import DecoderOnly, Hidden
-from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.decoder import DecoderOnly
+from lineage.models.fields import Activation, Count, Implementation, Positions, Size, Tokens
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned
 
@@ -58,10 +58,5 @@ class GPT(DecoderOnly):
         self.norm = norm()
         self.unembed = self.embed
 
-    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Hidden:
-        self.check_length(tokens.shape[1])
-        x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
-        x = self.embed_dropout(x)
-        self.sow("intermediates", "embedding", x)
-        x, cache = self.stack(x, **kwargs)
-        return self.norm(x), cache
+    def embedded(self, tokens: Tokens, positions: Positions) -> Float[Array, "B T D"]:
+        return self.embed(tokens) + jnp.take(self.position(), positions, axis=0)

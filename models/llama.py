@@ -9,10 +9,9 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
-from lineage.models.decoder import DecoderOnly, Hidden
+from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Implementation, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm, Stack
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
@@ -83,18 +82,9 @@ class Llama(DecoderOnly):
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT: the papers give none
         norm = partial(RMSNorm, epsilon=self.epsilon)
         both = {"use_bias": False, "kernel_init": init, "out_init": out_init}
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            num_kv_heads=self.kv_heads,
-            head_size=self.head_size,
-            causal=True,
-            window=self.window,
-            rotary=self._rotary(),
-            dropout=self.dropout,
-            attend=self.attend,
-            **both,
-        )
+        heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads, "head_size": self.head_size}
+        how = {"window": self.window, "rotary": self._rotary(), "dropout": self.dropout, "attend": self.attend}
+        attention = partial(Attention, causal=True, **heads, **how, **both)
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
@@ -106,13 +96,6 @@ class Llama(DecoderOnly):
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         return self.depth, self.kv_heads, self.head_size or self.width // self.num_heads
-
-    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Hidden:
-        self.check_length(tokens.shape[1])
-        x = self.embed_dropout(self.embed(tokens))
-        self.sow("intermediates", "embedding", x)
-        x, cache = self.stack(x, positions=positions, **kwargs)
-        return self.norm(x), cache
 
     def _rotary(self):
         if self.rope_scaling == "default":

@@ -23,12 +23,8 @@ class MAE(ViT):
             4 D; depth 0 leaves the decoder out.
     """
 
-    VARIANTS: ClassVar = {
-        "mu": ViT.VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4},
-        "B": ViT.VARIANTS["B"],
-        "L": ViT.VARIANTS["L"],
-        "H": ViT.VARIANTS["H"],
-    }
+    VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "B", "L", "H")}
+    VARIANTS["mu"] = VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4}
     FROM_DATA = ("image_size", "channels", "mask_rate")
 
     num_classes: int = 0

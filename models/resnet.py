@@ -79,10 +79,8 @@ class ResNet(ImageModel):
         conv = partial(Conv, standardized=self.norm == "group", padding=self.padding)
         block = partial(Residual, conv, norm, bottleneck=self.bottleneck, preactivation=self.preactivation)
         self.stem_conv = conv(self.stem_width, *((7, 2) if self.stem == "imagenet" else (3, 1)))
-        self.stages = [
-            [block(width, 2 if number and not i else 1) for i in range(depth)]
-            for number, (width, depth) in enumerate(zip(self.widths, self.depths))
-        ]
+        sizes = enumerate(zip(self.widths, self.depths))
+        self.stages = [[block(width, 2 if n and not i else 1) for i in range(depth)] for n, (width, depth) in sizes]
         self.outer_norm = norm()  # of the stem, or of the last stage
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))

@@ -13,10 +13,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
-from lineage.models.fields import Count, Rate
+from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Tokens, TokensMask
 from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
 
@@ -29,10 +29,10 @@ class Annotations(Rows):
 
     key: Float[Array, "B S C"]
     value: Float[Array, "B S E"]
-    mask: Bool[Array, "B S"]
+    mask: InputsMask
     state: Any  # initial state of the decoder
 
-    BATCH_AXES: ClassVar = dict.fromkeys(("key", "value", "mask", "state"), 0)
+    BY_ROW: ClassVar = ("key", "value", "state", "mask")
 
 
 @MODELS.register("seq2seq")
@@ -126,13 +126,13 @@ class Seq2Seq(Model):
 
     def __call__(
         self,
-        inputs: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
+        inputs: Inputs,
+        tokens: Tokens,
         *,
-        inputs_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "B T"] | None = None,
+        inputs_mask: InputsMask | None = None,
+        mask: TokensMask | None = None,
         own_rate: Float[Array, ""] | float | None = None,
-    ) -> Float[Array, "B T V"]:
+    ) -> Logits:
         """Return logits of the token after each of `tokens`, given the whole of `inputs`.
 
         Args:
@@ -149,7 +149,7 @@ class Seq2Seq(Model):
             given = jax.random.bernoulli(self.make_rng("dropout"), 1 - own_rate, tokens.shape)
         return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
 
-    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
+    def encode(self, inputs: tuple[Inputs, InputsMask]) -> Annotations:
         """Return the decoder's memory of input tokens and their mask, which is True for real tokens."""
         tokens, mask = inputs
         x = self.drop(self.encoder_embed(tokens))
@@ -173,9 +173,7 @@ class Seq2Seq(Model):
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
         return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
-    ) -> tuple[Float[Array, "B T V"], States]:
+    def decode(self, tokens: Tokens, cache: States, memory: Annotations) -> tuple[Logits, States]:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         positions = cache.positions(tokens.shape[1])
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
@@ -201,9 +199,8 @@ class Seq2Seq(Model):
                 drawn = jax.random.categorical(self.make_rng("dropout"), logits.astype(jnp.float32))
             return (state, drawn), (state, seen, vector, weights)
 
-        scan = nn.scan(
-            step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
-        )
+        rngs = {"params": False, "dropout": True}
+        scan = nn.scan(step, variable_broadcast="params", split_rngs=rngs, in_axes=1, out_axes=1)
         vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given

@@ -74,11 +74,8 @@ class Swin(ImageModel, StackModel):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        end = len(self.depths) - 1
-        return tuple(
-            Layers(f"stacks_{i}/layers", depth, first=f"^merges_{i - 1}/", last="^norm/" if i == end else "")
-            for i, depth in enumerate(self.depths)
-        )
+        stages = [Layers(f"stacks_{i}/layers", n, first=f"^merges_{i - 1}/") for i, n in enumerate(self.depths)]
+        return (*stages[:-1], stages[-1]._replace(last="^norm/"))
 
     @property
     def resample_rules(self) -> tuple[ResampleRule, ...]:

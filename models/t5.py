@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Size, Tokens
 from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import RelativeBuckets
@@ -71,16 +71,10 @@ class T5(EncoderDecoder):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         norm = partial(RMSNorm, epsilon=self.epsilon)
         both = {"dropout": self.dropout, "use_bias": False, "kernel_init": init, "out_init": init}
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            head_size=self.head_size,
-            attend=self.attend,
-            score=dot_product,
-            # In place of the scores, the queries start smaller by sqrt(C).
-            query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),
-            **both,
-        )
+        # In place of the scores, the queries start smaller by sqrt(C).
+        query_init = nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal")
+        heads = {"num_heads": self.num_heads, "head_size": self.head_size, "query_init": query_init}
+        attention = partial(Attention, attend=self.attend, score=dot_product, **heads, **both)
         mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
@@ -101,19 +95,13 @@ class T5(EncoderDecoder):
     def cache_shape(self) -> tuple[int, int, int]:
         return self.decoder_layers, self.num_heads, self.head_size
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+    def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
         x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
         return self.drop(self.encoder_norm(x))
 
     def logits(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "#B T"],
-        *,
-        mask: Mask | None = None,
-        cache: Cache | None = None,
-        **kwargs,
+        self, tokens: Tokens, positions: Positions, *, mask: Mask | None = None, cache: Cache | None = None, **kwargs
     ) -> Decoded:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.layers[0].max_length)
         mask = (mask or Mask()).replace(bias=bias)

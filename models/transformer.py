@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Rate, Size
+from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Rate, Size, Tokens
 from lineage.models.layers import Attention, Block, Dropout, Embed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
@@ -66,19 +66,10 @@ class Transformer(EncoderDecoder):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
         norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
         cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
-        attention = partial(
-            cross,
-            rotary=rotary if self.position == "rotary" else None,
-            relative=partial(RelativeKeys, self.max_distance) if self.position == "relative" else None,
-        )
-        block = partial(
-            Block,
-            attention=attention,
-            mlp=partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation]),
-            norm=norm,
-            placement=self.placement,
-            dropout=self.dropout,
-        )
+        relative = partial(RelativeKeys, self.max_distance) if self.position == "relative" else None
+        attention = partial(cross, rotary=rotary if self.position == "rotary" else None, relative=relative)
+        mlp = partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation])
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=cross)
         self.embed = Embed(self.vocab_size, self.width, scale=True, table_init=nn.initializers.normal(self.width**-0.5))
         if self.position == "learned":
@@ -90,11 +81,11 @@ class Transformer(EncoderDecoder):
         if self.placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+    def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         x = super().encoded(tokens, mask)
         return normalize(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
-    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
+    def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 

@@ -12,26 +12,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
-from lineage.models.fields import Activation, Count, Counts, Natural, Rate, Size
+from lineage.models.fields import Activation, Count, Counts, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
-from lineage.models.layers import (
-    ACTIVATIONS,
-    AdaptiveEmbed,
-    Block,
-    Dropout,
-    Embed,
-    LayerCache,
-    LayerNorm,
-    Linear,
-    Mask,
-    Mlp,
-    Stack,
-    dense,
-)
+from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
+from lineage.models.layers.adaptive import AdaptiveEmbed
+from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.position import sinusoidal
 
 
@@ -180,16 +169,10 @@ class TransformerXL(DecoderOnly):
         init = nn.initializers.normal(0.02)
         if self.same_length and not self.memory_length:
             raise ValueError("same_length is True and memory_length is 0: tokens could attend to none.")
-        attention = partial(
-            RecurrentAttention,
-            num_heads=self.num_heads,
-            memory_length=self.memory_length,
-            window=self.memory_length if self.same_length else self.max_length + self.memory_length,
-            same_length=self.same_length,
-            clamp_length=self.clamp_length,
-            dropout=self.attention_dropout,
-            kernel_init=init,
-        )
+        reach = self.memory_length if self.same_length else self.max_length + self.memory_length
+        sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": reach}
+        how = {"same_length": self.same_length, "clamp_length": self.clamp_length, "dropout": self.attention_dropout}
+        attention = partial(RecurrentAttention, kernel_init=init, **sizes, **how)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
@@ -202,9 +185,7 @@ class TransformerXL(DecoderOnly):
         self.drop = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
 
-    def __call__(
-        self, tokens: Int[Array, "B T"], *, targets: Targets | None = None
-    ) -> Float[Array, "B T V"] | TokenLosses:
+    def __call__(self, tokens: Tokens, *, targets: Targets | None = None) -> Logits | TokenLosses:
         """Return logits of the token after each one of a segment, or the losses of the next tokens, `targets`.
 
         Each sequence continues that of the last call if its memory was kept: apply(..., mutable=["memory"]).
@@ -215,7 +196,7 @@ class TransformerXL(DecoderOnly):
     def check_length(self, length: int) -> None:
         """Allow caches of any length: each token attends to at most `max_length` + `memory_length` tokens."""
 
-    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"] | None = None, **kwargs) -> Hidden:
+    def hidden(self, tokens: Tokens, positions: Positions | None = None, **kwargs) -> Hidden:
         x = self.drop(self.embed(tokens))
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)

@@ -118,14 +118,9 @@ class ViT(ImageModel, StackModel):
     def _block(self, width, num_heads, hidden):
         norm = partial(LayerNorm, epsilon=self.epsilon)
         distance = (self.image_size // self.patch_size) ** 2 - (self.pooling != "token")
-        attention = partial(
-            Attention,
-            num_heads=num_heads,
-            dropout=self.attention_dropout,
-            attend=self.attend,
-            relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
-            qk_norm=norm if self.qk_norm else None,
-        )
+        relative = partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None
+        how = {"dropout": self.attention_dropout, "attend": self.attend, "relative": relative}
+        attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **how)
         init, activation = nn.initializers.normal(1e-6), ACTIVATIONS[self.activation]
         mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
         options = {"dropout": self.dropout, "layer_scale": self.layer_scale}

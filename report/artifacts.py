@@ -15,7 +15,19 @@ from matplotlib.image import imsave
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures
-from lineage.report.html import card, details, explained, file_name, join, note, section, table, table_row, words
+from lineage.report.html import (
+    card,
+    details,
+    download,
+    explained,
+    file_name,
+    join,
+    note,
+    section,
+    table,
+    table_row,
+    words,
+)
 from lineage.runs.folder import parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
@@ -65,44 +77,56 @@ def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
     head = table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
     worst = Markup("<div class=card><h3>Confused most often</h3>{}</div>").format(table([head, *rows])) if rows else ""
     about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colors show the share of the true class."
-    body = card(figures.confusion, counts, names, name=key, folder=folder)
+    alt = f"Confusion matrix of {len(names)} classes: {np.trace(counts):,} of {counts.sum():,} correct."
+    data = [("true", *names), *((name, *row) for name, row in zip(names, counts.tolist()))]
+    body = card(figures.confusion, counts, names, name=key, folder=folder, alt=alt, data=data)
     split = Markup("<div class=split>{}{}</div>").format(body, worst)
     return section(f"Confusion matrix, {_split(key)}", note(about) + split)
 
 
 def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the misclassified images with the highest confidence."""
-    tiles, names = [], data["class_names"]
+    tiles, names, rows = [], data["class_names"], [("true", "predicted", "probability")]
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
         truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
         picture = _png(image.repeat(scale, 0).repeat(scale, 1))
         write_atomic(folder / f"{file_name(key)}_{i + 1:02}.png", picture)
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(truth, guess, data["probability"][i])
-        tile = Markup('<figure><img alt="{}" src="{}"><figcaption>{}</figcaption></figure>')
-        tiles.append(tile.format(truth, source, caption))
-    about = note("True class → predicted class and its probability.")
+        rows.append((str(truth), str(guess), float(data["probability"][i])))
+        caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(*rows[-1])
+        tile = Markup('<figure><img alt="Image {}" src="{}"><figcaption>{}</figcaption></figure>')
+        tiles.append(tile.format(i + 1, source, caption))
+    about = note(Markup("True class → predicted class and its probability. {}").format(download(rows, key)))
     body = about + Markup("<div class=gallery>{}</div>").format(join(tiles))
     return section(f"Most confident errors, {_split(key)}", body if tiles else Markup())
 
 
 def _objects(key: str, data: Arrays, folder: Path) -> Markup:
     """Return images with their true boxes, dotted, and the detected ones."""
-    pictures = []
+    pictures, names = [], data["class_names"].tolist()
+    rows: list[Sequence[Any]] = [("image", "boxes", "class", "probability", "left", "top", "width", "height")]
     for n, image in enumerate(data["image"]):
-        boxes = {name: data[name][data[name][:, 0] == n][:, 1:] for name in ("truth", "found")}
-        pictures.append(partial(figures.objects, image=image, names=data["class_names"].tolist(), **boxes))
-    rows = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
+        boxes = {kind: data[kind][data[kind][:, 0] == n][:, 1:] for kind in ("truth", "found")}
+        pictures.append(partial(figures.objects, image=image, names=names, **boxes))
+        for kind, found in boxes.items():
+            rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
+    shown = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
     about = note("True boxes are dotted; detected ones have their class and its probability.")
-    body = about + card(partial(figures.grid, side=2.0), rows, name=key, folder=folder)
-    return section(f"Objects, {_split(key)}", body)
+    alt = f"{len(pictures)} images with {len(data['truth'])} true and {len(data['found'])} detected boxes."
+    draw = partial(figures.grid, side=2.0)
+    return section(f"Objects, {_split(key)}", about + card(draw, shown, name=key, folder=folder, alt=alt, data=rows))
 
 
 def _precision(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
     about = note("Mean over all classes, by the IoU from which a box is correct. The area under a curve is the AP.")
-    body = about + card(figures.precision, data["precision"], name=key, folder=folder)
+    curves = data["precision"]
+    thresholds, recalls = (np.linspace(*ends, size) for ends, size in zip(((0.5, 0.95), (0, 1)), curves.shape))
+    rows = [("recall", *(f"precision at IoU {threshold:.2f}" for threshold in thresholds))]
+    rows += [(recall, *column) for recall, column in zip(recalls.tolist(), curves.T.tolist())]
+    alt = f"Precision by recall, with an AP of {curves[0].mean():.3f} at an IoU of 0.50."
+    body = about + card(figures.precision, curves, name=key, folder=folder, alt=alt, data=rows)
     return section(f"Precision and recall, {_split(key)}", body)
 
 
@@ -121,7 +145,17 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
         [partial(figures.overlay, image=images[n].squeeze(), heat=None) for images in columns.values()]
         for n in range(len(first["image"]))
     ]
-    return section("Masked images", card(figures.grid, rows, list(columns), name="painted", folder=folder))
+    errors = [
+        ("image", *columns),
+        *(
+            (n + 1, *(float(np.mean((images[n] - first["image"][n]) ** 2)) for images in columns.values()))
+            for n in range(len(rows))
+        ),
+    ]
+    alt = f"{len(rows)} images, their visible patches, and their reconstructions at {len(columns) - 2} steps."
+    body = note("The file has the mean squared error of each picture.")
+    body += card(figures.grid, rows, list(columns), name="painted", folder=folder, alt=alt, data=errors)
+    return section("Masked images", body)
 
 
 def _samples(path: Path) -> Markup:
@@ -142,45 +176,42 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
     rows = [table_row(*texts) for texts in written["rows"][: MOST["written"]]]
     shown = Markup("<div class='card scroll'>{}</div>").format(table([head, *rows]))
     about = note(f"BLEU {written['bleu']:.2f}, {written['signature']}.")
-    chart = card(figures.bleu_by_length, {"": written["by_length"]}, name=path.stem, folder=folder)
+    alt = f"BLEU by the length of the input, {written['bleu']:.2f} for all lengths."
+    data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"]]
+    chart = card(figures.bleu_by_length, {"": data[1:]}, name=path.stem, folder=folder, alt=alt, data=data)
     return section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 
 
-def image_attention(data: Arrays, folder: Path) -> Markup:
+def image_attention(arrays: Arrays, folder: Path) -> Markup:
     """Return the attention of the class token, or of the mean patch if there is none: rollout, and each layer.
 
     Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
     section 3).
     """
-    weights, size = data["weights"].astype(np.float64), tuple(map(int, data["grid"]))
-    images, from_class = data["image"][: MOST["images"]].mean(-1), bool(data["has_class_token"])
-
-    def draw(n: int, matrix: np.ndarray) -> figures.Drawing:
-        heat = (matrix[0] if from_class else matrix.mean(0))[-math.prod(size) :]
-        return partial(figures.overlay, image=images[n], heat=heat.reshape(size))
+    weights, size = arrays["weights"].astype(np.float64), tuple(map(int, arrays["grid"]))
+    images, from_class = arrays["image"][: MOST["images"]].mean(-1), bool(arrays["has_class_token"])
 
     rollout = np.eye(weights.shape[-1])
     for layer in weights.mean(2):
         rollout = (layer + np.eye(len(layer[0]))) / 2 @ rollout
     layers = _spread(len(weights), MOST["layers"])
-    rows = [
-        [
-            partial(figures.overlay, image=image, heat=None),
-            draw(n, rollout[n]),
-            *(draw(n, weights[i][n].mean(0)) for i in layers),
-        ]
-        for n, image in enumerate(images)
-    ]
     columns = ["image", "rollout", *(f"layer {i + 1}" for i in layers)]
+    rows, data = [], [("image", "row", "column", *columns[1:])]
+    for n, image in enumerate(images):
+        matrices = np.stack([rollout[n], *(weights[i][n].mean(0) for i in layers)])
+        heats = (matrices[:, 0] if from_class else matrices.mean(1))[:, -math.prod(size) :].reshape(-1, *size)
+        rows.append([partial(figures.overlay, image=image, heat=heat) for heat in (None, *heats)])
+        data += [(n + 1, y + 1, x + 1, *heats[:, y, x].tolist()) for y, x in np.ndindex(*size)]
     special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
     views = [
         view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
-        for n, image in enumerate(data["image"][: MOST["explored"]])
+        for n, image in enumerate(arrays["image"][: MOST["explored"]])
     ]
     query = "the class token" if from_class else "the mean patch"
     body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
-    body += card(figures.grid, rows, columns, name="attention_image", folder=folder)
-    body += note("Hover over a patch to see its attention weights; red is the maximum.") + explorer(views)
+    alt = f"Attention of {query} over {len(images)} images: rollout, and the mean head of {len(layers)} layers."
+    body += card(figures.grid, rows, columns, name="attention_image", folder=folder, alt=alt, data=data)
+    body += note("Point at a patch to see its attention weights; orange is the maximum.") + explorer(views)
     return section("Attention over the image", body)
 
 
@@ -188,9 +219,14 @@ def _text_attention(data: Arrays) -> Markup:
     """Return the attention explorer of a text, or of an input and its target."""
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
     tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
-    sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
-    views = [view(name, data[name], *side) for name, side in sides.items() if name in data]
-    about = note("Hover over a token to see its attention weights; red is the maximum.")
+    sides = {
+        "attention": ("self-attention", tokens),
+        "encoder": ("encoder self-attention", inputs),
+        "decoder": ("decoder self-attention", tokens),
+        "cross": ("cross-attention", tokens, inputs),
+    }
+    views = [view(name, data[key], *side) for key, (name, *side) in sides.items() if key in data]
+    about = note("Point at a token to see its attention weights; orange is the maximum.")
     return section("Attention over the text", about + explorer(views) if views else Markup())
 
 

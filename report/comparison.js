@@ -7,9 +7,13 @@ document.addEventListener("mouseover", ({target}) => {
 });
 const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
 const order = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
-document.querySelectorAll(".runs th").forEach((head, column) => head.addEventListener("click", () => {
-  const rows = [...document.querySelectorAll("tr.run")];
-  head.sign = -(head.sign || -1);
-  rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
-  rows.forEach(row => row.parentNode.append(row));
-}));
+document.querySelectorAll(".runs th").forEach((head, column) => {
+  head.tabIndex = 0;
+  head.onkeydown = ({key}) => key === "Enter" && head.click();
+  head.onclick = () => {
+    const rows = [...document.querySelectorAll("tr.run")];
+    head.sign = -(head.sign || -1);
+    rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
+    rows.forEach(row => row.parentNode.append(row));
+  };
+});

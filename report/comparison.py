@@ -3,26 +3,28 @@
 import csv
 import math
 import os
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from lineage.configs.directions import higher_is_better
-from lineage.report import figures, html
+from lineage.report import curves, figures, html
 from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
 MAX_CHARTS, MAX_AXES = 8, 12
+VIRIDIS = (0.0, 0.55), (0.4, 1.0)  # parts of the colormap with enough contrast in light and in dark mode
 
 
 def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target | None = None) -> None:
@@ -100,28 +102,27 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     Figures are saved in a folder of the same name without the suffix.
     """
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
-    ids = [f"run{number}" for number in range(len(runs))]
-    colors = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
-    colors = [figures.SERIES["s1"], *colors]  # the best run has its own color
+    ids, colors, modes = [f"run{number}" for number in range(len(runs))], *shades(len(runs))
     folder.mkdir(exist_ok=True)
 
-    def drawn(draw: Callable[..., Figure], *args, name: str) -> Markup:
-        svg = html.card(draw, *args, name=name, folder=folder)
-        for place, run in enumerate(runs):
-            named = Markup('<g class="run run{}"><title>{}</title>').format(place, run.name)
-            svg = svg.replace(f'<g id="run{place}">', named)
-        return svg
+    def adapted(card: Markup) -> Markup:
+        """Return a card whose curves have the names of the runs, and their colors in both modes."""
+        both = dict(zip(colors, modes))
+        card = Markup(re.sub("|".join(colors), lambda color: both[color[0]], card))  # noqa: S704, escaped before
+        for name, run in zip(ids, runs):
+            named = Markup('<g class="run {}"><title>{}</title>').format(name, run.name)
+            card = card.replace(f'<g id="{name}">', named)
+        return card
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
     for key in quantities[:MAX_CHARTS]:
         order = reversed([*zip(ids, runs)])  # the best is drawn last
-        curves = {name: html.series(run.metrics, key) for name, run in order}
-        curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
-        if curves:
-            options = {"percent": "accuracy" in key, "smoothed": True, "colors": colors, "legend": False}
-            chart = partial(figures.chart, **options)
-            charts.append(drawn(chart, html.words(key), curves, ids, name=f"curve_{key}"))
+        found = {name: curves.series(run.metrics, key) for name, run in order}
+        if any(np.isfinite(values).any() for _, values in found.values()):
+            options = {"labels": {name: run.name for name, run in zip(ids, runs)}, "colors": colors, "legend": False}
+            options["about"] = _remark(runs) if key == "train/loss" else ""
+            charts.append(adapted(curves.card(key, found, ids, folder, **options)))
     keys = differing(runs)
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
     overview = Markup()
@@ -129,18 +130,41 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         shown = keys[:MAX_AXES]
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
-        overview = drawn(figures.parallel, columns, ids, colors, name="parallel")
+        rows = [["run", *columns], *zip((run.name for run in done), *columns.values())]
+        text = f"{metric} of {len(done)} runs beside {', '.join(columns)}; the table of runs has the values."
+        chart = partial(html.card, figures.parallel, columns, ids, colors)
+        overview = adapted(chart(name="parallel", folder=folder, alt=text, data=rows))
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
     lines = html.join(html.command(commands[run]) for run in runs)
     parts = [
         _header(title, runs, metric),
         html.section("Curves", html.join(charts), "cards"),
         html.section("Overrides and results", overview),
-        html.section("Runs, best first", _table(runs, colors, keys if few else []), "card scroll"),
+        html.section("Runs, best first", _table(runs, modes, keys if few else [], page.parent), "card scroll"),
         html.section("Differences between the configs", Markup() if few else _settings(runs, keys), "card scroll"),
         html.section("Commands", html.details(f"All {len(runs)} runs, best first", lines)),
     ]
     return html.write(page, title, parts, styles=("comparison.css",), script="comparison.js")
+
+
+def shades(count: int) -> tuple[list[str], list[str]]:
+    """Return colors of runs, the best first, in light mode and as CSS for both modes."""
+    light, dark = (
+        [to_hex(colormaps["viridis"](share)) for share in np.linspace(*ends, max(count - 1, 1))] for ends in VIRIDIS
+    )
+    both = [f"light-dark({a}, {b})" for a, b in zip(light, dark)]
+    return [figures.SERIES["s1"], *light], ["var(--s1)", *both]  # the best run has its own color
+
+
+def _remark(runs: Sequence[Run]) -> str:
+    """Return what the training losses of the runs include, and whether that differs."""
+    found = Counter(curves.only_in_training(dict(flatten(run.config)) | run.changes) for run in runs)
+    if len(found) == 1:
+        return curves.remark(dict(flatten(runs[0].config)) | runs[0].changes, "loss", [])
+    listed = "; ".join(
+        f"{count} {f'with {enabled}' if enabled else 'without'}" for enabled, count in found.most_common(4)
+    )
+    return f"Not comparable between all runs: {listed}{'; others' if len(found) > 4 else ''}."
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -163,15 +187,22 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     return html.header(title, facts, about, tiles)
 
 
-def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> Markup:
+def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], folder: Path) -> Markup:
+    """Return the table of the runs, with links from the page in `folder` to their reports."""
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
     rows = [html.table_row("run", "state", *keys, numbers=[*metrics, "steps", "time"], tag="th")]
     for place, run in enumerate(runs):
         found, seconds = results(run), run.facts().get("seconds")
         numbers = [html.number(found[key]) if key in found else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
-        name = Markup("<i style='background:{}'></i>{}").format(colors[place], run.name)
-        cells = [name, run.state, *(setting(run, key) for key in keys)]
+        name, report = run.name, run.folder / "report.html"
+        if report.is_file():
+            name = Markup('<a href="./{}">{}</a>').format(quote(os.fsencode(os.path.relpath(report, folder))), name)
+        cells = [
+            Markup("<i style='background:{}'></i>{}").format(colors[place], name),
+            run.state,
+            *(setting(run, key) for key in keys),
+        ]
         rows.append(html.table_row(*cells, numbers=numbers, kind=f"run run{place}"))
     return html.table(rows, "runs")
 

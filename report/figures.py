@@ -19,10 +19,23 @@ from scipy.ndimage import gaussian_filter1d
 
 from lineage.configs.atomic import write_atomic
 
-# The palette of Okabe and Ito, which is safe for color-blind readers. In a report each color becomes the CSS variable
-# of the same name, so that figures follow the light or dark mode; PNGs keep the colors.
-SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
-COLORS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
+# Colors of the pages in light and in dark mode; the series are from the palette of Okabe and Ito, which is safe for
+# color-blind readers. In a page each color of a figure becomes the CSS variable of that name; PNGs are light.
+PALETTE = {
+    "page": ("#f6f7f9", "#0f1216"),
+    "card": ("#ffffff", "#171b21"),
+    "tint": ("#e8f1f8", "#17303f"),
+    "ink": ("#1f2329", "#e3e7ec"),
+    "soft": ("#656d76", "#99a3ae"),
+    "rule": ("#dde1e6", "#2b323b"),
+    "bad": ("#cc3311", "#ff7b5c"),
+    "s0": ("#0072b2", "#56b4e9"),
+    "s1": ("#d55e00", "#f09a4a"),
+    "s2": ("#009e73", "#35c49a"),
+    "s3": ("#cc79a7", "#e39cc2"),
+}
+COLORS = {name: light for name, (light, _) in PALETTE.items()}
+SERIES = {name: color for name, color in COLORS.items() if re.fullmatch(r"s\d", name)}
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
@@ -38,6 +51,7 @@ STYLE = {
     "ytick.color": COLORS["soft"],
 } | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
 # A square-root scale, which makes a share of 1% visible beside one of 100%.
+LIGHT_FROM = 0.19  # share whose color has the same contrast with black and with white
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
 Curve = tuple[np.ndarray, np.ndarray]
 Line = tuple[Sequence[Any], Any]  # x values, and a value or several for each
@@ -48,7 +62,7 @@ Drawing = Callable[..., None]
 def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     """Save the figure `draw(*args)` as `folder/name.png` and return it as SVG.
 
-    The SVG has CSS variables for colors, and its text is text.
+    The SVG has CSS variables for the colors of the palette, and its text is text.
     """
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
@@ -61,10 +75,10 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = re.sub(r"<(metadata|style).*?</\1>", "", svg[svg.index("<svg") :], count=2, flags=re.DOTALL)
-    head = f'<svg role="img" aria-label="{name.replace("_", " ")}" style="--w:{72 * figure.get_figwidth():.0f}"'
-    svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"{head} \1>", svg, count=1)
-    for variable, color in COLORS.items():
-        svg = svg.replace(color, f"var(--{variable})")
+    width = f'style="--w:{72 * figure.get_figwidth():.0f}"'
+    svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"<svg {width} \1>", svg, count=1)
+    for variable in ("ink", "soft", "rule", "bad", *SERIES):
+        svg = svg.replace(COLORS[variable], f"var(--{variable})")
     return svg
 
 
@@ -93,8 +107,7 @@ def chart(
         color = colors[splits.index(split) % len(colors) if split in splits else 0]
         for step in steps[~np.isfinite(values)][:50]:
             axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":")
-        if len(values) > 1500:  # more points than pixels: average neighboring points
-            steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
+        steps, values = points(steps, values)
         many = len(values) > 30
         if many and smoothed:
             axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3, gid=split)
@@ -117,6 +130,14 @@ def chart(
         box = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4, "handlelength": 1.2, "columnspacing": 1.2}
         figure.legend(frameon=False, **box)
     return figure
+
+
+def points(steps: np.ndarray, values: np.ndarray) -> Curve:
+    """Return the drawn points of a curve: the means of 750 groups of neighbors if there are more than 1,500."""
+    if len(values) <= 1500:
+        return steps, values
+    steps, values = (np.array([group.mean() for group in np.array_split(x, 750)]) for x in (steps, values))
+    return np.rint(steps).astype(int), values
 
 
 def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:
@@ -228,7 +249,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     image = axes.imshow(np.ma.masked_equal(share, 0), **SHARE)
     if size <= 20:
         for row, column in zip(*np.nonzero(counts)):
-            color = "#ffffff" if share[row, column] < 0.4 else "#000000"
+            color = "#ffffff" if share[row, column] < LIGHT_FROM else "#000000"
             text = f"{counts[row, column]:,}"
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=small)
         axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
@@ -287,4 +308,4 @@ def objects(
             if boxes is found:
                 text = f"{names[int(kind)]} {score:.0%}"
                 ground = {"facecolor": COLORS["s1"], "edgecolor": "none", "pad": 0.5}
-                axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#ffffff", bbox=ground)
+                axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#000000", bbox=ground)

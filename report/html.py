@@ -1,27 +1,30 @@
-"""Building blocks of the HTML pages: sections, cards and tiles, series of metrics, formatted numbers.
+"""Building blocks of the HTML pages: sections, cards and tiles, tables and their CSV files, formatted numbers.
 
 Pages are put together from `Markup`, whose `format` and `join` escape every text that is not `Markup` itself.
 """
 
 import base64
 import contextlib
+import csv
 import hashlib
+import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures
+from lineage.runs.folder import sealed_page
 
-Metrics = Sequence[Mapping[str, Any]]
+Rows = Iterable[Sequence[Any]]  # of a table, the first one with the names of the columns
+ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
 # Only the style sheet and the script of this package are run, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (
@@ -38,25 +41,25 @@ PAGE = Markup("""<!doctype html>
 """)
 
 
-@cache
-def resource(*names: str) -> Markup:
-    """Return the text of style sheets or scripts of this package."""
-    texts = [(resources.files("lineage.report") / name).read_text(encoding="utf-8") for name in names]
-    return Markup("".join(texts))  # noqa: S704
-
-
 def write(
     path: Path, title: str, parts: Iterable[Markup], styles: Sequence[str] = (), script: str = "attention.js"
 ) -> Path:
     """Write a page with the `parts` as its body, atomically; return its path.
 
-    `styles` and `script` are the names of resources; the style sheet of all pages comes first.
+    `styles` and `script` are the names of resources; the palette and the style sheet of all pages come first.
     """
-    content = {"style": resource("page.css", *styles), "script": resource(script)}
+    palette = "".join(f"--{name}:light-dark({light},{dark});" for name, (light, dark) in figures.PALETTE.items())
+    style = f":root{{{palette}}}\n" + "".join(map(_resource, ("page.css", *styles)))
+    content = {"style": style, "script": _resource(script)}
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in content.items()}
     policy = POLICY.format(**{name: f"sha256-{value}" for name, value in hashes.items()})
-    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **content)
-    return write_atomic(path, page.encode(errors="replace"))  # a name in JSON can have half of a surrogate pair
+    code = {name: Markup(text) for name, text in content.items()}  # noqa: S704, files of this package
+    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code)
+    return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can have half of a surrogate pair
+
+
+def _resource(name: str) -> str:
+    return (resources.files("lineage.report") / name).read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -74,10 +77,44 @@ def tile(label: str, value: str, note: str) -> Markup:
     return Markup("<div class=tile><span>{}</span><b>{}</b><small>{}</small></div>").format(label, value, note)
 
 
-def card(draw: Callable[..., Figure], *args: Any, name: str, folder: Path, kind: str = "card scroll") -> Markup:
-    """Return a card with the figure `draw(*args)`, which is also saved as `folder/name.png`."""
-    svg = Markup(figures.save(draw, *args, name=file_name(name), folder=folder))  # noqa: S704, matplotlib escapes texts
-    return Markup("<div class='{}'>{}</div>").format(kind, svg)
+def card(
+    draw: Callable[..., Figure],
+    *args: Any,
+    name: str,
+    folder: Path,
+    alt: str,
+    data: Rows,
+    about: str = "",
+    kind: str = "card scroll",
+) -> Markup:
+    """Return a card with the figure `draw(*args)`, which is also saved as `folder/name.png`.
+
+    Args:
+        alt: alternative text for readers who do not see the figure.
+        data: the values that the figure shows, which can be downloaded.
+        about: a remark below the figure.
+    """
+    name = file_name(name)
+    svg = Markup(figures.save(draw, *args, name=name, folder=folder))  # noqa: S704, matplotlib escapes texts
+    svg = svg.replace("<svg ", Markup('<svg role="img" aria-label="{}" ').format(alt), 1)
+    figure = Markup('<figure class="{}">{}<figcaption>{} {}</figcaption></figure>')
+    return figure.format(kind, svg, about, download(data, name))
+
+
+def download(data: Rows, name: str) -> Markup:
+    """Return a link that saves a table as the CSV file `name.csv`; the file is part of the page."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([_cell(value) for value in row] for row in data)
+    text = quote(buffer.getvalue(), safe=",:;()", errors="replace")
+    link = Markup('<a class=data download="{0}.csv" href="data:text/csv;charset=utf-8,{1}">{0}.csv</a>')
+    return link.format(name, text)
+
+
+def _cell(value: Any) -> Any:
+    """Return a number with six digits, or a text that spreadsheets do not take for a formula."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def header(title: str, facts: Iterable[str], below: Markup, tiles: Iterable[Markup]) -> Markup:
@@ -111,7 +148,7 @@ def details(summary: str, body: Markup, opened: bool = False) -> Markup:
     return start + Markup("<summary>{}</summary>{}</details>").format(summary, body)
 
 
-def note(content: str) -> Markup:
+def note(content: str | Markup) -> Markup:
     """Return an explanation in small print."""
     return Markup("<p class=note>{}</p>").format(content)
 
@@ -126,20 +163,14 @@ def join(parts: Iterable[Markup]) -> Markup:
     return Markup().join(parts)
 
 
-def keys(metrics: Metrics) -> list[str]:
-    """Return the names of the metrics in the order in which they first appear."""
-    return list(dict.fromkeys(key for line in metrics for key in line if key != "step"))
-
-
-def series(metrics: Metrics, key: str) -> figures.Curve:
-    """Return the steps and the values of a metric, [N] each."""
-    points = [(line["step"], line[key]) for line in metrics if key in line]
-    return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
-
-
 def words(name: str) -> str:
-    """Return a metric's name in words: "validation/top_5" is "validation top 5"."""
-    return re.sub(r"[_/.]+", " ", name)
+    """Return a metric's name in words: "validation/top_5" is "validation top 5", and "test/bleu" is "test BLEU"."""
+    return " ".join(ABBREVIATIONS.get(word, word) for word in re.split(r"[_/.]+", name))
+
+
+def title(name: str) -> str:
+    """Return words with a capital at the beginning."""
+    return name[:1].upper() + name[1:]
 
 
 def file_name(name: str) -> str:

@@ -5,8 +5,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,34 @@ import numpy as np
 from markupsafe import Markup
 
 from lineage.configs.directions import higher_is_better
-from lineage.report import artifacts, figures, html
+from lineage.report import artifacts, curves, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
 
-# charts shown first, with their titles
-CURVES = {
-    "loss": "Loss",
-    "accuracy": "Accuracy",
-    "perplexity": "Perplexity",
-    "learning_rate": "Learning rate",
-    "gradient_norm": "Gradient norm",
+COSTS = {
+    "parameters": "Parameters",
+    "flops.forward": "FLOPs of the forward pass of a batch",
+    "flops.training": "FLOPs of a training step",
+    "flops.parts": "FLOPs of matrix products of the forward pass",
+    "memory.training": "Memory in training, on one device",
+    "memory.inference": "Memory in inference, on one device",
+    "textbook": "Closed-form estimate (arXiv 2001.08361)",
 }
-# charts of the metrics of time and resources, with their titles
-SYSTEM = {
-    "time/examples_per_second": "Examples per second",
-    "time/mfu": "Model FLOP/s utilization",
-    "time/waiting": "Time waiting for data",
-    "time/evaluating": "Time in evaluations",
-    "time/saving": "Time in saves",
-    "time/goodput": "Goodput since the start",
-    "system/memory_gib": "Resident memory in GiB",
-    "system/device_memory_gib": "Maximum device memory in GiB",
-    "system/open_files": "Open files",
+# Words for the names of numbers and of modules in `cost.json`.
+WORDS = {
+    "model": "matrix products",
+    "matmul": "matrix products, with recomputation",
+    "other": "element-wise operations",
+    "embed": "embedding",
+    "unembed": "output projection",
+    "conv": "convolution",
+    "norm": "normalization",
+    "position": "position embedding",
+    "segment": "segment embedding",
+    "table": "position embedding",
+    "relative": "relative position bias",
+    "kv": "KV",
 }
-GROUPS = {"flops": "FLOPs"}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -58,8 +60,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         old.unlink()
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
-        curves = html.section("Curves", _curves(metrics, folder), "cards")
-        curves += html.section("System", _system(metrics, folder), "cards")
+        charts = _charts(metrics, dict(flatten(config)), folder)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
@@ -67,10 +68,10 @@ def write_report(workdir: str | os.PathLike) -> Path:
     arrays = {path.stem: _read_npz(path) for path in sorted(files.glob("*.npz"))}
     parts = artifacts.sections(files, arrays, folder)
     configuration = html.section("Configuration", _config(config))
-    return html.write(workdir / "report.html", name, [header, curves, *parts, costs, configuration])
+    return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
-def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: html.Metrics) -> Markup:
+def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: curves.Metrics) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = html.command(facts.pop("command")) if "command" in facts else Markup()
@@ -79,16 +80,16 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts)]
-    evaluated = [key for key in html.keys(metrics) if not key.startswith(("train/", *MEASURED))]
-    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
+    evaluated = [key for key in curves.keys(metrics) if not key.startswith(("train/", *MEASURED))]
+    tiles = [_result(key, *curves.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
-    _, speed = html.series(metrics, "time/examples_per_second")
+    _, speed = curves.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
     if isinstance(parameters := dict(flatten(cost)).get("parameters.total"), int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
-    steps, loss = html.series(metrics, "train/loss")
+    steps, loss = curves.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
     if bad.size:
         command += Markup("<p class=alert>The training loss was not finite at step {:,}.</p>").format(bad[0])
@@ -108,57 +109,61 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
     return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _curves(metrics: html.Metrics, folder: Path) -> Markup:
-    """Return a chart for each quantity, with a curve for each split."""
-    groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in CURVES}
-    keys = [key for key in html.keys(metrics) if not key.startswith(MEASURED)]
-    splits = [html.words(split) for split in dict.fromkeys(key.split("/")[0] for key in keys)]
-    for key in keys:
+def _charts(metrics: curves.Metrics, settings: Mapping[str, Any], folder: Path) -> Markup:
+    """Return the sections of the curves, a chart for each quantity with a curve for each split, and of the system."""
+    groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in curves.TITLES}
+    names = [key for key in curves.keys(metrics) if key in curves.TITLES or not key.startswith(MEASURED)]
+    splits = [html.words(key.split("/")[0]) for key in names if not key.startswith(MEASURED)]
+    for key in names:
         split, _, name = key.partition("/")
-        curve = html.series(metrics, key)
+        split, name = ("value", key) if key.startswith(MEASURED) else (html.words(split), name)
+        curve = curves.series(metrics, key)
         if np.isfinite(curve[1]).any():
-            groups.setdefault(name, {})[html.words(split)] = curve
-    charts = []
-    for name, curves in groups.items():
-        if curves:
-            title = CURVES.get(name, html.words(name).capitalize())
-            draw = partial(figures.chart, percent="accuracy" in name, smoothed=name != "learning_rate")
-            charts.append(html.card(draw, title, curves, splits, name=f"curve_{name}", folder=folder, kind="card"))
-    return html.join(charts)
-
-
-def _system(metrics: html.Metrics, folder: Path) -> Markup:
-    """Return a chart for each metric of time and resources."""
-    charts = []
-    for key, title in SYSTEM.items():
-        curve = html.series(metrics, key)
-        if np.isfinite(curve[1]).any():
-            percent, name = key.startswith("time/") and "second" not in key, f"curve_{key}"
-            draw = partial(figures.chart, percent=percent, smoothed=key.startswith("time/"))
-            charts.append(html.card(draw, title, {key: curve}, [key], name=name, folder=folder, kind="card"))
-    return html.join(charts)
+            groups.setdefault(name, {})[split] = curve
+    charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they are of the system
+    for name, found in groups.items():
+        others = [split for split in found if split != "train"]
+        about = curves.remark(settings, name, others) if "train" in found and (others or name == "loss") else ""
+        if found:
+            chart = curves.card(name, found, list(dict.fromkeys(splits)), folder, about=about)
+            charts[name.startswith(MEASURED)].append(chart)
+    shown = html.section("Curves", html.join(charts[False]), "cards")
+    return shown + html.section("System", html.join(charts[True]), "cards")
 
 
 def _cost(cost: Mapping[str, Any]) -> Markup:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
-    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
-    groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
-    for group, rows in groups.items():
-        parts = {key: v for key, v in rows if isinstance(v, int | float) and not re.search(r"\btotal$", key)}
+    for group, rows in _groups(cost):
+        if rows.get("matmul") == rows.get("model"):  # nothing is recomputed
+            rows.pop("matmul", None)
+        parts = {key: v for key, v in rows.items() if isinstance(v, int | float) and not re.search(r"\btotal$", key)}
         largest = max(parts.values(), default=0) or 1
         lines = []
-        for key, value in rows:
-            has_bar = key in parts and len(parts) < len(rows)
+        for key, value in rows.items():
+            has_bar = key in parts and (len(parts) < len(rows) or group.startswith("flops"))
             bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
             line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
             kind, amount = "" if key in parts else "total", _amount(f"{group} {key}", value)
-            lines.append(line.format(kind, html.words(key), bar, amount))
+            lines.append(line.format(kind, _module(key), bar, amount))
+        name = COSTS.get(group, html.title(html.words(group)) or "Other")
         if lines:
-            title = GROUPS.get(group, html.words(group).capitalize())
-            card = Markup("<div class=card><h3>{}</h3>{}</div>")
-            cards.append(card.format(title, html.table(lines, "cost")))
+            cards.append(Markup("<div class=card><h3>{}</h3>{}</div>").format(name, html.table(lines, "cost")))
     return html.join(cards)
+
+
+def _groups(tree: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the dotted name and the leaves of each of some nested dictionaries."""
+    yield name, {key: value for key, value in tree.items() if not isinstance(value, Mapping)}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _groups(value, f"{name}.{key}" if name else key)
+
+
+def _module(key: str) -> str:
+    """Return the name of a number or of a module in words: "decoder_stack/mlp_norm" is "decoder MLP normalization"."""
+    words = html.words(key.replace("stack/", "")).split(" ")
+    return " ".join(WORDS.get(word, word) for word in words)
 
 
 def _config(config: Mapping[str, Any]) -> Markup:
@@ -187,5 +192,5 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None

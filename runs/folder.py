@@ -29,6 +29,7 @@ START = "run.json"  # in the folder itself, written at the start of a run
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
+HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
 
@@ -53,6 +54,7 @@ MAY_CHANGE = (
     "sampling.",
     "save_every_",
     "sharding",
+    "step_timeout_minutes",
     "task.cache_dir",
     "task.no_answer_threshold",
     "total_",
@@ -119,6 +121,11 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
+def sealed_page(page: bytes) -> bytes:
+    """Return an HTML page with its SHA-256 in a comment at its end."""
+    return page + f"<!-- SHA-256 {hashlib.sha256(page).hexdigest()} -->\n".encode()
+
+
 def read_record(checkpoint: Path) -> dict[str, Any]:
     """Return the record in the folder of a checkpoint.
 
@@ -126,7 +133,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         DamagedError: the record is missing or damaged.
         ValueError: it was written by an earlier version.
     """
-    path = checkpoint / "about" / "metadata"
+    path = checkpoint / storage.RECORD
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -229,9 +236,9 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 def check_config(config: Any, workdir: Path) -> None:
     """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
 
-    The config in the newest sound record of a checkpoint counts; without one, `config.json`.
+    For the config of the run, see `saved_config`.
     """
-    there, here = (dict(flatten(each)) for each in (_saved_config(workdir), plain(config)))
+    there, here = (dict(flatten(each)) for each in (saved_config(workdir), plain(config)))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
@@ -245,7 +252,8 @@ def check_config(config: Any, workdir: Path) -> None:
         )
 
 
-def _saved_config(workdir):
+def saved_config(workdir: Path) -> dict[str, Any]:
+    """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
     for step in sorted(_steps(workdir), reverse=True):
         with contextlib.suppress(DamagedError):
             return read_record(workdir / "checkpoints" / str(step))["config"]

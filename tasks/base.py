@@ -123,10 +123,8 @@ class Task:
         """Raise ValueError for a model that cannot learn this task."""
         if not {*self.needs} & {*model.outputs}:
             head = f" Set model.head={self.head!r}." if self.head and "head" in model.settings else ""
-            raise ValueError(
-                f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}: "
-                f"{type(model).__name__} has {' and '.join(model.outputs)}.{head}"
-            )
+            needed = f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}"
+            raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
 
     def adapt(self, model: Mapping[str, Any]) -> "Task":
         """Return the task with the options that it takes from the model's config section."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data import Documents, Examples, ExampleSource, Facts, Loader, Tokenizer
+from lineage.data import ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.examples.packing import Packed
 from lineage.data.examples.pairs import Prompts
 from lineage.data.tokens import Stream
@@ -43,9 +43,6 @@ class CausalLM(DocumentTask):
     def arrays(self) -> Mapping[str, str]:
         return DocumentTask.arrays | (dict.fromkeys(("segments", "positions"), "int32 B T") if self.packing else {})
 
-    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        return self.windows(content, tokenizer, self.sequence_length)
-
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         if not self.generates:
             return super().input_examples(rows, tokenizer, facts)
@@ -60,20 +57,17 @@ class CausalLM(DocumentTask):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.packing and not model.takes_segments:
-            raise ValueError(
-                f"task.packing is True: it must be False for {type(model).__name__}, which takes no segments."
-            )
+            kind = type(model).__name__
+            raise ValueError(f"task.packing is True: it must be False for {kind}, which takes no segments.")
 
     def check_loader(self, loader: Loader) -> None:
         super().check_loader(loader)
         if self.packing and (loader.order or self.stride or self.evaluation_stride):
             raise ValueError("task.packing is True: loader.order must be '', and the strides of the task must be 0.")
         for name in ("stride", "evaluation_stride"):
-            if loader.order and getattr(self, name) not in (0, self.sequence_length):
-                raise ValueError(
-                    f"task.{name} is {getattr(self, name)}: it must be 0, because loader.order={loader.order!r} needs "
-                    "windows that follow each other."
-                )
+            if loader.order and (value := getattr(self, name)) not in (0, self.sequence_length):
+                why = f"because loader.order={loader.order!r} needs windows that follow each other"
+                raise ValueError(f"task.{name} is {value}: it must be 0, {why}.")
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""

@@ -69,9 +69,7 @@ class SpanCorruption(CorruptionTask):
         length, targets = corruption.lengths(rate, size)
         sentinels, needed = np.array(tokenizer.sentinels), corruption.count_noise(rate, length)[1]
         if len(sentinels) < needed:
-            raise ValueError(
-                f"task.sequence_length is {size}: it needs {needed} sentinels, and {len(sentinels)} exist."
-            )
+            raise ValueError(f"task.sequence_length is {size}: it needs {needed} sentinels; {len(sentinels)} exist.")
         start, end = self.first_token(tokenizer), tokenizer.end_of_text
         corrupt = corruption.CorruptSpans(rate, size, targets, sentinels, start, end)
         return self.windows(content, tokenizer, length, corrupt)

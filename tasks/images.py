@@ -68,6 +68,8 @@ class LabeledImageTask(ImageTask):
 
     Attributes:
         evaluation_crop: central fraction of a resized image that is kept; in training too, unless `augment` crops.
+        squash: whether to resize images that are not square without regard to their aspect ratio; if not, their longer
+            side is cropped.
         resample: interpolation of resized images and of crops.
         max_examples: number of training images, a random subset determined by the seed that contains all smaller
             subsets; 0: all.
@@ -78,6 +80,7 @@ class LabeledImageTask(ImageTask):
     arrays: ClassVar = {"image": "float32 B height width channels", "label": "int32 B", "mask": "bool B"}
 
     evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
+    squash: bool = False
     resample: Literal["bilinear", "bicubic"] = "bilinear"
     max_examples: Count = 0
     in_memory: bool = False
@@ -100,8 +103,8 @@ class LabeledImageTask(ImageTask):
 
     @property
     def _resize(self):
-        size = self.image_size
-        return augmentation.CenterCrop(size, self.evaluation_crop, self.resample) if size else None
+        size, fraction = self.image_size, self.evaluation_crop
+        return augmentation.CenterCrop(size, fraction, self.resample, self.squash) if size else None
 
     def feature_extractor(self, model: Model) -> Model:
         return model.clone(num_classes=0)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
+from lineage.data.content import padded
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
@@ -74,10 +75,8 @@ class MaskedLM(DocumentTask):
 
         The model attends to `tokens` [B, T] where `tokens_mask` [B, T] is True; batches may have `segments` [B, T].
         """
-        segments = {name: batch[name] for name in ("segments",) if name in batch}
-        logits = model(
-            batch["tokens"], mask=batch["tokens_mask"], masked_positions=batch["masked_positions"], **segments
-        )
+        others = {name: batch[name] for name in ("masked_positions", "segments") if name in batch}
+        logits = model(batch["tokens"], mask=batch["tokens_mask"], **others)
         return token_loss(model, logits, batch, self.label_smoothing)
 
     def outputs(self, model: Model, batch: Batch) -> Any:
@@ -117,9 +116,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
     ids = [tokens[: length - 2 * joined] for tokens in tokenizer.encode_marked(texts)]
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
-    positions = np.zeros((len(rows), -(-max(1, *map(len, places)) // 8) * 8), np.int32)
-    for row, found in zip(positions, places):
-        row[: len(found)] = found
+    positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
     others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
@@ -202,9 +199,7 @@ class SentencePairPretraining(MaskedLM):
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         if length < 5:
-            raise ValueError(
-                f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 special ones."
-            )
+            raise ValueError(f"task.sequence_length is {length}: it must be 5 or more: two texts and 3 other tokens.")
         documents = self.texts(content)
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}

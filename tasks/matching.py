@@ -83,11 +83,8 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
         price, owner, taken = state
         start = jnp.full(batch, start)
         here = real[jnp.arange(batch), start]
-        unseen = (
-            jnp.full((batch, queries), jnp.inf),
-            jnp.zeros((batch, queries), jnp.int32),
-            jnp.zeros(owner.shape, bool),
-        )
+        nearest, before = jnp.full((batch, queries), jnp.inf), jnp.zeros((batch, queries), jnp.int32)
+        unseen = nearest, before, jnp.zeros(owner.shape, bool)
         state = price, owner, taken, start, start, jnp.zeros(batch), *unseen, jnp.where(here, -1, queries)
         state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), partial(_visit, cost), state)
         _, owner, taken, _, _, distance, nearest, before, visited, end = state

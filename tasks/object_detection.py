@@ -84,9 +84,8 @@ class ObjectDetection(ImageTask):
         logits, found = self.forward(model, batch)
         real = batch["boxes_mask"] & batch["mask"][:, None]
         if logits.shape[2] < real.shape[1]:
-            raise ValueError(
-                f"model.num_queries is {logits.shape[2]}: task.max_boxes is {real.shape[1]}, it must be at most that."
-            )
+            queries, most = logits.shape[2], real.shape[1]
+            raise ValueError(f"model.num_queries is {queries}: task.max_boxes is {most}, it must be at most that.")
         whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
         return set_loss(logits, found, batch, self.weights, model.get_variable("run", "real", whole))
 
@@ -99,25 +98,19 @@ class ObjectDetection(ImageTask):
         """Return the objects of each image; boxes are (left, top, width, height) in pixels of the image."""
         *answer, sizes = outputs
         ids = facts.category_ids or range(1, facts.num_classes + 1)
-        predictions = []
+        keys, predictions = ("category_id", "category", "bbox", "score"), []
         for found, size in zip(found_objects(*answer), sizes):
             boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
             rows = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
-            objects = [
-                {"category_id": ids[number], "category": facts.class_names[number], "bbox": box, "score": score}
-                for number, box, score in rows
-            ]
-            predictions.append({"objects": objects})
+            objects = [(ids[number], facts.class_names[number], box, score) for number, box, score in rows]
+            predictions.append({"objects": [dict(zip(keys, row)) for row in objects]})
         return predictions
 
     def document(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the objects of all images, as COCO's evaluation reads them."""
         keys = "category_id", "bbox", "score"
-        return [
-            {"image_id": image["image_id"]} | {key: each[key] for key in keys}
-            for image in predictions
-            for each in image.get("objects", ())
-        ]
+        objects = ((image["image_id"], each) for image in predictions for each in image.get("objects", ()))
+        return [{"image_id": image} | {key: each[key] for key in keys} for image, each in objects]
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images with their true objects and the confident predictions.

@@ -44,10 +44,8 @@ class EncoderDecoderTask(TextTask):
     def check_model(self, model: Model) -> None:
         super().check_model(model)
         if self.scheduled_sampling and not model.takes_own_rate:
-            raise ValueError(
-                f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}, "
-                "which reads all tokens at once; it is for seq2seq."
-            )
+            given = f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}"
+            raise ValueError(f"{given}, which reads all tokens at once; it is for seq2seq.")
 
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
@@ -100,13 +98,10 @@ class PairTask(TextTask):
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
-        splits = {
-            name: pairs.encode(
-                part, tokenizer, self.sequence_length, name == "train" and not self.truncate, start, self.kind
-            )
-            for name, part in content.items()
-        }
-
+        splits = {}
+        for name, part in content.items():
+            drop = name == "train" and not self.truncate
+            splits[name] = pairs.encode(part, tokenizer, self.sequence_length, drop, start, self.kind)
         return Examples(splits, self.facts(tokenizer))
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:

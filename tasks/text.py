@@ -76,9 +76,7 @@ class DocumentTask(TextTask):
     def __post_init__(self):
         super().__post_init__()
         if is_remote(self.cache_dir):
-            raise ValueError(
-                f"task.cache_dir is {self.cache_dir!r}: it must be a folder of this machine, as it is memory-mapped."
-            )
+            raise ValueError(f"task.cache_dir is {self.cache_dir!r}: it must be a folder of this machine.")
 
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return dict(content)
@@ -87,21 +85,15 @@ class DocumentTask(TextTask):
         return self.windows(content, tokenizer, self.sequence_length)
 
     def windows(
-        self,
-        content: Mapping[str, Documents],
-        tokenizer: Tokenizer,
-        length: int,
-        transform: Transform | None = None,
+        self, content: Mapping[str, Documents], tokenizer: Tokenizer, length: int, transform: Transform | None = None
     ) -> Examples:
         """Return rows of `length` tokens."""
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
         splits = {name: self.part(stream, length, name != "train") for name, stream in streams.items()}
-        facts = self.facts(
-            tokenizer,
-            tokens={name: len(stream.tokens) for name, stream in streams.items()},
-            characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
-            bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
-        )
+        tokens = {name: len(stream.tokens) for name, stream in streams.items()}
+        characters = {name: stream.characters / tokens[name] for name, stream in streams.items()}
+        size = {name: stream.bytes / tokens[name] for name, stream in streams.items()}
+        facts = self.facts(tokenizer, tokens=tokens, characters_per_token=characters, bytes_per_token=size)
         return Examples(splits, facts, transform, transform)
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:

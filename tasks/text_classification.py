@@ -83,10 +83,8 @@ class TextClassification(LabeledTextTask):
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         names = class_names(content, self.known.class_names if self.known else ())
         number_of = {name: number for number, name in enumerate(names)}
-        labels = {
-            name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()
-        }
-        return labels, tuple(names)
+        numbers = {name: list(map(number_of.__getitem__, part.labels)) for name, part in content.items()}
+        return {name: np.array(labels, np.int32) for name, labels in numbers.items()}, tuple(names)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""
@@ -95,10 +93,8 @@ class TextClassification(LabeledTextTask):
         target = probabilities(label, logits.shape[-1])
         label = target.argmax(axis=-1)
         loss, means = class_loss(logits, smoothed(model, target, self.label_smoothing), label, self.binary)
-        states = {
-            name: state.empty(logits.shape[-1]).update(logits.argmax(axis=-1), label, mask)
-            for name, state in (("f1", F1), ("matthews", Matthews))
-        }
+        empty = {"f1": F1.empty(logits.shape[-1]), "matthews": Matthews.empty(logits.shape[-1])}
+        states = {name: state.update(logits.argmax(axis=-1), label, mask) for name, state in empty.items()}
         return sums(loss, mask, means, **states)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:

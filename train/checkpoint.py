@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -18,7 +19,9 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
 from lineage.configs import schema
+from lineage.configs.atomic import write_atomic
 from lineage.configs.run import Checkpoint
+from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, last_step, read_record, sealed
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
@@ -124,6 +127,13 @@ class Checkpoints(contextlib.AbstractContextManager):
             clean(self.folder.parent)
             self._manager = self._open()
 
+    def amend(self, step: int, **entries: Any) -> None:
+        """Replace entries of the record of a saved step."""
+        record = {key: value for key, value in self.record(step).items() if key != "crc32"}
+        self._records[step] = sealed(record | entries)
+        if jax.process_index() == 0:
+            write_atomic(self.folder / str(step) / RECORD, json.dumps(self._records[step]))
+
     def restore(self, target: TrainState, step: int | None = None) -> TrainState:
         """Return the state of a step, on the shardings of `target` (arrays, or shapes with shardings).
 
@@ -206,13 +216,6 @@ def clean(workdir: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (*workdir.glob(".*.partial"), *workdir.glob("artifacts/.*.partial")):
             file.unlink(missing_ok=True)
-
-
-def check_writable(workdir: Path) -> None:
-    """Raise OSError if checkpoints cannot be written to a run folder."""
-    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"
-    probe.mkdir(parents=True, exist_ok=True)
-    probe.rmdir()
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:
@@ -322,16 +325,25 @@ def _read_state(folder, target):
 
 def _read_model(folder, _):
     """Return the same as `_read_state`, of the part of the state that the model needs, on the host."""
+    record, found, known = read_parts(folder, lambda has: ("ema" if has["ema"] else "params", "collections", "frozen"))
+    adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
+    rest = {"frozen": found.get("frozen"), "adapter": adapter}
+    params = found["ema" if "ema" in found else "params"]
+    state = TrainState(record["next_batch"], params, None, found.get("collections", {}), None, **rest)
+    return state, lambda: jax.tree.map(hash_array, found), known
+
+
+def read_parts(folder: Path, choose: Callable[[Mapping[str, Any]], Sequence[str]]) -> tuple[Any, Any, Any]:
+    """Return the record in the folder of a step, fields of its state as numpy arrays, and their hashes in the record.
+
+    `choose` returns the names of the fields, given the saved state without its arrays; empty ones are left out.
+    """
     record = read_record(folder)
     with _read_errors(folder, None), _checkpointer() as checkpointer:
         saved = checkpointer.metadata(folder / "state").item_metadata.tree
-        source = "params" if saved["ema"] is None else "ema"
-        wanted = {key: saved[key] for key in (source, "collections", "frozen") if saved.get(key)}
+        wanted = {name: saved[name] for name in choose(saved) if saved.get(name)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder / "state", args=args)
+        found = checkpointer.restore(folder / "state", args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
-    adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
-    rest = {"frozen": found.get("frozen"), "adapter": adapter}
-    state = TrainState(record["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
-    return state, lambda: jax.tree.map(hash_array, found), {key: getattr(hashes, key) for key in wanted}
+    return record, found, {name: getattr(hashes, name) for name in wanted}

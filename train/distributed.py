@@ -3,12 +3,14 @@
 import atexit
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -120,26 +122,26 @@ def check_same(what: str, text: str) -> None:
 
 
 class DelayedAny:
-    """Logical or over the processes, without waiting: each call returns the result of the call before.
+    """Logical or of some flags over the processes, without waiting: each call returns the result of the call before.
 
-    All processes get the same result at the same call. A run of one process gets its own value at once.
+    All processes get the same result at the same call. A run of one process gets its own flags at once.
     """
 
-    def __init__(self, mesh: Mesh):
-        everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._any = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._values = [
-            jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), value), (mesh.size,))
-            for value in (False, True)
+    def __init__(self, mesh: Mesh, count: int):
+        everywhere, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (jax.local_device_count(), count)
+        self._any = jax.jit(partial(jnp.any, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._flags = {
+            flags: jax.make_array_from_process_local_data(everywhere, np.full(shape, flags), (mesh.size, count))
+            for flags in itertools.product((False, True), repeat=count)
             if jax.process_count() > 1
-        ]
-        self._before = np.False_
+        }
+        self._before = np.zeros(count, bool)
 
-    def __call__(self, value: bool) -> bool:
-        if not self._values:
-            return value
-        before, self._before = self._before, self._any(self._values[value])
-        return bool(before)
+    def __call__(self, *flags: bool) -> tuple[bool, ...]:
+        if not self._flags:
+            return flags
+        before, self._before = self._before, self._any(self._flags[flags])
+        return tuple(np.asarray(before).tolist())
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -88,9 +88,11 @@ class Experiment:
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
-        file = Path(local(origin)) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
-        if origin and file.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            tokenizer = tokenizers.TokenizerFile(str(file))
+        kept = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
+        if origin and not kept and not isinstance(tokenizer, tokenizers.TokenizerFile):
+            file = Path(local(origin)) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+            if file.is_file():
+                tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
         return load(source, self.task, tokenizer, self.loader, known=known, workers=workers, **settings)

@@ -1,11 +1,10 @@
 """The training loop."""
 
 import contextlib
-import itertools
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,16 +22,23 @@ from lineage.runs import folder
 from lineage.runs.folder import StopSignal, plain
 from lineage.runs.locks import locked
 from lineage.runs.remote import opened
-from lineage.train import distributed, expert_mixture, pretrained
+from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
-from lineage.train.preparation import prepare_folder, start_notes
+from lineage.train.preparation import (
+    compile_step,
+    device_batches,
+    initial_state,
+    interval,
+    prepare_folder,
+    start_notes,
+)
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
 from lineage.train.profiling.description import parameter_table
 from lineage.train.profiling.trace import Trace
-from lineage.train.sharding import batch_sharding, check_batch, to_mesh
-from lineage.train.step import TrainState, make_train_step
+from lineage.train.profiling.watchdog import Watchdog
+from lineage.train.sharding import check_batch, to_mesh
 
 
 class Preempted(Exception):
@@ -50,7 +56,9 @@ def train(
 ) -> dict[str, float]:
     """Train to the end, from the newest checkpoint in `workdir` if there is one; return the last evaluation.
 
-    A run that was killed at any moment and is started again ends with the same parameters, bit for bit.
+    A run that was killed at any moment and is started again ends with the same parameters, bit for bit. An error that
+    leaves a sound state, such as one of the data, of an evaluator or a KeyboardInterrupt, is raised after the state was
+    saved, except in runs of several processes, which cannot save without each other.
 
     Args:
         workdir: folder of the run; it may be remote, see `lineage.runs.remote`.
@@ -89,8 +97,10 @@ def train(
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:
             loop = TrainingLoop(experiment, throughput, stack, profile)
-            for step in range(loop.start + 1, loop.total + 1):
-                loop.run(step)
+            with loop.saved_on_error():
+                loop.resume()
+                for step in range(loop.start + 1, loop.total + 1):
+                    loop.run(step)
         return loop.finish(about)
 
 
@@ -99,9 +109,10 @@ class TrainingLoop:
 
     Attributes:
         start: number of steps that were completed before.
-        total: number of steps of the run.
+        total, step: number of steps of the run, and of the last step.
         state: after the last step.
-        evaluated: metrics of the last evaluation.
+        evaluated: metrics of the evaluation after the last step.
+        evaluating: whether the evaluation after the last step has begun, or is due, but has not ended.
     """
 
     def __init__(
@@ -111,19 +122,20 @@ class TrainingLoop:
         stack: contextlib.ExitStack,
         profile: tuple[int, int] | None = None,
     ):
-        config, workdir = experiment.config, experiment.workdir
-        primary = jax.process_index() == 0
+        config, workdir, primary = experiment.config, experiment.workdir, jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
         stack.callback(throughput.close)
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
+        self.step = self.attempted = self.start  # the last step, and the last that a save has begun for
         if not self.start:
             table = parameter_table(experiment, self.state.params)
             if primary:
                 write_atomic(workdir / folder.PARAMETERS, table + "\n")
         self.stop = stack.enter_context(StopSignal())
-        self.any_stopped = distributed.DelayedAny(experiment.mesh)
+        self.agreed, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
+        self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
@@ -134,10 +146,8 @@ class TrainingLoop:
             raise ValueError(
                 f"the profile begins at step {profile[0]:,}, but the run continues after step {self.start:,}."
             )
-        if message:
-            self.progress.message(message)
-        for note in start_notes(experiment, self.start):
-            self.progress.message(f"note: {note}")
+        for text in filter(None, [message, *(f"note: {note}" for note in start_notes(experiment, self.start))]):
+            self.progress.message(text)
         self.averages = Averages()
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
@@ -148,10 +158,10 @@ class TrainingLoop:
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
-        self.evaluation = experiment.evaluation()
+        self.evaluation, self.evaluating, self.evaluated = experiment.evaluation(), False, {}
+        self.evaluation.context.to_mesh = self._to_mesh
         if config.sampling.num_samples:
             Sampler(self.evaluation.context).check(experiment.variables(self.state))
-        self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
             self.progress.message("compiling the training step")
@@ -159,42 +169,116 @@ class TrainingLoop:
             # In advance: computed while a step is in progress, they would wait for the end of that step.
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
-        self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
+        self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not logged
+        self._restart_clock()
+
+    def resume(self) -> None:
+        """Repeat the evaluation after the last step of the run before, if it was interrupted."""
+        if self.start and self.checkpoints.record(self.start).get("evaluating"):
+            self._finish_step(evaluate=True, save=False, stop=False)
+            self.checkpoints.amend(self.start, **self._history())
 
     def run(self, step: int) -> None:
-        """Do a step, and evaluate and save if due.
+        """Do a step, and evaluate and save if due."""
+        with self.watchdog.step(step):
+            stop = self._step(step)
+            last = step == self.total
+            evaluate = last or step % self.evaluate_every == 0
+            save, self.save_due = last or self.save_due or step % self.save_every == 0, False
+            if not (evaluate or save or stop):
+                return
+            self._log()
+        self._finish_step(evaluate, save, stop)
+
+    def _step(self, step: int) -> bool:
+        """Dispatch a step, and then log the one before; return whether the run was told to stop.
 
         The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
         """
         with self.throughput.waiting():
             batch = next(self.batches)
         with self.trace.step(step):
-            state, metrics = self.step_function(self.state, batch)
+            self.state, metrics = self.step_function(self.state, batch)
+        self.step, self.evaluated = step, {}
         self.throughput.dispatched(metrics)
-        self._log(step - 1)
+        self._log((step, metrics))
         self.trace.after(step, metrics)
-        stop = self.any_stopped(self.stop.received)
-        self.state, self.pending = state, metrics
-        last = step == self.total
-        evaluate, save = last or step % self.evaluate_every == 0, last or step % self.save_every == 0
-        if not (evaluate or save or stop):
-            return
-        self._log(step)
-        if evaluate:
-            with self.throughput.spent("evaluating"):
-                self._evaluate(step)
+        return self._told_to_stop()
+
+    def _told_to_stop(self) -> bool:
+        """Return whether the run was told to stop, and set `save_due`; all processes get the same at the same call."""
+        due = time.monotonic() >= self.save_at
+        self.save_at = math.inf if due else self.save_at
+        stop, due = self.agreed(self.stop.received, due)
+        self.save_due |= due
+        return stop
+
+    def _restart_clock(self):
+        minutes = self.experiment.run.checkpoint.every_minutes
+        self.save_at = time.monotonic() + 60 * minutes if minutes and jax.process_index() == 0 else math.inf
+
+    def _to_mesh(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Move a batch of an evaluation to the devices; raise Preempted during one if the run was told to stop."""
+        if self.evaluating and self._told_to_stop():
+            raise Preempted
+        return to_mesh(batch, self.experiment.mesh)
+
+    def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
+        """Evaluate and save the state; raise Preempted if the run was told to stop."""
+        self.evaluating = evaluate
+        if evaluate and not stop:
+            try:
+                with self.throughput.spent("evaluating"):
+                    self._evaluate(self.step)
+            except Preempted:
+                stop = True
+            else:
+                self.evaluating = False
         if save or stop:
-            with self.throughput.spent("saving"):
-                with self._disk_errors():
-                    self.writer.flush()
-                history = {"lines": self.writer.lines, "averages": self.averages.sums}
-                metrics = self.evaluated if evaluate else {}
-                self.checkpoints.save(self.state, plain(self.experiment.config), metrics, **history)
-        if stop and not last:
+            self._save()
+            stop = stop or self._told_to_stop()  # meanwhile
+        if stop and (self.step < self.total or self.evaluating):
             self.checkpoints.wait()
-            raise Preempted(
-                f"stopped at step {step:,} of {self.total:,} after saving a checkpoint: run the same command to resume."
-            )
+            saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
+            raise Preempted(f"stopped at {saved}: run the same command to resume.")
+
+    def _save(self) -> None:
+        """Save the state after the last step."""
+        self.attempted = self.step
+        with self.throughput.spent("saving"):
+            with self._disk_errors():
+                self.writer.flush()
+            self.checkpoints.save(self.state, plain(self.experiment.config), **self._history())
+        self._restart_clock()
+
+    def _history(self):
+        """Return the entries of the record of a checkpoint besides the state and the config."""
+        history = {"lines": self.writer.lines, "averages": self.averages.sums}
+        return history | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
+
+    @contextlib.contextmanager
+    def saved_on_error(self) -> Iterator[None]:
+        """Save the state after the last step if the block raises and the state is complete and finite.
+
+        It is not saved after an error of the step itself or of a save, nor in runs of several processes.
+        """
+        try:
+            yield
+        except (Preempted, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except (Exception, KeyboardInterrupt):
+            used = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # by a step that has failed
+            if jax.process_count() == 1 and self.attempted < self.step and not used:
+                try:
+                    self._log()
+                    if int(self.state.step) != self.step:
+                        raise RuntimeError("the next step has begun")
+                    self._save()
+                    self.checkpoints.wait()
+                    self.progress.message(f"the state after step {self.step:,} was saved before the run ends")
+                except Exception as error:  # the first one counts
+                    self.progress.message(f"the state after step {self.step:,} was not saved: {error}")
+            raise
 
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
         """Write the artifacts and the report; return the last evaluation."""
@@ -232,12 +316,16 @@ class TrainingLoop:
                 self.progress.message(f"{error}. The run continues.")
             self.disk_full = True
 
-    def _log(self, step: int) -> None:
-        """Fetch the pending metrics of `step`, check that they are finite, and log the means since the last log."""
-        if self.pending is None:
+    def _log(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
+        """Log the pending step, after which the `following` one is pending.
+
+        Its metrics are fetched and must be finite; the means since the last line are written if a line is due.
+        """
+        pending, self.pending = self.pending, following
+        if pending is None:
             return
-        metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.pending).items()}
-        self.pending = None
+        step, metrics = pending
+        metrics = {f"train/{key}": float(value) for key, value in jax.device_get(metrics).items()}
         skipped = 0 < metrics.get("train/skipped_in_a_row", 0) <= self.experiment.config.skip_nonfinite
         for key in ("train/loss", "train/gradient_norm"):
             if not (math.isfinite(metrics[key]) or skipped):
@@ -260,64 +348,3 @@ def write_report(workdir: Path) -> None:
     from lineage.report import run  # imported here because Matplotlib takes long
 
     run.write_report(workdir)
-
-
-def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:
-    """Return the state to start from, and a message about other models that it was made of ("" for none).
-
-    It is that of the newest checkpoint; without one, new parameters or those of `init.path`, changed by `experts`.
-    """
-    config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
-    fresh = checkpoints.latest is None
-    if config.init.path and fresh:
-        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
-    else:
-        state = make()
-    if config.experts.paths and fresh:
-        state, message = expert_mixture.choose(experiment, state)
-    return state, message
-
-
-def interval(experiment: Experiment, name: str, default: int) -> int:
-    """Return a duration of the config in steps; raise ValueError if it is 0."""
-    steps = experiment.steps(name, default=max(default, 1))
-    if not steps:
-        raise ValueError(f"{name} is 0 steps: it must be at least 1.")
-    return steps
-
-
-def jit_step(experiment: Experiment):
-    """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
-    loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
-    step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
-    batch = batch_sharding(experiment.mesh)
-    return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
-
-
-def compile_step(experiment: Experiment, state: TrainState):
-    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs.
-
-    With `jax.debug_nans`, it stays a jitted function, which JAX repeats operation by operation where it makes a nan.
-    """
-    step = jit_step(experiment)
-    return (
-        step
-        if experiment.loader.buckets or jax.config.jax_debug_nans
-        else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
-    )
-
-
-def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
-    """Yield training batches on the devices, from step `start`; each is transferred while the one before is used."""
-    batches = experiment.data.train.iterate(start)
-    first = next(batches)
-    length = first["tokens"].shape[1] if experiment.loader.buckets else None
-    for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
-        if name in first and first[name].shape[1:] != like.shape[1:]:
-            raise ValueError(
-                f"{name} has shape {first[name].shape[1:]} in the data: it must be {like.shape[1:]}, as in the model."
-            )
-    ahead = experiment.taught(to_mesh(first, experiment.mesh), start)
-    for step in itertools.count(start + 1):
-        yield ahead
-        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh), step)

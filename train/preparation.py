@@ -1,8 +1,13 @@
-"""Checks of a run before its first step, and notes on what is likely to be a mistake."""
+"""Start of a run: checks and notes, the initial state, intervals, the compiled step and the batches."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import jax
 
 from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
@@ -10,9 +15,11 @@ from lineage.data.notes import notes
 from lineage.evaluation import artifacts
 from lineage.runs import folder
 from lineage.runs.folder import START
-from lineage.train import pretrained
-from lineage.train.checkpoint import check_writable, clean
+from lineage.train import expert_mixture, pretrained
+from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
+from lineage.train.sharding import batch_sharding, to_mesh
+from lineage.train.step import TrainState, make_train_step
 
 
 def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_config: bool) -> None:
@@ -27,9 +34,17 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     folder.keep_config(config, workdir, force_config)
     artifacts.check(workdir)
     write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-    folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
+    files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
+    folder.keep_data(files, workdir, force_config)
     clean(workdir)
     check_writable(workdir)
+
+
+def check_writable(workdir: Path) -> None:
+    """Raise OSError if checkpoints cannot be written to a run folder."""
+    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"
+    probe.mkdir(parents=True, exist_ok=True)
+    probe.rmdir()
 
 
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
@@ -40,3 +55,64 @@ def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
+
+
+def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:
+    """Return the state to start from, and a message about other models that it was made of ("" for none).
+
+    It is that of the newest checkpoint; without one, new parameters or those of `init.path`, changed by `experts`.
+    """
+    config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
+    fresh = checkpoints.latest is None
+    if config.init.path and fresh:
+        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
+    else:
+        state = make()
+    if config.experts.paths and fresh:
+        state, message = expert_mixture.choose(experiment, state)
+    return state, message
+
+
+def interval(experiment: Experiment, name: str, default: int) -> int:
+    """Return a duration of the config in steps; raise ValueError if it is 0."""
+    steps = experiment.steps(name, default=max(default, 1))
+    if not steps:
+        raise ValueError(f"{name} is 0 steps: it must be at least 1.")
+    return steps
+
+
+def jit_step(experiment: Experiment):
+    """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
+    loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
+    step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
+    batch = batch_sharding(experiment.mesh)
+    return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+
+
+def compile_step(experiment: Experiment, state: TrainState):
+    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs.
+
+    With `jax.debug_nans`, it stays a jitted function, which JAX repeats operation by operation where it makes a nan.
+    """
+    step = jit_step(experiment)
+    return (
+        step
+        if experiment.loader.buckets or jax.config.jax_debug_nans
+        else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
+    )
+
+
+def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
+    """Yield training batches on the devices, from step `start`; each is transferred while the one before is used."""
+    batches = experiment.data.train.iterate(start)
+    first = next(batches)
+    length = first["tokens"].shape[1] if experiment.loader.buckets else None
+    for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
+        if name in first and first[name].shape[1:] != like.shape[1:]:
+            raise ValueError(
+                f"{name} has shape {first[name].shape[1:]} in the data: it must be {like.shape[1:]}, as in the model."
+            )
+    ahead = experiment.taught(to_mesh(first, experiment.mesh), start)
+    for step in itertools.count(start + 1):
+        yield ahead
+        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh), step)

@@ -34,7 +34,7 @@ OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "a
 # Options that are taken over by models of another kind.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
 # Options of tasks that go with a model.
-PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "shorter_side", "start_token")
+PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
 LENGTH = 512  # tokens of a sequence, for models of any length whose task does not say
 
 
@@ -191,15 +191,25 @@ def _facts(model: Model, **others: Any) -> Facts:
     return Facts(**known | {"image_size": size and (size, size), "sequence_length": length} | others)
 
 
-def adopt(config: ConfigDict, typed: Collection[str] = ()) -> None:
+def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, Any] | None = None) -> None:
     """Take over the architecture in `init.path`, and the preprocessing that goes with it, except for the `typed` keys.
 
     The heads and the number of classes stay those of the config. If the model cannot do the task, such as a masked
     autoencoder that is fine-tuned, or another model is typed, only the sizes that both have are taken over; with
     `init.rename`, which puts it into a larger model, nothing is.
+
+    Args:
+        saved: config of the run to resume. If it began with the same `init.path`, which may be gone by now, the
+            architecture is that of this config.
     """
-    path, init = local(config.init.path), config.init
-    if init.rename or not Path(path).exists():
+    init = config.init
+    if init.rename:
+        return
+    if saved and saved.get("init", {}).get("path") == init.path:
+        _adopt_saved(config, typed, saved)
+        return
+    path = local(init.path)
+    if not Path(path).exists():
         return
     model, task = _model_of(path, {}), TASKS[config.task.name]
     headed = model.clone(head=task.head) if task.head and "head" in model.settings else model
@@ -224,6 +234,15 @@ def adopt(config: ConfigDict, typed: Collection[str] = ()) -> None:
     longest = model.settings.get("max_length")
     if longest and "sequence_length" in config.task and "task.sequence_length" not in typed:
         config.task.sequence_length = min(config.task.sequence_length or longest, longest)
+
+
+def _adopt_saved(config, typed, saved):
+    if not {"model", "model.name"} & {*typed}:
+        base.choose(config, "model.name", saved["model"]["name"])
+    for part, keys in (("model", saved["model"].keys() - {"name", *OWN}), ("task", {*PREPARATION, "sequence_length"})):
+        values = {key: saved[part][key] for key in keys & saved[part].keys() & {*config[part]}}
+        own = {key for key in values if any(f"{one}.".startswith(f"{part}.{key}.") for one in typed)}
+        schema.update(config[part], {key: value for key, value in values.items() if key not in own})
 
 
 def _set(section, key, value):

@@ -5,33 +5,25 @@
     lineage train --config=bart_pretrain:large
 
 The argument is `base` or `large`. The data are OpenWebText of the Hugging Face Hub instead of the paper's 160 GB of
-text, and the tokenizer is the published one of bart-large. The command `hf` is that of the package huggingface_hub. The
-paper gives neither learning rate nor warm-up; the values here are those of RoBERTa (arXiv 1907.11692). Windows of 512
-tokens may cross document boundaries.
+text, and the tokenizer is the published one of bart-large. The paper gives neither learning rate nor warm-up; the
+values here are those of RoBERTa (arXiv 1907.11692). Windows of 512 tokens may cross document boundaries.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(variant: str = "large") -> ConfigDict:
-    """Return the config of a variant."""
-    config = base.get_config(
-        "bart", "denoising", "parquet:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
-    )
+def get_config(variant: str = "large") -> base.ConfigDict:
+    tokenizer = "bart-large/tokenizer.json"
+    config = base.get_config("bart", "denoising", "parquet:openwebtext", tokenizer=tokenizer, schedule="linear")
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.update(remat=None if variant == "base" else "dots", unroll=12)
     config.source.validation_fraction = 0.01
-    config.task.noise = "permute_sentences | infill(0.3, 3)"
-    config.task.sequence_length = 512
-    config.loader.batch_size = 8000
-    config.loader.update(evaluation_batch_size=256, workers=8)
+    config.task.update(noise="permute_sentences | infill(0.3, 3)", sequence_length=512)
     config.task.cache_dir = "outputs/openwebtext_tokens_bart"
+    config.loader.update(batch_size=8000, evaluation_batch_size=256, workers=8)
     config.schedule.learning_rate = 4e-4 if variant == "large" else 6e-4
     config.schedule.warmup_steps = 30_000 if variant == "large" else 24_000
-    config.optimizer.update(b2=0.98, epsilon=1e-6)
-    config.optimizer.weight_decay = 0.01
+    config.optimizer.update(b2=0.98, epsilon=1e-6, weight_decay=0.01)
     config.update(precision="bfloat16", grad_accum_steps=20, total_steps=500_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"

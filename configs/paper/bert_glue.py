@@ -5,11 +5,9 @@
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_glue:mrpc --config.init.path=bert-base
 
-The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. The paper selects
-the best of the learning rates 5e-5, 3e-5 and 2e-5. Not run yet.
+init.path may also be the workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5. Not
+run yet.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
@@ -27,7 +25,7 @@ TASKS = {
 }
 
 
-def get_config(task: str = "mrpc") -> ConfigDict:
+def get_config(task: str = "mrpc") -> base.ConfigDict:
     if task not in TASKS:
         raise ValueError(f"The GLUE task is {task!r}: it must be one of {', '.join(TASKS)}.")
     text_key, num_classes, metric = TASKS[task]
@@ -40,10 +38,8 @@ def get_config(task: str = "mrpc") -> ConfigDict:
         config.source.update(validation_split="validation_matched", test_split="validation_mismatched")
     config.task.sequence_length = 128
     config.loader.update(batch_size=32, threads=2)
-    config.schedule.learning_rate = 2e-5
-    config.optimizer.epsilon = 1e-6
-    config.schedule.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
+    config.schedule.update(learning_rate=2e-5, warmup_percent=10.0)
+    config.optimizer.update(epsilon=1e-6, weight_decay=0.01)
     config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best=f"validation/{metric}")
+    config.checkpoint.best = f"validation/{metric}"
     return config

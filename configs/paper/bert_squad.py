@@ -5,28 +5,23 @@
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_squad --config.init.path=bert-base
 
-The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. `bert_squad:v2.0`,
-for squad/v2.0, includes unanswerable questions, with the recipe of the paper for these. The original files are read
-with `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`. Not run yet.
+init.path may also be the workdir of a run. `bert_squad:v2.0`, for squad/v2.0, includes unanswerable questions, with the
+recipe of the paper for these. The original files are read with `--config.source=squad:train-v1.1.json
+--config.source.validation_path=dev-v1.1.json`. Not run yet.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(version: str = "v1.1") -> ConfigDict:
+def get_config(version: str = "v1.1") -> base.ConfigDict:
     config = base.get_config("bert", "question_answering", f"tfds:squad/{version}", schedule="linear")
-    config.model.update(max_length=512)
+    config.model.max_length = 512
     config.init.skip = ("^classifier",)
     config.task.update(sequence_length=384, stride=128)
-    config.loader.threads = 2
-    config.loader.batch_size = 48 if version == "v2.0" else 32
-    config.schedule.learning_rate = 5e-5
-    config.optimizer.epsilon = 1e-6
-    config.schedule.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
+    config.loader.update(threads=2, batch_size=48 if version == "v2.0" else 32)
+    config.schedule.update(learning_rate=5e-5, warmup_percent=10.0)
+    config.optimizer.update(epsilon=1e-6, weight_decay=0.01)
     config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/f1")
+    config.checkpoint.best = "validation/f1"
     return config

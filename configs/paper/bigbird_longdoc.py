@@ -7,25 +7,20 @@
 The model has 128M parameters. The data are the books of PG-19, of TFDS; the tokenizer is trained on them.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("bigbird", "masked_lm", "tfds:pg19", tokenizer="bpe", schedule="linear")
     config.model.update(variant="base", vocab_size=50_358, max_length=4096, num_segments=2, unroll=12)
     config.source.text_key = "book_text"
     config.tokenizer.vocab_size = 50_358
-    config.task.sequence_length = 4096
-    config.loader.update(batch_size=256, evaluation_batch_size=64)
-    config.task.cache_dir = "outputs/longdoc_tokens"
-    config.loader.workers = 4
-    config.schedule.learning_rate = 1e-4
+    config.task.update(sequence_length=4096, cache_dir="outputs/longdoc_tokens")
+    config.loader.update(batch_size=256, evaluation_batch_size=64, workers=4)
+    config.schedule.update(learning_rate=1e-4, warmup_steps=10_000)
     config.optimizer.weight_decay = 0.01
-    config.schedule.warmup_steps = 10_000
-    config.precision = "bfloat16"
+    config.update(precision="bfloat16", total_steps=500_000, log_every_steps=100, evaluate_every_steps=5000)
+    config.save_every_steps = 5000
     config.mesh.update(data=1, fsdp=-1)
-    config.update(total_steps=500_000, log_every_steps=100, evaluate_every_steps=5000, save_every_steps=5000)
     config.checkpoint.best = "validation/loss"
     return config

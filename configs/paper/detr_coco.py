@@ -14,21 +14,17 @@ The files of cocodataset.org are read instead with --config.source=coco:PATH, wh
 train2017 and val2017, which is then the validation split.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
     config.model.variant = "r50"
     config.model.num_classes = 91  # the class ids of COCO, of which 80 are used
     config.model.update(image_size=1333, unroll=6)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
-    config.source.test_split = "validation"
-    config.task.update(image_size=1333, shorter_side=800)
-    config.task.update(augment="flip | crop(384, 600) | resize(480, 800)", mean=(0.485, 0.456, 0.406))
-    config.task.std = (0.229, 0.224, 0.225)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
+    config.task.update(image_size=1333, shorter_side=800, augment="flip | crop(384, 600) | resize(480, 800)")
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=64, workers=16)
     config.init.rename = (("^", "backbone/"),)
     config.schedule.learning_rate = 1e-4
@@ -37,5 +33,5 @@ def get_config() -> ConfigDict:
     config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(precision="bfloat16", total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/ap")
+    config.checkpoint.best = "validation/ap"
     return config

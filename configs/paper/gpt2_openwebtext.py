@@ -7,12 +7,10 @@ package huggingface_hub:
     lineage train --config=gpt2_openwebtext
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("gpt", "causal_lm", "parquet:openwebtext", tokenizer="bpe")
     config.model.variant = "small"
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128
@@ -23,10 +21,8 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 480  # 491,520 tokens
     config.task.cache_dir = "outputs/openwebtext_tokens"
     config.loader.workers = 4
-    config.schedule.learning_rate = 6e-4
-    config.optimizer.update(b2=0.95, weight_decay=0.1)
-    config.schedule.update(end_factor=0.1, warmup_steps=2000)
-    config.optimizer.clip_norm = 1.0
+    config.schedule.update(learning_rate=6e-4, end_factor=0.1, warmup_steps=2000)
+    config.optimizer.update(b2=0.95, weight_decay=0.1, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=600_000, log_every_steps=100, evaluate_every_steps=2000)
     config.save_every_steps = 2000
     config.checkpoint.best = "validation/loss"

@@ -8,27 +8,22 @@
 
 After 1,600 epochs of pre-training (--config.total_epochs=1600), the paper reports 83.6% top-1 accuracy on the
 validation split with fine-tuning, and 68.0% with a linear probe. --config.optimizer.frozen_layers=8 fine-tunes only the
-last four layers. In the authors' code, fine-tuning also trains the position embeddings. DOWNLOADS has
-ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead with
---config.source=imagenet:PATH --config.source.validation_fraction=0.01.
+last four layers. In the authors' code, fine-tuning also trains the position embeddings.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 TASKS = ("pretrain", "finetune", "probe")
 
 
-def get_config(task: str = "pretrain") -> ConfigDict:
+def get_config(task: str = "pretrain") -> base.ConfigDict:
     if task not in TASKS:
         raise ValueError(f"The stage is {task!r}: it must be one of {', '.join(TASKS)}.")
     config = base.get_config("mae" if task == "pretrain" else "vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="B", image_size=224, channels=3, unroll=12)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
-    config.source.test_split = "validation"
-    config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")
-    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
+    config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic", mean=(0.485, 0.456, 0.406))
+    config.task.std = (0.229, 0.224, 0.225)
     config.loader.workers = 8
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", log_every_steps=50, evaluate_every_epochs=10.0, save_every_epochs=1.0)
@@ -43,12 +38,12 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         return config
 
     config.model.update(num_classes=1000, position="mae")
-    config.checkpoint.update(best="validation/accuracy")
+    config.checkpoint.best = "validation/accuracy"
     if task == "finetune":
         config.model.stochastic_depth = 0.1
-        config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"
+        config.task.update(augment="crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)", label_smoothing=0.1)
+        config.task.update(mixup=0.8, cutmix=1.0)
         config.loader.batch_size = 1024
-        config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
         config.schedule.learning_rate = 4e-3  # 1e-3 per 256 examples
         config.optimizer.update(layer_decay=0.75, weight_decay=0.05)
         config.schedule.warmup_percent = 5.0

@@ -6,23 +6,17 @@ the paper is divided by 10 every 30 epochs; here it follows a cosine, without mo
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=resnet50_imagenet
-
-DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead
-with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("resnet", "image_classification", "tfds:imagenet2012", optimizer="sgd")
     config.model.update(variant="50", num_classes=1000, image_size=224, channels=3)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
-    config.source.test_split = "validation"
-    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip")
-    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
+    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip", mean=(0.485, 0.456, 0.406))
+    config.task.std = (0.229, 0.224, 0.225)
     config.loader.update(batch_size=256, workers=8)
     config.schedule.learning_rate = 0.1
     config.schedule.warmup_percent = 5.6  # 5 epochs
@@ -30,5 +24,5 @@ def get_config() -> ConfigDict:
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/accuracy")
+    config.checkpoint.best = "validation/accuracy"
     return config

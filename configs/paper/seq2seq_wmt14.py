@@ -11,12 +11,10 @@ sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.0402
 vocabulary of 32,000 subwords, and all variants are trained with AdamW and a cosine schedule. Not run yet.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "rnnsearch") -> ConfigDict:
+def get_config(variant: str = "rnnsearch") -> base.ConfigDict:
     """Return the config of a variant of `models.seq2seq`."""
     config = base.get_config("seq2seq", "sequence_to_sequence", "tfds:wmt14_translate/de-en", tokenizer="bpe")
     config.model.update(variant=variant, vocab_size=32_000)
@@ -24,11 +22,10 @@ def get_config(variant: str = "rnnsearch") -> ConfigDict:
     config.tokenizer.vocab_size = 32_000
     config.task.sequence_length = 50
     config.loader.batch_size = 80 if variant.startswith("rnn") else 128
-    config.schedule.learning_rate = 5e-4
+    config.schedule.update(learning_rate=5e-4, warmup_steps=4000)
     config.optimizer.clip_norm = 1.0
-    config.schedule.warmup_steps = 4000
     config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000
-    config.checkpoint.update(best="validation/bleu")
+    config.checkpoint.best = "validation/bleu"
     config.sampling.update(max_new_tokens=50, temperature=0.0, num_beams=12)
     return config

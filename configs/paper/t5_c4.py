@@ -6,26 +6,16 @@
     lineage train --config=t5_c4:base
 
 The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are C4 of the Hugging Face Hub, with
-an eighth of its validation split; the tokenizer is the published one of t5-base. The command `hf` is that of the
-package huggingface_hub. Two differences from the paper: its learning rate, 0.01 until step 10,000, is relative to the
-scale of each parameter, and it has no warm-up.
+an eighth of its validation split; the tokenizer is the published one of t5-base. Two differences from the paper: its
+learning rate, 0.01 until step 10,000, is relative to the scale of each parameter, and it has no warm-up.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config(variant: str = "base") -> ConfigDict:
-    """Return the config of a variant."""
-    config = base.get_config(
-        "t5",
-        "span_corruption",
-        "jsonl:c4/en",
-        tokenizer="t5-base/tokenizer.json",
-        optimizer="adafactor",
-        schedule="rsqrt",
-    )
+def get_config(variant: str = "base") -> base.ConfigDict:
+    parts = {"tokenizer": "t5-base/tokenizer.json", "optimizer": "adafactor", "schedule": "rsqrt"}
+    config = base.get_config("t5", "span_corruption", "jsonl:c4/en", **parts)
     config.model.variant = variant
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
     config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, unroll=12)
@@ -34,9 +24,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.task.sequence_length = 512  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
     config.task.cache_dir = "outputs/c4_tokens_t5"
-    config.schedule.learning_rate = 1e-3
+    config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
     config.optimizer.b1 = 0.0
-    config.schedule.warmup_steps = 10_000
     config.optimizer.clip_norm = 0.0  # Adafactor clips the update of each parameter
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000

@@ -10,21 +10,13 @@ checkpoints, for which there is a moving average here. It reports 27.3 and 28.4 
 is not comparable with sacreBLEU.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "base") -> ConfigDict:
-    """Return the config of a variant."""
+def get_config(variant: str = "base") -> base.ConfigDict:
     big = variant == "big"
-    config = base.get_config(
-        "transformer",
-        "sequence_to_sequence",
-        "tfds:wmt14_translate/de-en",
-        tokenizer="bpe_words",
-        schedule="transformer",
-    )
+    parts = {"source": "tfds:wmt14_translate/de-en", "tokenizer": "bpe_words", "schedule": "transformer"}
+    config = base.get_config("transformer", "sequence_to_sequence", **parts)
     config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1, unroll=6)
     config.source.text_key = "en,de"
     config.tokenizer.vocab_size = 37_000
@@ -33,13 +25,11 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.loader.batch_size = 896  # pairs of 28 tokens per side on average
     config.loader.update(evaluation_batch_size=64, workers=4)
     config.task.label_smoothing = 0.1
-    config.schedule.learning_rate = 1.0
-    config.optimizer.update(b2=0.98, epsilon=1e-9)
-    config.schedule.warmup_steps = 4000
-    config.optimizer.clip_norm = 0.0
+    config.schedule.update(learning_rate=1.0, warmup_steps=4000)
+    config.optimizer.update(b2=0.98, epsilon=1e-9, clip_norm=0.0)
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)
-    config.checkpoint.update(best="validation/bleu")
+    config.checkpoint.best = "validation/bleu"
     config.sampling.update(prompt="The cat sat on the mat.", num_samples=1, max_new_tokens=200, temperature=0.0)
     config.sampling.update(num_beams=4, length_penalty=0.6)
     return config

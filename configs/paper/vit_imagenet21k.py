@@ -9,23 +9,19 @@ The recipe is that of table 3. The argument is a variant of models/vit.py: B, L 
 has an archive of each class, of which a hundredth of the images is held out.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(variant: str = "B") -> ConfigDict:
+def get_config(variant: str = "B") -> base.ConfigDict:
     config = base.get_config("vit", "image_classification", "imagenet:imagenet21k", schedule="linear")
     config.model.update(variant=variant, patch_size=14 if variant == "H" else 16, num_classes=21_843, image_size=224)
-    config.source.validation_fraction = 0.01
     config.model.update(channels=3, head="mlp", dropout=0.1, unroll={"L": 24, "H": 32}.get(variant, 12))
     config.model.remat = "dots" if variant == "H" else None
+    config.source.validation_fraction = 0.01
     config.task.update(image_size=224, augment="crop | flip")
     config.loader.update(batch_size=4096, workers=8)
-    config.schedule.learning_rate = 1e-3
-    config.optimizer.weight_decay = 0.03
-    config.schedule.warmup_steps = 10_000
-    config.optimizer.clip_norm = 1.0
+    config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
+    config.optimizer.update(weight_decay=0.03, clip_norm=1.0)
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=10_000)
     config.save_every_steps = 1000
     return config

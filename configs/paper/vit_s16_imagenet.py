@@ -5,31 +5,22 @@ The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 acc
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=vit_s16_imagenet
-
-DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead
-with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, position="sincos2d", pooling="gap")
     config.model.update(head="mlp", unroll=12)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
-    config.source.test_split = "validation"
-    config.task.update(image_size=224, evaluation_crop=0.875)
-    config.task.augment = "crop | flip | randaugment(2, 10)"
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
+    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip | randaugment(2, 10)", mixup=0.2)
     config.loader.update(batch_size=1024, workers=8)
-    config.task.mixup = 0.2
-    config.schedule.learning_rate = 1e-3
-    config.schedule.warmup_steps = 10_000
+    config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
     config.optimizer.weight_decay = 0.1  # 1e-4 in the paper, which does not multiply it by the learning rate of 1e-3
     config.optimizer.update(no_decay=("bias$", "scale$"), clip_norm=1.0)
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=2500)
     config.save_every_steps = 1000
-    config.checkpoint.update(best="validation/accuracy")
+    config.checkpoint.best = "validation/accuracy"
     return config

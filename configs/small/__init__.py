@@ -1,1 +1,1 @@
-"""Experiments that run on a laptop."""
+"""Experiments that run on a laptop. The results of most are in RESULTS.md."""

@@ -5,16 +5,13 @@
 30% of the tokens are removed, in spans of 3 tokens on average, each replaced by one mask token.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 from lineage.configs.small import t5_stdlib
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = t5_stdlib.get_config()
     base.replace(config, model="bart", task="denoising")
     config.model.update(depth=2, width=128, num_heads=4, unroll=2)
-    config.task.sequence_length = 64
-    config.task.noise = "permute_sentences | infill(0.3, 3)"
+    config.task.update(sequence_length=64, noise="permute_sentences | infill(0.3, 3)")
     return config

@@ -6,19 +6,15 @@
 RUN is the workdir of a pre-trained BERT: `bert_stdlib`, or one pre-trained on in-domain text:
 
     lineage train --config=bert_stdlib --workdir=RUN --config.source=conllu:PATH --config.task.name=masked_lm
-
-Results: RESULTS.md.
 """
 
 import json
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
+def get_config(paths: str = "ud_english_ewt") -> base.ConfigDict:
     path, _, run = paths.partition(",")
     config = base.get_config("bert", "token_classification", f"conllu:{path}", tokenizer="bpe", schedule="linear")
     config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_classes=17, unroll=4)
@@ -28,15 +24,14 @@ def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     config.tokenizer.vocab_size = 4096
     config.task.sequence_length = 64
     config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=128)
-    config.schedule.learning_rate = 1e-3
+    config.schedule.update(learning_rate=1e-3, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
-    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=5.0, log_every_steps=20, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best="validation/accuracy")
+    config.checkpoint.best = "validation/accuracy"
     return config
 
 
-def start_from(config: ConfigDict, run: str) -> None:
+def start_from(config: base.ConfigDict, run: str) -> None:
     """Initialize from a run: copy its model sizes and all parameters except the head."""
     config.init.update(path=run, skip=("^classifier",))
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))

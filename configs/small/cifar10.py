@@ -7,8 +7,6 @@ ResNet-18 with a stem that keeps the resolution and a standard CIFAR training re
 with 4x4 patches and the DeiT recipe (arXiv 2012.12877, table 9).
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 MODELS = {
@@ -17,16 +15,14 @@ MODELS = {
 }
 
 
-def get_config(argument: str = "vit,cifar10") -> ConfigDict:
+def get_config(argument: str = "vit,cifar10") -> base.ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")
     config = base.get_config(name, "image_classification", f"cifar:{path}")
     config.model.update(MODELS[name])
-    config.loader.batch_size = 128
-    config.task.augment = "shift(4) | flip"
-    config.task.update(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
-    config.loader.evaluation_batch_size = 500
+    config.loader.update(batch_size=128, evaluation_batch_size=500)
+    config.task.update(augment="shift(4) | flip", mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
     config.optimizer.clip_norm = 0.0
     if name == "resnet":
         base.choose(config, "optimizer", "sgd")
@@ -35,8 +31,7 @@ def get_config(argument: str = "vit,cifar10") -> ConfigDict:
     else:
         config.task.augment += " | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.schedule.learning_rate = 5e-4
+        config.schedule.update(learning_rate=5e-4, warmup_percent=5.0, end_factor=0.01)
         config.optimizer.weight_decay = 0.05
-        config.schedule.update(warmup_percent=5.0, end_factor=0.01)
     config.update(total_epochs=200.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=5.0)
     return config

@@ -3,28 +3,21 @@
     lineage train --config=detr_shapes --workdir=outputs/detr_shapes
 
 The source `shapes` draws images of 64x64 pixels, 20,000 for training. Metric: COCO average precision on 500 images
-of each other split. Results: RESULTS.md.
+of each other split.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "shapes")
-    config.model.backbone.depths = (1, 1)
-    config.model.backbone.widths = (64, 128)
-    config.model.backbone.stem_width = 32
-    config.model.backbone.bottleneck = False
-    config.model.backbone.norm = "group"
+    config.model.backbone.update(depths=(1, 1), widths=(64, 128), stem_width=32, bottleneck=False, norm="group")
     config.model.backbone.groups = 8
     config.model.update(num_queries=12, depth=2, decoder_depth=3, width=128, num_heads=4, mlp_dim=256, placement="pre")
     config.model.dropout = 0.0
     config.task.update(max_boxes=6, augment="flip")
     config.loader.update(batch_size=32, threads=1)
-    config.schedule.learning_rate = 1e-3
+    config.schedule.update(learning_rate=1e-3, warmup_percent=3.0)
     config.optimizer.update(weight_decay=1e-4, clip_norm=1.0)
-    config.schedule.warmup_percent = 3.0
     config.update(total_steps=6000, log_every_steps=50, evaluate_every_steps=1000, save_every_steps=1000)
     return config

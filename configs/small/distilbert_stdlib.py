@@ -4,13 +4,11 @@ lineage train --config=bert_stdlib
 lineage train --config=distilbert_stdlib:outputs/bert_stdlib
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 from lineage.configs.small import bert_stdlib
 
 
-def get_config(teacher: str = "outputs/bert_stdlib") -> ConfigDict:
+def get_config(teacher: str = "outputs/bert_stdlib") -> base.ConfigDict:
     config = bert_stdlib.get_config()
     base.replace(config, model="distilbert", task="masked_lm_distillation")
     config.task.sequence_length = 64

@@ -16,25 +16,19 @@ fraction of correctly classified texts. Example: genres of sentences of UD_Engli
 
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(path: str = "genres") -> ConfigDict:
-    config = base.get_config(
-        "bert", "text_classification", f"labels:{path}/train.tsv", tokenizer="bpe", schedule="linear"
-    )
-    config.model.depth = config.model.unroll = 4
-    config.model.update(width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)
-    config.source.validation_path = f"{path}/validation.tsv"
-    config.source.test_path = f"{path}/test.tsv"
+def get_config(path: str = "genres") -> base.ConfigDict:
+    source = f"labels:{path}/train.tsv"
+    config = base.get_config("bert", "text_classification", source, tokenizer="bpe", schedule="linear")
+    config.model.update(depth=4, unroll=4, width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)
+    config.source.update(validation_path=f"{path}/validation.tsv", test_path=f"{path}/test.tsv")
     config.tokenizer.vocab_size = 4096
     config.task.sequence_length = 64
     config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=256)
-    config.schedule.learning_rate = 5e-4
+    config.schedule.update(learning_rate=5e-4, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
-    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=3.0, log_every_steps=20, evaluate_every_epochs=3.0, save_every_epochs=3.0)
     config.sampling.update(temperature=0.0, max_new_tokens=6)
     return config

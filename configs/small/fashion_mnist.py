@@ -5,10 +5,8 @@
 
 MODEL is vit, swin, resnet or mae; `finetune` is a ViT initialized with the encoder of the masked autoencoder. PATH is a
 folder with the four idx files; the TFDS data set prepared in DIR gives the same batches, with
---config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true. Results: RESULTS.md.
+--config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 
@@ -18,29 +16,20 @@ MODELS = {
     "mae": VIT,
     "finetune": VIT | {"position": "mae"},
     "swin": {"variant": "mu", "patch_size": 2, "window": 7},
-    "resnet": {
-        "variant": "18",
-        "stem": "small",
-        "stem_width": 16,
-        "depths": (1, 1, 1),
-        "widths": (16, 32, 64),
-        "epsilon": 1e-5,
-    },
+    "resnet": {"variant": "18", "stem": "small", "stem_width": 16, "depths": (1, 1, 1), "widths": (16, 32, 64)},
 }
 
 
-def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
+def get_config(argument: str = "vit,fashion_mnist") -> base.ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")
     config = base.get_config("vit" if name == "finetune" else name, "image_classification", f"idx:{path}")
     config.model.update(MODELS[name])
     config.task.update(augment="flip | shift(2)", mean=(0.286,), std=(0.353,))
-    config.loader.batch_size = 128
-    config.loader.evaluation_batch_size = 1000
-    config.schedule.learning_rate = 2e-3
+    config.loader.update(batch_size=128, evaluation_batch_size=1000)
+    config.schedule.update(learning_rate=2e-3, warmup_percent=5.0)
     config.optimizer.weight_decay = 0.1
-    config.schedule.warmup_percent = 5.0
     config.update(total_epochs=10.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
     if name == "mae":
         base.choose(config, "task", "masked_autoencoding")

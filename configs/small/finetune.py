@@ -8,8 +8,6 @@ classes. The learning rates are those of BERT (arXiv 1810.04805, appendix A.3), 
 of AdamW for the others. See docs/using.md.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 from lineage.tasks import TASKS
 
@@ -25,14 +23,13 @@ RECIPES = {
 }
 
 
-def get_config(task: str = "text_classification") -> ConfigDict:
+def get_config(task: str = "text_classification") -> base.ConfigDict:
     model, source, batch_size, learning_rate = RECIPES[TASKS[task].reads]
     config = base.get_config(model, task, source, schedule="linear")
     if "sequence_length" in config.task:
         config.task.sequence_length = 384 if task == "question_answering" else 128
     config.loader.batch_size = batch_size
-    config.schedule.learning_rate = learning_rate
-    config.schedule.warmup_percent = 10.0
+    config.schedule.update(learning_rate=learning_rate, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=3.0, log_every_steps=10, evaluate_every_epochs=1.0, save_every_epochs=1.0)
     return config

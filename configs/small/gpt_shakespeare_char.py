@@ -7,12 +7,10 @@ run: no gradient clipping, b2 = 0.999, evaluation with the moving average of the
 decay on embeddings. Results of both: RESULTS.md.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(recipe: str = "cpu") -> ConfigDict:
+def get_config(recipe: str = "cpu") -> base.ConfigDict:
     """Return the config of nanoGPT's recipe for a "cpu", or of the larger one for a "gpu"."""
     if recipe not in ("cpu", "gpu"):
         raise ValueError(f"The recipe is {recipe!r}: it must be cpu or gpu.")
@@ -25,14 +23,12 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     config.task.sequence_length = 256 if gpu else 64
     config.task.stride = 1  # windows at every offset
     config.loader.update(batch_size=64 if gpu else 12, evaluation_batch_size=64 if gpu else 128)
-    config.schedule.learning_rate = 1e-3
-    config.schedule.update(end_factor=0.1, warmup_steps=100 if gpu else 50)
+    config.schedule.update(learning_rate=1e-3, end_factor=0.1, warmup_steps=100 if gpu else 50)
     config.optimizer.update(b2=0.99 if gpu else 0.999, weight_decay=0.1)
     config.optimizer.no_decay = ("bias$", "scale$") if gpu else ("bias$", "scale$", "table$")
     config.optimizer.clip_norm = 1.0 if gpu else 0.0
     config.update(ema_decay=0.0 if gpu else 0.99, total_steps=5000 if gpu else 2000, log_every_steps=10)
-    config.update(evaluate_every_steps=250, save_every_steps=250)
+    config.update(evaluate_every_steps=250, save_every_steps=250, precision="bfloat16" if gpu else "float32")
     config.checkpoint.best = "validation/loss"
-    config.precision = "bfloat16" if gpu else "float32"
     config.sampling.update(num_samples=1, max_new_tokens=config.task.sequence_length - 1, temperature=0.8)
     return config

@@ -3,21 +3,18 @@
     lineage sweep --config=placement_cldr
 
 The task is to convert dates of twelve locales. Four runs of equal length: post-norm and pre-norm, each with and without
-learning-rate warm-up. Results: RESULTS.md.
+learning-rate warm-up.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.small import transformer_cldr
 from lineage.configs.sweeps import axis, product
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = transformer_cldr.get_config()
-    config.model.update(depth=6, width=32, mlp_dim=128)
+    config.model.update(depth=6, width=32, mlp_dim=128, unroll=1)
     config.loader.batch_size = 32
-    config.model.unroll = 1
     config.schedule.learning_rate = 5e-3
     base.choose(config, "schedule", "linear")
     config.update(total_steps=300, evaluate_every_steps=300, save_every_steps=300)

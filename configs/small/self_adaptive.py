@@ -9,18 +9,16 @@ r"""Transformer-squared on a small GPT: experts for categories of text, and thei
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
 
 TEXTS contains play.txt (tiny Shakespeare), wiki.txt (the validation text of WikiText-2) and code.txt (the concatenated
-modules of Python's standard library), each truncated to 1,200,000 characters. Results: RESULTS.md.
+modules of Python's standard library), each truncated to 1,200,000 characters.
 """
 
 import random
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 
 
-def get_config(argument: str = "base,texts") -> ConfigDict:
+def get_config(argument: str = "base,texts") -> base.ConfigDict:
     """Return the config of a stage: "base,FOLDER"; "svf,TEXT,RUN", "lora,TEXT,RUN" or "mixture,TEXT,RUN", where RUN is
     the workdir of the base model.
     """
@@ -33,9 +31,8 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
     config.tokenizer.vocab_size = 1024
     config.task.sequence_length = 128
     config.loader.update(batch_size=16, evaluation_batch_size=64)
-    config.schedule.learning_rate = 3e-3
+    config.schedule.update(learning_rate=3e-3, end_factor=0.1, warmup_percent=5.0)
     config.optimizer.update(b2=0.99, weight_decay=0.1)
-    config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     if stage == "base":
         config.source.validation_path = f"{names[0]}/mix_valid.txt"
@@ -58,10 +55,7 @@ def mix(folder: str) -> None:
         starts[kind], ends[kind] = text[: int(len(text) * 0.9)], text[int(len(text) * 0.9) :]
     two = {kind: ends[kind] for kind in ("play", "wiki")}
     for name, parts, told in (("mix_train", starts, True), ("mix_valid", ends, True), ("two", two, False)):
-        pieces = [
-            text[i : i + 200] + (f"\n### {kind}\n" if told else "\n")
-            for kind, text in parts.items()
-            for i in range(0, len(text), 200)
-        ]
+        places = [(kind, text, i) for kind, text in parts.items() for i in range(0, len(text), 200)]
+        pieces = [text[i : i + 200] + (f"\n### {kind}\n" if told else "\n") for kind, text, i in places]
         random.Random(0).shuffle(pieces)
         Path(folder, f"{name}.txt").write_text("".join(pieces), encoding="utf-8")

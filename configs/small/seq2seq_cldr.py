@@ -4,25 +4,21 @@
     lineage sweep --config=seq2seq_cldr
 
 The sweep varies the scheduled-sampling probability of a model without attention that is too small for the task.
-Results: RESULTS.md.
 """
 
 from collections.abc import Iterator
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.small import transformer_cldr
 from lineage.configs.sweeps import axis, product
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = transformer_cldr.get_config()
     base.replace(config, model="seq2seq")
     config.model.update(cell="gru", width=64, embed_width=32, attention="additive")
-    config.schedule.learning_rate = 5e-3
+    config.schedule.update(learning_rate=5e-3, warmup_percent=5.0)
     config.optimizer.b2 = 0.999
-    config.schedule.warmup_percent = 5.0
     config.total_steps = 1000
     return config
 

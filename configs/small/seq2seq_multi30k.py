@@ -5,16 +5,13 @@
 
 PATH and the data are those of `transformer_multi30k`. The second argument selects the attention: `additive` (Bahdanau,
 default), `general` or `concat` (Luong), or `fixed` (none: the decoder is conditioned on the last encoder state).
-Results: RESULTS.md.
 """
-
-from ml_collections import ConfigDict
 
 from lineage.configs import base
 from lineage.configs.small import transformer_multi30k
 
 
-def get_config(argument: str = "data/multi30k") -> ConfigDict:
+def get_config(argument: str = "data/multi30k") -> base.ConfigDict:
     """Return the config for "FOLDER" or "FOLDER,ATTENTION"."""
     folder, _, attention = argument.partition(",")
     config = transformer_multi30k.get_config(folder)

@@ -6,13 +6,11 @@ Each pixel is a token: four windows of 4x4 tokens in the first stage, shifted in
 second stage.
 """
 
-from ml_collections import ConfigDict
-
 from lineage.configs import base
 from lineage.configs.small import vit_digits
 
 
-def get_config() -> ConfigDict:
+def get_config() -> base.ConfigDict:
     config = vit_digits.get_config()
     base.replace(config, model="swin")
     config.model.update(variant="mu", patch_size=1, stochastic_depth=0.1, unroll=2)

@@ -6,8 +6,6 @@ PATH is that of `fashion_mnist`, and STUDY is one of
 position    position embedding: none, learned 1-D, learned 2-D or relative (appendix D.4)
 pooling     class token or global average pooling (appendix D.3)
 size        ViT and a residual network by the number of training images (section 4.3)
-
-Results: RESULTS.md.
 """
 
 from collections.abc import Iterator
@@ -20,9 +18,7 @@ from lineage.configs.sweeps import axis, product, repeat
 
 def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
     config = fashion_mnist.get_config(f"vit,{argument.partition(',')[2]}")
-    config.update(total_epochs=None, total_steps=800)
-    config.evaluate_every_epochs = config.save_every_epochs = None
-    config.evaluate_every_steps = config.save_every_steps = 800
+    config.update(total_steps=800, evaluate_every_steps=800, save_every_steps=800)
     return config
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.data.content import Question
+from lineage.data.content import Question, padded
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -51,18 +51,12 @@ class Encoded(ExampleSource):
         return np.array([len(ids) for ids in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        padded = {"tokens": self._padded(self.tokens, indices, self.pad)}
-        padded |= {name: self._padded(rows, indices, 0) for name, rows in self.per_token.items()}
+        found = {"tokens": padded([self.tokens[index] for index in indices], self.length, self.pad)}
+        found |= {name: padded([rows[i] for i in indices], self.length) for name, rows in self.per_token.items()}
         mask = np.arange(self.length) < self.lengths[indices, None]
         second = np.arange(self.length) >= self.seconds[indices, None]
-        padded |= {"tokens_mask": mask, "segments": (second & mask).astype(np.int32)}
-        return padded | {name: values[indices] for name, values in self.per_sequence.items()}
-
-    def _padded(self, rows, indices, fill):
-        out = np.full((len(indices), self.length), fill, rows[indices[0]].dtype)
-        for number, index in enumerate(indices):
-            out[number, : len(rows[index])] = rows[index]
-        return out
+        found |= {"tokens_mask": mask, "segments": (second & mask).astype(np.int32)}
+        return found | {name: values[indices] for name, values in self.per_sequence.items()}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lineage.data.content import PairedTexts
+from lineage.data.content import PairedTexts, padded
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -46,13 +46,8 @@ class EncodedPairs(ExampleSource):
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
     def _padded(self, texts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.full((len(texts), self.length), self.end, np.int32)
-        mask = np.zeros(ids.shape, bool)
-        for row, tokens in enumerate(texts):
-            kept = tokens[: self.length - 1]
-            ids[row, : len(kept)] = kept
-            mask[row, : len(kept) + 1] = True
-        return ids, mask
+        kept = [tokens[: self.length - 1] for tokens in texts]
+        return padded(kept, self.length, self.end), np.arange(self.length) <= np.array(list(map(len, kept)))[:, None]
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
@@ -100,11 +95,8 @@ class Prompts(ExampleSource):
         return len(self.texts)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        lengths = np.array([len(self.texts[index]) for index in indices], np.int32)
-        tokens = np.zeros((len(indices), -(-max(map(len, self.texts)) // 16) * 16), np.int32)
-        for row, index in enumerate(indices):
-            tokens[row, : lengths[row]] = self.texts[index]
-        return {"tokens": tokens, "lengths": lengths}
+        texts, longest = [self.texts[index] for index in indices], max(map(len, self.texts))
+        return {"tokens": padded(texts, -(-longest // 16) * 16), "lengths": np.array(list(map(len, texts)), np.int32)}
 
 
 def encode_inputs(texts: Sequence[np.ndarray], length: int, end: int, start: int, kind: type) -> EncodedPairs:

@@ -7,6 +7,7 @@ prediction (ALBERT, arXiv 1909.11942, section 3.1).
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -69,8 +70,8 @@ class Sentences(Documents):
             if is_last:
                 yield ""
 
-    def fingerprint(self) -> str:
-        return f"{self._texts.fingerprint()} in sentences"
+    def fingerprint(self, cache_dir: str | Path = "") -> str:
+        return f"{self._texts.fingerprint(cache_dir)} in sentences"
 
 
 class Chunks(ExampleSource):
@@ -135,9 +136,7 @@ class PairSentences:
 
     def __post_init__(self):
         if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
-            raise ValueError(
-                "Next-sentence prediction needs several documents in each split: a negative pair is of two documents."
-            )
+            raise ValueError("Next-sentence prediction needs several documents in each split, for negative pairs.")
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         length, coder = self.chunks.length, self.tokenizer

@@ -96,9 +96,7 @@ class VOC(PathSource):
         found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
         for split, files in found.items():
             if not files:
-                raise FileNotFoundError(
-                    f"There is no set {sets[split]}.txt in {self.path}/ImageSets/Main that has images."
-                )
+                raise FileNotFoundError(f"There is no set {sets[split]}.txt in {self.path}/ImageSets/Main with images.")
             if split != "train" and (both := set(files) & set(found["train"])):
                 raise ValueError(f"The sets {sets['train']} and {sets[split]} share {len(both)} images.")
         rows = {split: [_voc_example(file) for file in files] for split, files in found.items()}
@@ -112,13 +110,8 @@ class VOC(PathSource):
         if not folders:
             raise FileNotFoundError(f"There is no folder {root}/ImageSets, and none in the folders of {root}.")
         lists = [(folder, folder / "ImageSets" / "Main" / f"{name}.txt") for folder in folders]
-        lists = [(folder, read_lines(str(file))) for folder, file in lists if file.is_file()]
-        return [
-            folder / "Annotations" / f"{line.split()[0]}.xml"
-            for folder, lines in lists
-            for line in lines
-            if line.strip()
-        ]
+        rows = [(folder, line.split()) for folder, file in lists if file.is_file() for line in read_lines(str(file))]
+        return [folder / "Annotations" / f"{row[0]}.xml" for folder, row in rows if row]
 
     def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
         number, objects = {name: number for number, name in enumerate(names)}, []
@@ -127,7 +120,7 @@ class VOC(PathSource):
             if unknown := {name for name, *_ in each} - number.keys():
                 raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
             objects.append([(box, number[name], hard and not self.difficult) for name, box, hard in each])
-        return BoxedImages(files, sizes, [_arrays(each) for each in objects])
+        return BoxedImages(files, sizes, [boxed(each) for each in objects])
 
 
 @dataclass(frozen=True)
@@ -158,14 +151,11 @@ class BoxedImages(ExampleSource):
         return image
 
 
-def _arrays(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:
-    """Return the arrays of objects (box, class, crowd)."""
+def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:
+    """Return the `boxes`, `classes` and `crowd` of objects, see `content.Images`."""
     boxes, classes, crowd = zip(*objects) if objects else ((), (), ())
-    return {
-        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-        "classes": np.array(classes, np.int32),
-        "crowd": np.array(crowd, bool),
-    }
+    found = {"classes": np.array(classes, np.int32), "crowd": np.array(crowd, bool)}
+    return {"boxes": np.array(boxes, np.float32).reshape(-1, 4)} | found
 
 
 def _content(path: str) -> dict[str, Any]:
@@ -213,7 +203,7 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             needed = "the ids of an image and of a category, and a `bbox` of left, top, width and height"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
-    return BoxedImages([root / name for name in names], sizes, [_arrays(each) for each in objects.values()])
+    return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])
 
 
 def _root(path: str) -> Path:
@@ -244,7 +234,8 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
         root = ElementTree.fromstring(content)
         objects = []
         for item in root.iterfind("object"):
-            left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in _SIDES)
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in sides)
             if not (left <= right and top <= bottom):
                 raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty")
             hard = item.findtext("difficult", "0").strip() == "1"
@@ -257,6 +248,3 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
     if not image.is_file():
         raise FileNotFoundError(f"There is no file {image}, the image of {path}.")
     return image, size, objects
-
-
-_SIDES = ("xmin", "ymin", "xmax", "ymax")

@@ -1,5 +1,6 @@
 """Data sets on the Hugging Face Hub."""
 
+import contextlib
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -29,15 +30,9 @@ class Hub(Parquet):
 
     def copied(self) -> Source:
         """Return the source of the files in the cache."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
-        for number, kind in enumerate(KINDS, 1):
+        for kind in KINDS:
             cls = SOURCES[kind]
-            try:
-                path = local(f"hf:{self.path}", cls.suffixes)
-            except NoFileError:
-                if number == len(KINDS):
-                    raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(KINDS)}.") from None
-                continue
-            known = {field.name for field in fields(cls)}
-            return cls(**{key: value for key, value in (options | {"path": path}).items() if key in known})
-        raise AssertionError
+            options = {field.name: getattr(self, field.name) for field in fields(cls) if hasattr(self, field.name)}
+            with contextlib.suppress(NoFileError):
+                return cls(**options | {"path": local(f"hf:{self.path}", cls.suffixes)})
+        raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(KINDS)}.")

@@ -44,10 +44,8 @@ class LabelFiles(SplitFiles):
         return self.each(read_labeled_texts)
 
     def pairs(self) -> dict[str, PairedTexts]:
-        return {
-            name: PairedTexts([" ".join(row) for row in part.texts], list(part.labels))
-            for name, part in self.labeled_texts().items()
-        }
+        parts = self.labeled_texts().items()
+        return {name: PairedTexts(list(map(" ".join, part.texts)), list(part.labels)) for name, part in parts}
 
 
 @SOURCES.register("squad")
@@ -192,15 +190,14 @@ def read_sentences(path: str) -> list[TaggedSentence]:
             columns = line.split("\t")
             if len(columns) != 10:
                 raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10.")
-            if not _ID.fullmatch(columns[0]):
-                raise ValueError(
-                    f"{path}, line {number} begins with {columns[0][:20]!r}, not with an ID such as 1 or 1-2."
-                )
+            id = columns[0]
+            if not _ID.fullmatch(id):
+                raise ValueError(f"{path}, line {number} begins with {id[:20]!r}, not with an ID such as 1 or 1-2.")
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
-            if "-" in columns[0]:
-                multiword = int(columns[0].partition("-")[2]), after
-            elif "." not in columns[0]:
-                index = int(columns[0])
+            if "-" in id:
+                multiword = int(id.partition("-")[2]), after
+            elif "." not in id:
+                index = int(id)
                 words.append(space + columns[1])
                 tags.append(columns[3])
                 space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""

@@ -60,9 +60,7 @@ class Mixture(Source):
             kind, colon, value = options["source"].partition(":")
             name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
             if name in found or not re.fullmatch(r"\w+", name):
-                raise ValueError(
-                    f"source.parts has the name {name!r}: each needs its own, of letters, digits and underscores."
-                )
+                raise ValueError(f"source.parts has the name {name!r}: each needs its own, of letters, digits and _.")
             settings = {key: given for key, given in options.items() if key not in ("source", "name", "prefix")}
             if colon and not keys:
                 raise ValueError(f"source.parts has {options['source']!r}: the source {kind!r} has no options.")
@@ -85,11 +83,8 @@ class Mixture(Source):
         """Return the content of all sources, as splits such as "train_NAME"."""
         parts = self.read_parts(kind)
         images = [part for part in parts.values() if isinstance(part, Images)]
-        splits = {
-            f"{split}_{name}": content
-            for name, part in parts.items()
-            for split, content in (part.splits if images else part).items()
-        }
+        contents = {name: part.splits if images else part for name, part in parts.items()}
+        splits = {f"{split}_{name}": one for name, part in contents.items() for split, one in part.items()}
         return Images(splits, images[0].class_names) if images else splits
 
     def read_parts(self, kind: str) -> dict[str, Any]:
@@ -102,6 +97,5 @@ def _prefixed(content, prefix):
         return content
     if isinstance(content, Images) or not all(isinstance(part, PairedTexts) for part in content.values()):
         raise ValueError(f"The prefix of a source in a mixture is {prefix!r}: only pairs of texts can have one.")
-    return {
-        split: PairedTexts([prefix + text for text in part.inputs], part.targets) for split, part in content.items()
-    }
+    found = {split: ([prefix + text for text in part.inputs], part.targets) for split, part in content.items()}
+    return {split: PairedTexts(*columns) for split, columns in found.items()}

@@ -74,7 +74,9 @@ class Parquet(Table):
         names = list(named)
         for split in self.splits():
             values = [(file, row, label) for file, row, (label,) in self.values(split, [self.label_key])]
-            names = names or _names([label for *_, label in values])
+            if not names and all(isinstance(label, int) for *_, label in values):
+                names = [str(number) for number in range(max(label for *_, label in values) + 1)]
+            names = names or sorted({label for *_, label in values if isinstance(label, str)})
             known = {value: number for number, name in enumerate(names) for value in (name, number)}
             known |= {-1: -1} if named else {}
             for file, row, label in values:
@@ -215,10 +217,3 @@ def _values(batch: Any, key: str) -> list[Any]:
         return column.to_pylist()
     except UnicodeDecodeError:
         return column.cast(pyarrow.large_binary()).to_pylist()
-
-
-def _names(labels: Sequence[Any]) -> list[str]:
-    """Return the names of classes: the sorted texts among the labels, or numbers up to the highest one."""
-    if all(isinstance(label, int) for label in labels):
-        return [str(number) for number in range(max(labels) + 1)]
-    return sorted({label for label in labels if isinstance(label, str)})

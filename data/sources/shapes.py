@@ -11,6 +11,7 @@ from lineage.data import shuffle
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, Source
+from lineage.data.sources.boxes import boxed
 
 # Functions that return whether the points of a square from -1 to 1 (x to the right, y down) are inside the shape.
 SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -58,7 +59,7 @@ class DrawnShapes(ExampleSource):
         size, kinds = self.size, list(SHAPES.values())
         ground = random.uniform(0, 255, 3)
         image = ground + random.normal(0, 20, (size, size, 3))
-        boxes, classes = [], []
+        objects = []
         for _ in range(random.integers(1, self.most + 1)):
             width, height = random.uniform(size / 8, size / 2.5, 2)
             left, top = random.uniform(0, size - width), random.uniform(0, size - height)
@@ -69,17 +70,11 @@ class DrawnShapes(ExampleSource):
             if not len(rows):  # The shape is too small to contain the center of a pixel.
                 continue
             box = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
-            if all(_overlap(box, other) < 0.2 for other in boxes):
-                boxes.append(box)
-                classes.append(number)
+            if all(_overlap(box, other) < 0.2 for other, *_ in objects):
+                objects.append((box, number, False))
                 color = (ground + random.uniform(64, 192, 3)) % 256
                 image[inside] = color + random.normal(0, 10, (inside.sum(), 3))
-        return {
-            "image": np.clip(image, 0, 255).astype(np.uint8),
-            "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-            "classes": np.array(classes, np.int32),
-            "crowd": np.zeros(len(boxes), bool),
-        }
+        return {"image": np.clip(image, 0, 255).astype(np.uint8)} | boxed(objects)
 
     def take(self, indices: np.ndarray) -> dict[str, list[np.ndarray]]:
         return gather([self[index] for index in indices])

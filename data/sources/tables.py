@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from lineage.configs.registry import Range
@@ -99,11 +100,11 @@ class Table(DataFiles):
                 splits[split] = LabeledTexts([tuple(texts) for *texts, _ in rows], [row[-1] for row in rows], names)
         return splits
 
-    def _identity(self, split: str) -> str:
+    def _identity(self, split: str, cache_dir: str | Path) -> str:
         """Return a string that identifies the documents of a split."""
         found = self.found()
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
-        return identity(found[split if split in found else "train"], self.name, split, options)
+        return identity(found[split if split in found else "train"], self.name, split, options, cache_dir=cache_dir)
 
 
 @dataclass(frozen=True)

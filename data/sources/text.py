@@ -88,11 +88,9 @@ def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
     lines = module.splitlines()
     for node in ast.walk(ast.parse(module)):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)) and len(node.body) > 1:
-            first, rest = (
-                lines[node.lineno - 1 : node.body[0].lineno - 1],
-                lines[node.body[0].end_lineno : node.end_lineno],
-            )
-            yield textwrap.dedent("\n".join([*first, *rest])), text.splitlines()[0]
+            docstring = node.body[0]
+            kept = lines[node.lineno - 1 : docstring.lineno - 1] + lines[docstring.end_lineno : node.end_lineno]
+            yield textwrap.dedent("\n".join(kept)), text.splitlines()[0]
 
 
 @dataclass(frozen=True)

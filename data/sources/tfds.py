@@ -72,7 +72,7 @@ class TFDS(PathSource):
 
     def questions(self) -> dict[str, list[Question]]:
         splits = self._columns(["question", "context", "answers"]).items()
-        return {name: [_question(*values) for values in zip(*columns)] for name, columns in splits}
+        return {name: list(map(_question, *columns)) for name, columns in splits}
 
     def images(self) -> Images:
         _, label = self._feature(self.image_key), self._feature(self.label_key)
@@ -166,12 +166,9 @@ class Records(ExampleSource):
 
 def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndarray]:
     boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-    return {
-        "image": image,
-        "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
-        "classes": np.asarray(objects["label"], np.int32),
-        "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
-    }
+    boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
+    crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
+    return {"image": image, "boxes": boxes, "classes": np.asarray(objects["label"], np.int32), "crowd": crowd}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -264,10 +265,14 @@ def find_tokenizer(
         return Tokenizer.load(workdir)
     folder = Path(cache_dir) if cache_dir else cache.folder("tokenizers")
     own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
+    train = partial(kind.train_on_splits, texts, special_tokens, optional)
     if folder is None or not own or any(iter(each) is each for each in texts.values()):
-        tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+        tokenizer = train()
     else:
-        tokenizer = _kept(kind, texts, special_tokens, optional, folder)
+        documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
+        contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
+        about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
+        tokenizer = _kept(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
@@ -276,18 +281,8 @@ def find_tokenizer(
     return tokenizer
 
 
-def _kept(
-    kind: TokenizerKind,
-    texts: Mapping[str, Iterable[str]],
-    special_tokens: Sequence[str],
-    optional: Collection[str],
-    folder: Path,
-) -> Tokenizer:
-    """Return the tokenizer in a folder that was trained on the same texts, or train it and keep it there."""
-    documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
-    contents = {name: part.fingerprint() for name, part in documents.items()}
-    about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
-    path = folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
+def _kept(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
+    """Return the tokenizer in a file, or train it and keep it there."""
     checksum = path.with_suffix(".sha256")
 
     def read() -> Tokenizer | None:
@@ -299,10 +294,10 @@ def _kept(
 
     if found := read():
         return found
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.with_suffix(".lock"), f"it trains the tokenizer {path}"):
         if not (found := read()):
-            found = kind.train_on_splits(texts, special_tokens, optional)
+            found = train()
             write_atomic(path, found.to_str())
             write_atomic(checksum, hashlib.sha256(found.to_str().encode()).hexdigest())
     return found

@@ -48,19 +48,24 @@ class RandomBox(Checked):
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels."""
+    """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels.
+
+    With `squash`, both sides are resized to size / fraction.
+    """
 
     size: int
     fraction: float = 1.0
     resample: str = "bilinear"
+    squash: bool = False
 
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
 
     def _one(self, image: np.ndarray | Picture) -> np.ndarray:
         with opened(image) as picture:
-            scale = round(self.size / self.fraction) / min(picture.size)
-            width, height = (max(round(side * scale), self.size) for side in picture.size)
+            shorter, sides = round(self.size / self.fraction), picture.size
+            scales = [shorter / (side if self.squash else min(sides)) for side in sides]
+            width, height = (max(round(side * scale), self.size) for side, scale in zip(sides, scales))
             if (width, height) != picture.size:
                 picture = picture.resize((width, height), RESAMPLING[self.resample])
             left, top = (width - self.size) // 2, (height - self.size) // 2

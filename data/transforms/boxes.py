@@ -122,16 +122,12 @@ class Transform:
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         count, channels = len(keys), batch["image"][0].shape[-1]
-        out = {
-            "image": np.zeros((count, self.size, self.size, channels), np.float32),
-            "extent": np.zeros((count, 2), np.float32),
-            "boxes": np.zeros((count, self.most, 4), np.float32),
-            "classes": np.zeros((count, self.most), np.int32),
-            "boxes_mask": np.zeros((count, self.most), bool),
-            "crowd": np.zeros((count, self.most), bool),
-            "size": np.array([image.shape[:2] for image in batch["image"]], np.int32),
-            "mask": batch["mask"],
-        }
+        shapes = {"image": (self.size, self.size, channels), "extent": (2,), "boxes": (self.most, 4)}
+        out = {name: np.zeros((count, *shape), np.float32) for name, shape in shapes.items()}
+        kinds = {"classes": np.int32, "boxes_mask": bool, "crowd": bool}
+        out |= {name: np.zeros((count, self.most), kind) for name, kind in kinds.items()}
+        sizes = np.array([image.shape[:2] for image in batch["image"]], np.int32)
+        out |= {"size": sizes, "mask": batch["mask"]}
         for row, key in enumerate(keys):
             example = {name: batch[name][row] for name in ("image", "boxes", "classes", "crowd")}
             random = shuffle.generator(key)

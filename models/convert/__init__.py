@@ -133,11 +133,8 @@ def _read(family, model, files, shapes, dtype):
     copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
     names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
     ignored = family.ignored(model)
-    found = {
-        name: tuple(file.get_slice(name).get_shape())
-        for name, file in files.items()
-        if not re.fullmatch(ignored, name) and name not in {names[copy] for copy in copies}
-    }
+    known = {name for name in files if not re.fullmatch(ignored, name)} - {names[copy] for copy in copies}
+    found = {name: tuple(files[name].get_slice(name).get_shape()) for name in files if name in known}
     _match({names[name]: shape for name, shape in expected.items()}, found)
 
     def read(name):
@@ -204,10 +201,8 @@ def _tensors(family, model, params):
 def _settings(family, config, names, overrides):
     """Return the model settings from the reference config, with overrides applied."""
     architecture = (config.get("architectures") or [*family.architectures])[0]
-    for name, value, allowed in [
-        ("architectures", architecture, family.architectures),
-        *((name, config.get(name, value), (value,)) for name, value in family.fixed.items()),
-    ]:
+    given = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
+    for name, value, allowed in [("architectures", architecture, family.architectures), *given]:
         if value not in allowed:
             raise ValueError(f"{name} is {_shown(value)}: it must be {' or '.join(map(repr, allowed))}.")
     settings, origin = family.settings(config, architecture, names) | overrides, {}
@@ -216,10 +211,8 @@ def _settings(family, config, names, overrides):
             continue
         value = _value(name, setting, config.get(name, default), default)
         if settings.setdefault(setting, value) != value:
-            raise ValueError(
-                f"{origin[setting]} is {settings[setting]!r} and {name} is {value!r}: the model has one setting for "
-                f"both; choose it with load(folder, {setting}=...)."
-            )
+            given = f"{origin[setting]} is {settings[setting]!r} and {name} is {value!r}"
+            raise ValueError(f"{given}: the model has one setting for both: choose it in load(folder, {setting}=...).")
         origin.setdefault(setting, name)
     return settings
 

@@ -7,7 +7,7 @@ import typing
 
 from lineage.models import MODELS
 from lineage.models.bert import OUTPUTS, POOLED, WORDS
-from lineage.models.convert.family import Family, Rule, block, labels, linear, norm, num_labels, register
+from lineage.models.convert.family import ENCODER, Family, Rule, block, labels, linear, norm, num_labels, register
 
 # Suffix of a class in `transformers` -> our head, the first of these that the model has.
 HEADS = {
@@ -37,27 +37,15 @@ class Bert(Family):
         "vocab_size": ("vocab_size", 30_522),
         "max_position_embeddings": ("max_length", 512),
         "type_vocab_size": ("num_segments", 2),
-        "num_hidden_layers": ("depth", 12),
-        "hidden_size": ("width", 768),
-        "num_attention_heads": ("num_heads", 12),
-        "intermediate_size": ("mlp_dim", 3072),
-        "hidden_act": ("activation", "gelu"),
-        "layer_norm_eps": ("epsilon", 1e-12),
-        "hidden_dropout_prob": ("dropout", 0.1),
-        "attention_probs_dropout_prob": ("dropout", 0.1),
+        **ENCODER,
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), ("dropout", 0.1)),
     }
-    fixed = {
-        "tie_word_embeddings": True,
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    }
+    fixed = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
+    fixed |= {"is_decoder": False, "add_cross_attention": False}
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
     pooler = "bert.pooler.dense"
-    predictions = tuple(
-        f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
-    )
+    predictions = tuple(f"cls.predictions.{x}" for x in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
     second = "cls.seq_relationship"  # the classifier of two segments, if there is one
     two_layers = False
     classifiers = {"question_answering": "qa_outputs"}  # by head, if it is not "classifier"

@@ -95,10 +95,8 @@ class DistilBert(Bert):
 
     def layers(self, model):
         if model.num_segments or model.epsilon != 1e-12:
-            raise ValueError(
-                f"num_segments is {model.num_segments} and epsilon {model.epsilon}: `transformers` has DistilBERT with "
-                "0 and 1e-12 alone."
-            )
+            given = f"num_segments is {model.num_segments} and epsilon {model.epsilon}"
+            raise ValueError(f"{given}: `transformers` has DistilBERT with 0 and 1e-12 alone.")
         return self.tables(word="embed", position="position") + block(
             "distilbert.transformer.layer.*.",
             "stack/layers",
@@ -118,29 +116,19 @@ class Electra(Bert):
 
     model = body = "electra"
     name = "Electra"
-    fields = Bert.fields | {
-        "hidden_size": ("width", 256),
-        "num_attention_heads": ("num_heads", 4),
-        "intermediate_size": ("mlp_dim", 1024),
-    }
+    fields = Bert.fields | {"hidden_size": ("width", 256), "num_attention_heads": ("num_heads", 4)}
+    fields |= {"intermediate_size": ("mlp_dim", 1024)}
     fixed = Bert.fixed | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     pooler = "sequence_summary.summary"
-    predictions = (
-        "generator_predictions.dense",
-        "generator_predictions.LayerNorm",
-        "generator_lm_head",
-        "generator_lm_head.bias",
-    )
+    predictions = ("generator_predictions.dense", "generator_predictions.LayerNorm")
+    predictions += ("generator_lm_head", "generator_lm_head.bias")
     second = ""
     two_layers = True
     classifiers = Bert.classifiers | {"replaced": "discriminator_predictions.dense_prediction"}
 
     def layers(self, model):
         if model.embed_width == model.width:
-            raise ValueError(
-                f"width and embed_width are {model.width}: they must differ, because ELECTRA has no "
-                "projection between equal widths in `transformers`."
-            )
+            raise ValueError(f"width and embed_width are {model.width}: they must differ in ELECTRA in `transformers`.")
         rules = super().layers(model)
         if model.embed_width:
             rules += linear("electra.embeddings_project", "projection")
@@ -176,10 +164,8 @@ class Roberta(Bert):
     def settings(self, config, architecture, names):
         pad, length = config.get("pad_token_id", 1), config.get("max_position_embeddings", 512)
         if type(pad) is not int or type(length) is not int or not 0 <= pad < length - 1:
-            raise ValueError(
-                f"pad_token_id is {pad!r} and max_position_embeddings {length!r}: they must be integers, and the "
-                "latter must be greater by at least 2."
-            )
+            given = f"pad_token_id is {pad!r} and max_position_embeddings {length!r}"
+            raise ValueError(f"{given}: they must be integers, and the latter must be greater by at least 2.")
         return super().settings(config, architecture, names) | {"pad_id": pad, "max_length": length - pad - 1}
 
     def config(self, model):

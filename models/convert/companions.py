@@ -13,14 +13,7 @@ from lineage.models.convert.family import read_json
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
 # Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
-ROLES = {
-    "eos": "end_of_text",
-    "unk": "unknown",
-    "cls": "cls",
-    "sep": "sep",
-    "mask": "mask",
-    "pad": "pad",
-}
+ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -39,10 +32,7 @@ def starts_with_padding(folder: Path) -> bool:
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:
-    """Return options of image tasks by `preprocessor_config.json`: `image_size`, `mean`, `std` and others; {} without.
-
-    The reference may resize an image that is not square to a square; our tasks crop it.
-    """
+    """Return options of image tasks, such as `image_size` and `mean`, by `preprocessor_config.json`; {} without it."""
     if not (folder / PREPROCESSOR).is_file():
         return {}
     about = read_json(folder / PREPROCESSOR)
@@ -51,8 +41,10 @@ def preprocessing(folder: Path) -> dict[str, Any]:
         found["resample"] = RESAMPLING[about["resample"]]
     side, longest = _side(about.get("size")), isinstance(about.get("size"), dict) and about["size"].get("longest_edge")
     if longest:
-        found |= {"image_size": longest, "shorter_side": side}
-    elif about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
+        return found | {"image_size": longest, "shorter_side": side}
+    if side:
+        found["squash"] = _squashes(about)
+    if about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
         found |= {"image_size": crop, "evaluation_crop": min(crop / (side or crop), 1.0)}
     elif side:
         found["image_size"] = side
@@ -62,6 +54,12 @@ def preprocessing(folder: Path) -> dict[str, Any]:
 def _side(size):
     """Return the side of a square, or the shorter side, from a number or a dictionary; None for other sizes."""
     return (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
+
+
+def _squashes(about):
+    """Return whether both sides of an image are resized; a number as the size means that in some processors."""
+    size, kind = about["size"], about.get("image_processor_type") or about.get("feature_extractor_type") or "ViT"
+    return "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))
 
 
 def save_labels(folder: Path, names: Sequence[str]) -> None:
@@ -78,7 +76,7 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     It rounds the longer side of a resized image down, our tasks to the nearest pixel.
 
     Args:
-        options: `mean` and `std`, and perhaps `resample` and `evaluation_crop`, of the task.
+        options: `mean` and `std`, and perhaps `resample`, `evaluation_crop` and `squash`, of the task.
     """
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}
@@ -95,7 +93,8 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
         sides = {"shortest_edge": options["shorter_side"] or side, "longest_edge": side}
         about |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
     else:
-        sides = {"shortest_edge": round(side / options.get("evaluation_crop", 1.0))}
+        resized = round(side / options.get("evaluation_crop", 1.0))
+        sides = dict.fromkeys(("height", "width") if options.get("squash") else ("shortest_edge",), resized)
         crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
         about |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}
     write_atomic(folder / PREPROCESSOR, json.dumps(about, indent=2) + "\n")

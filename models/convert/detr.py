@@ -22,10 +22,8 @@ class DETR(Family):
         "encoder_layers": ("depth", 6),
         "decoder_layers": ("decoder_depth", 6),
         "d_model": ("width", 256),
-        "encoder_attention_heads": ("num_heads", 8),
-        "decoder_attention_heads": ("num_heads", 8),
-        "encoder_ffn_dim": ("mlp_dim", 2048),
-        "decoder_ffn_dim": ("mlp_dim", 2048),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), ("num_heads", 8)),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), ("mlp_dim", 2048)),
         "activation_function": ("activation", "relu"),
         "dropout": ("dropout", 0.1),
     }

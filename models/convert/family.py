@@ -11,15 +11,17 @@ import flax.linen as nn
 import numpy as np
 
 # Names in `transformers` -> ours; of several, the first is written.
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
+
+# Fields of most encoders -> our settings, and the defaults of BERT and ViT.
+ENCODER = {
+    "num_hidden_layers": ("depth", 12),
+    "hidden_size": ("width", 768),
+    "num_attention_heads": ("num_heads", 12),
+    "intermediate_size": ("mlp_dim", 3072),
+    "hidden_act": ("activation", "gelu"),
+    "layer_norm_eps": ("epsilon", 1e-12),
 }
 
 

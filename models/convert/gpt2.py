@@ -17,16 +17,10 @@ class GPT2(Family):
         "n_inner": ("mlp_dim", None),
         "activation_function": ("activation", "gelu_new"),
         "layer_norm_epsilon": ("epsilon", 1e-5),
-        "resid_pdrop": ("dropout", 0.1),
-        "embd_pdrop": ("dropout", 0.1),
-        "attn_pdrop": ("dropout", 0.1),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), ("dropout", 0.1)),
     }
-    fixed = {
-        "tie_word_embeddings": True,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    }
+    fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
+    fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     mlp_ratio = 0
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 

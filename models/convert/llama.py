@@ -6,19 +6,10 @@ The reference has dropout on the attention weights only; ours is on the output o
 from lineage.models.convert.family import Family, Rule, register
 
 # The supported rope types, and their names of the two values of `rope_turns`.
-TURNS = {
-    "default": (),
-    "linear": (),
-    "llama3": ("low_freq_factor", "high_freq_factor"),
-    "yarn": ("beta_slow", "beta_fast"),
-}
-ROPE_FIXED = {
-    "attention_factor": None,
-    "mscale": None,
-    "mscale_all_dim": None,
-    "truncate": True,
-    "partial_rotary_factor": 1.0,
-}
+TURNS = {"default": (), "linear": ()}
+TURNS |= {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+ROPE_FIXED = {"attention_factor": None, "mscale": None, "mscale_all_dim": None}
+ROPE_FIXED |= {"truncate": True, "partial_rotary_factor": 1.0}
 # First and last token of the published vocabularies, by their size.
 ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
 

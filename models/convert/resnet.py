@@ -75,10 +75,8 @@ class ResNet(Family):
         return backbone(model, prefix)
 
     def settings(self, config, architecture, names):
-        return {
-            "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
-            "bottleneck": config.get("layer_type") != "basic",
-        }
+        num_classes = 0 if architecture.endswith("Model") else num_labels(config)
+        return {"num_classes": num_classes, "bottleneck": config.get("layer_type") != "basic"}
 
     def config(self, model):
         known = not model.preactivation and model.padding == "symmetric"
@@ -86,11 +84,8 @@ class ResNet(Family):
             known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
         if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
             raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
-        return {
-            "architectures": [self.architectures[not model.num_classes]],
-            **labels(model),
-            "layer_type": "bottleneck" if model.bottleneck else "basic",
-        }
+        own = {"architectures": [self.architectures[not model.num_classes]]}
+        return own | labels(model) | {"layer_type": "bottleneck" if model.bottleneck else "basic"}
 
     def fits(self, model):
         return model.norm == self.norm

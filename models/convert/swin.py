@@ -71,18 +71,14 @@ class Swin(ImageFamily):
 
     def settings(self, config, architecture, names):
         trained = config.get("pretrained_window_sizes", ())
-        return {
-            "version": self.version,
-            "trained_windows": tuple(trained) if any(trained) else (),
-            "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
-        }
+        num_classes = 0 if architecture.endswith("Model") else num_labels(config)
+        trained = tuple(trained) if any(trained) else ()
+        return {"version": self.version, "trained_windows": trained, "num_classes": num_classes}
 
     def config(self, model):
-        return {
-            **labels(model),
-            "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
-            "encoder_stride": model.patch_size * 2 ** (len(model.depths) - 1),
-        }
+        stages = len(model.depths)
+        trained, stride = model.trained_windows or [0] * stages, model.patch_size * 2 ** (stages - 1)
+        return labels(model) | {"pretrained_window_sizes": trained, "encoder_stride": stride}
 
     def fits(self, model):
         return model.version == self.version

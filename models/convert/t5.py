@@ -26,9 +26,7 @@ class T5(Family):
         "dropout_rate": ("dropout", 0.1),
     }
     fixed = {"is_encoder_decoder": True}
-    tied = tuple(
-        (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
-    )
+    tied = tuple((f"{x}.weight", "shared.weight") for x in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"))
     num_inputs = 2
 
     def rules(self, model):
@@ -67,14 +65,10 @@ class T5(Family):
     def config(self, model):
         kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
         if scale and not model.tied:
-            raise ValueError(
-                "scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone."
-            )
-        return {
-            "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
-            "tie_word_embeddings": model.tied if scale is None else scale,
-            "decoder_start_token_id": 0,
-        }
+            raise ValueError("scale_decoder_outputs is True, tied is False: `transformers` scales tied outputs alone.")
+        projection, tied = next(name for name, value in PROJECTIONS.items() if value == kind), model.tied
+        tied = tied if scale is None else scale
+        return {"feed_forward_proj": projection, "tie_word_embeddings": tied, "decoder_start_token_id": 0}
 
     def ignored(self, model):
         # A bias of cross-attention in old files, which is not used.

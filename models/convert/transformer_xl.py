@@ -30,10 +30,8 @@ class TransfoXL(Family):
 
     def rules(self, model):
         if not model.cutoffs or model.activation != "relu":
-            raise ValueError(
-                f"cutoffs is {model.cutoffs} and activation is {model.activation!r}: Transformer-XL has an adaptive "
-                "softmax and 'relu' in `transformers`."
-            )
+            given = f"cutoffs is {model.cutoffs} and activation is {model.activation!r}"
+            raise ValueError(f"{given}: Transformer-XL has an adaptive softmax and 'relu' in `transformers`.")
         layer, ours = "transformer.layers.*.", "stack/layers/"
         attention, part = f"{layer}dec_attn.", f"{ours}attention/"
         qkv = tuple(f"{part}{name}/kernel" for name in ("query", "key", "value"))

@@ -11,7 +11,7 @@ from typing import ClassVar
 import flax.linen as nn
 import numpy as np
 
-from lineage.models.convert.family import ImageFamily, Rule, block, labels, linear, norm, num_labels, register
+from lineage.models.convert.family import ENCODER, ImageFamily, Rule, block, labels, linear, norm, num_labels, register
 from lineage.models.layers.position import sincos_2d
 
 
@@ -65,21 +65,18 @@ class ViT(ImageFamily):
         "image_size": ("image_size", 224),
         "patch_size": ("patch_size", 16),
         "num_channels": ("channels", 3),
-        "num_hidden_layers": ("depth", 12),
-        "hidden_size": ("width", 768),
-        "num_attention_heads": ("num_heads", 12),
-        "intermediate_size": ("mlp_dim", 3072),
-        "hidden_act": ("activation", "gelu"),
-        "layer_norm_eps": ("epsilon", 1e-12),
+        **ENCODER,
         "hidden_dropout_prob": ("dropout", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     }
     fixed = {"qkv_bias": True}
+    class_token = True
 
     def rules(self, model):
         pooled = self._has_pooler(model)
-        body = "" if pooled else self.prefix
-        table = [*encoder(body), Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")]
+        body = "" if pooled or model.pooling == "tokens" else self.prefix
+        table = encoder(body, self.class_token)
+        table.append(Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D"))
         if model.num_classes:
             return table + linear("classifier", "classifier")
         return table + linear("pooler.dense", "pre_logits") if pooled else table
@@ -102,11 +99,7 @@ class ViT(ImageFamily):
 
     def written(self, model, architecture: str) -> dict:
         """Return the fields of `config.json` of a class in `transformers`."""
-        return {
-            "architectures": [architecture],
-            **labels(model),
-            "encoder_stride": model.patch_size,
-        }
+        return {"architectures": [architecture], **labels(model), "encoder_stride": model.patch_size}
 
     def _has_pooler(self, model):
         return model.head == "mlp" and not model.num_classes
@@ -118,13 +111,8 @@ class IJepa(ViT):
 
     architectures = ("IJepaForImageClassification", "IJepaModel")
     prefix = "ijepa."
+    class_token = False
     POOLING: ClassVar = {"gap": "IJepaForImageClassification", "tokens": "IJepaModel"}
-
-    def rules(self, model):
-        body = self.prefix if model.num_classes else ""
-        positions = Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")
-        classifier = linear("classifier", "classifier") if model.num_classes else []
-        return [*encoder(body, class_token=False), positions, *classifier]
 
     def settings(self, config, architecture, names):
         make_square(config)

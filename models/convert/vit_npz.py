@@ -113,9 +113,8 @@ def _resnet(blocks):
     """Return the `NAMES` of a hybrid's ResNet with these numbers of blocks in its stages."""
     names = {"conv_root/": "backbone/stem_conv/", "gn_root/": "backbone/outer_norm/"} if blocks else {}
     parts = {"conv_proj/": "shortcut/", "gn_proj/": "shortcut_norm/"}
-    parts |= {
-        f"{there}{i + 1}/": f"{here}_{i}/" for there, here in (("conv", "conv"), ("gn", "norm")) for i in range(3)
-    }
+    for i in range(3):
+        parts |= {f"conv{i + 1}/": f"conv_{i}/", f"gn{i + 1}/": f"norm_{i}/"}
     for stage, depth in enumerate(blocks):
         for unit in range(depth):
             start, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"

@@ -130,9 +130,8 @@ class Slots:
             (running, memory), until = state, len(group) if fits else self.slots
             running, steps = _run(self.model, self.variables, running, memory, self.processors, self.seed, until)
             state = running, memory
-            tokens, starts, lengths, scores, done, steps = jax.device_get(
-                (running.tokens, running.starts, running.lengths, running.scores, running.done, steps)
-            )
+            kept = running.tokens, running.starts, running.lengths, running.scores, running.done, steps
+            tokens, starts, lengths, scores, done, steps = jax.device_get(kept)
             self.steps, self.rounds = self.steps + int(steps), self.rounds + 1
             for slot in [slot for slot in busy if done[slot]]:
                 ended[busy.pop(slot)] = Continuation(tokens[slot, starts[slot] : lengths[slot]], float(scores[slot]))

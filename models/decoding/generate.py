@@ -244,25 +244,10 @@ def decode_last(
 
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens", "cache_format"))
-def _generate(
-    model,
-    variables,
-    prompts,
-    lengths,
-    inputs,
-    processors,
-    seed,
-    pad_token,
-    penalty,
-    *,
-    num_beams,
-    max_new_tokens,
-    cache_format=None,
-):
+def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, num_beams, **options):
     variables = separate_layers(model, variables)
-    options = {"max_new_tokens": max_new_tokens, "cache_format": cache_format}
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, **options)
-
+    max_new_tokens = options["max_new_tokens"]
     decode = partial(decode_last, model, variables)
     if num_beams == 1:
         batch = len(tokens)
@@ -272,9 +257,8 @@ def _generate(
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        tokens, lengths, scores = beam_search(
-            decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, penalty
-        )
+        sizes, cache = (max_new_tokens, num_beams, penalty), cache.gather(rows)
+        tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *sizes)
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 

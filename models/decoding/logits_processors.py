@@ -14,18 +14,19 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Integer
 
+Logits = Float[Array, "B V"]
+Tokens = Int[Array, "B S"]
+Lengths = Int[Array, "B"]
+Number = Float[Array, ""] | float
 
-def repetition_penalty(
-    logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
-) -> Float[Array, "B V"]:
+
+def repetition_penalty(logits: Logits, tokens: Tokens, lengths: Lengths, penalty: Number) -> Logits:
     """Divide positive and multiply negative logits of the tokens in a sequence (arXiv 1909.05858, section 4.1)."""
     seen = _found(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def no_repeat_ngrams(
-    logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], size: int
-) -> Float[Array, "B V"]:
+def no_repeat_ngrams(logits: Logits, tokens: Tokens, lengths: Lengths, size: int) -> Logits:
     """Set to -inf the tokens that would repeat an n-gram of n = `size` (arXiv 1705.04304, section 2.5)."""
     positions = jnp.arange(tokens.shape[1])
     repeats = (positions >= size - 1) & (positions < lengths[:, None])
@@ -41,13 +42,13 @@ def _found(logits, tokens, where):
     return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
 
 
-def top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
+def top_k(logits: Logits, k: int) -> Logits:
     """Keep the k largest logits and ties with the last of them; set the others to -inf (arXiv 1805.04833)."""
     least = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Array, "B V"]:
+def top_p(logits: Logits, p: Number) -> Logits:
     """Keep the smallest set of tokens with probabilities of at least p; set the others to -inf (arXiv 1904.09751)."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
@@ -119,9 +120,7 @@ class LogitsProcessors:
             top_p=float(top_p) if sampled and top_p is not None and top_p < 1 else None,
         )
 
-    def __call__(
-        self, logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], new: Int[Array, "#B"]
-    ) -> Float[Array, "B V"]:
+    def __call__(self, logits: Logits, tokens: Tokens, lengths: Lengths, new: Int[Array, "#B"]) -> Logits:
         """Return the processed logits of the token after the first `lengths` tokens of each sequence.
 
         `new` of these tokens were generated. If n-grams and the minimum length forbid every token, they forbid none.

@@ -129,31 +129,17 @@ def verify(
 
 
 @partial(jax.jit, static_argnames=("models", "max_new_tokens", "num_drafted", "cache_format"))
-def _speculate(
-    models,
-    variables,
-    prompts,
-    lengths,
-    inputs,
-    processors,
-    seed,
-    pad_token,
-    *,
-    max_new_tokens,
-    num_drafted,
-    cache_format=None,
-):
+def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pad_token, num_drafted, **options):
     variables = [separate_layers(*both) for both in zip(models, variables)]
-    options = {"max_new_tokens": max_new_tokens, "rewinds": num_drafted, "cache_format": cache_format}
+    options["rewinds"] = num_drafted
     begun = [prefill(*both, prompts, lengths, inputs, **options) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
     for kept in (cache, draft_cache):
         check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")
     target = _decoder(models[0], variables[0], memory)
     draft = _decoder(models[1], variables[1], draft_memory)
-    setting = _Setting(
-        target, draft, processors, seed, starts, starts + max_new_tokens, num_drafted, models[0].vocab_size
-    )
+    ends = starts + options["max_new_tokens"]
+    setting = _Setting(target, draft, processors, seed, starts, ends, num_drafted, models[0].vocab_size)
 
     batch = len(tokens)
     none = jnp.zeros(batch, jnp.int32)

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
 
 from lineage.models.kernels import fused_attention, triton_attention
 from lineage.models.kernels.devices import SAVED, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
-from lineage.models.layers.attend import Attend, DropWeights, Mask
+from lineage.models.layers.attend import Attend, DropWeights, Keys, Mask, Queries, Values
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 SHORTEST = 128  # fewest queries and keys for which kernels are used; half as many for those with dropout on GPUs
@@ -21,11 +20,7 @@ BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 
 
 def kernels_for(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K E"],
-    mask: Mask,
-    dropout: DropWeights | None = None,
+    query: Queries, key: Keys, value: Values, mask: Mask, dropout: DropWeights | None = None
 ) -> dict[str, Attend]:
     """Return the kernels that attend by inner products with this mask, by JAX's name of the platform."""
     (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
@@ -51,13 +46,7 @@ def kernels_for(
     return found
 
 
-def cudnn(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
-    mask: Mask,
-    scale: float,
-) -> Float[Array, "B T H C"]:
+def cudnn(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float) -> Queries:
     """Attend with cuDNN's flash attention, in bfloat16 or float16; `scale` multiplies the scores.
 
     With `keys`, `segments`, `allowed` or `bias`, the numbers of queries and of keys must be even.
@@ -78,15 +67,7 @@ def cudnn(
     return jax.nn.dot_product_attention(*arrays, **options)[:, :length]
 
 
-def splash(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
-    mask: Mask,
-    scale: float,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "B T H C"]:
+def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, interpret: bool = False) -> Queries:
     """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks outside of a causal mask or a window.
 
     On several devices, each computes the attention of its examples and heads.
@@ -109,9 +90,8 @@ def splash(
         own = jnp.zeros((1, length), jnp.int32) if mask.segments is None else mask.segments
         seen = jnp.zeros((1, keys), jnp.int32) if mask.segments is None else mask.segments
         seen = seen if mask.keys is None else jnp.where(mask.keys, seen, -1)
-        segments = tuple(
-            jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in ((own, rows), (seen, columns))
-        )
+        both = (own, rows), (seen, columns)
+        segments = tuple(jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in both)
     arrays = [padded(x, total) for x, total in ((query * scale, rows), (key, columns), (value, columns))]
     attend = partial(_splash, causal=mask.causal, window=mask.window, blocks=blocks, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
@@ -149,17 +129,12 @@ def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
         one = masks.LocalMask(shape, (window - 1, 0), 0)
     else:
         one = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    sizes = kernels.BlockSizes(
-        block_q=blocks[0],
-        block_kv=blocks[1],
-        block_q_dkv=blocks[0],
-        block_kv_dkv=blocks[2],
-        block_kv_dkv_compute=blocks[1],
-        use_fused_bwd_kernel=True,
-    )
+    rows, keys, backward = blocks
+    sizes = {"block_q": rows, "block_kv": keys}
+    sizes |= {"block_q_dkv": rows, "block_kv_dkv": backward, "block_kv_dkv_compute": keys}
     attend = kernels.make_splash_mha(
         mask=masks.MultiHeadMask([one] * query.shape[2]),
-        block_sizes=sizes,
+        block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=True),
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=SAVED,

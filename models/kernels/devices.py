@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
-from lineage.models.layers.attend import DropWeights, Mask
+from lineage.models.layers.attend import DropWeights, Keys, Mask, Queries
 from lineage.models.layers.dropout import keeps
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
@@ -74,16 +74,9 @@ def heads_axes(heads: int) -> tuple[str, ...]:
 
 
 def on_devices(
-    attend: Callable[..., Array],
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S H C"],
-    value: Float[Array, "B S H C"],
-    mask: Mask,
-    scale: float,
-    *,
-    dropout: DropWeights | None = None,
-    interpret: bool = False,
-) -> Float[Array, "B T H C"]:
+    attend: Callable[..., Array], query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *,
+    dropout: DropWeights | None = None, interpret: bool = False,
+) -> Queries:  # fmt: skip
     """Attend as `dense` does, with a kernel; each device attends to its examples and heads.
 
     Args:
@@ -117,7 +110,7 @@ def on_devices(
 
 def _here(
     attend: Callable[..., Array], query, key, value, own, seen, bias, seed: Any, *, examples=(), split=()
-) -> Float[Array, "B T H C"]:
+) -> Queries:
     """Attend to the examples and heads of this device, which are split over these axes of the mesh."""
     parts = ((examples, len(query)), (split, query.shape[2]))
     first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from lineage.models.kernels.devices import MASKED, SAVED, Shape, heads_axes, is_described, keeps_weights, on_devices
-from lineage.models.layers.attend import Mask
+from lineage.models.layers.attend import Keys, Mask, Queries
 from lineage.models.layers.placement import num_parts
 
 LANES = 128
@@ -25,7 +27,7 @@ GROUP = 600_000  # maximum number of scores of all heads of a block
 KEYS = 2**18  # maximum number of values in a block of keys
 
 
-def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
+def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     """Return whether `fused` supports arrays of these shapes with this mask."""
     (queries, heads, channels), keys = query.shape[1:], key.shape[1]
     heads = heads // num_parts(jax.sharding.get_abstract_mesh(), heads_axes(heads))
@@ -62,14 +64,7 @@ fused = partial(on_devices, _attend_here)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
-    """Attend on one device.
-
-    Args:
-        shape: static properties of the kernel.
-        arrays: "query" [B, T, D], "key" and "value" [B, S, D], with D = H x C; "seed" [3], followed by the numbers of
-            the first example and of the first head. Optionally "own" [#B, T, 1] and "seen" [#B, 1, S], segments of the
-            queries and of the keys, those of padding -1; "bias" [1, H, T, S].
-    """
+    """Attend on one device, see `on_devices`; "own" is [#B, T, 1] and "seen" [#B, 1, S]."""
     return _call(shape, _forward, arrays, {"out": arrays["query"]})["out"]
 
 
@@ -93,9 +88,6 @@ def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, 
 
     Blocks that do not depend on the innermost axes stay on the chip; gradients of the bias add up over the examples.
     """
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     batch, length, width = inputs["query"].shape
     blocks = [[_block(shape, name, x.shape) for name, x in arrays.items()] for arrays in (inputs, outputs)]
 
@@ -124,9 +116,6 @@ def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, 
 
 def _block(shape: Shape, name: str, size: tuple[int, ...]) -> Any:
     """Return which block of an array a kernel needs, by the group of heads, the example and the block of queries."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     lanes, varies = shape.heads * shape.channels, int(size[0] > 1)  # masks may be those of all examples
     if name == "seed":
         return pl.BlockSpec(memory_space=pltpu.SMEM)
@@ -152,8 +141,6 @@ def _forward(shape: Shape, refs: dict[str, Any]) -> None:
 
 def _backward(shape: Shape, refs: dict[str, Any]) -> None:
     """Write the gradients of a block of queries, and add to those of the keys, the values and the bias."""
-    from jax.experimental import pallas as pl
-
     for head in range(shape.heads):
         at = _lanes(shape, head)
         query, key, value, gradient = (refs[name][0, :, at] for name in ("query", "key", "value", "gradient"))
@@ -186,7 +173,6 @@ def _product(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
 
 def _add(ref: Any, index: tuple, x: Array, step: Array) -> None:
     """Write the first of the blocks that share an output, and add the others to it."""
-    from jax.experimental import pallas as pl
 
     @pl.when(step == 0)
     def _():
@@ -199,8 +185,6 @@ def _add(ref: Any, index: tuple, x: Array, step: Array) -> None:
 
 def _weights(shape: Shape, refs: dict[str, Any], head: int, query: Array, key: Array) -> tuple[Array, Array | None]:
     """Return the weights [rows, S] of a head, and [rows, 1] where a query has a visible key; None if all have."""
-    from jax.experimental import pallas as pl
-
     scores = _product(query, key, (1, 1)) * shape.scale
     if "bias" in refs:
         scores = scores + refs["bias"][0, head].astype(jnp.float32)
@@ -224,8 +208,6 @@ def _weights(shape: Shape, refs: dict[str, Any], head: int, query: Array, key: A
 
 def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Array:
     """Set a random part of [rows, S] to zero, the same part for each call of the forward and the backward pass."""
-    from jax.experimental import pallas as pl
-
     if not shape.rate:
         return weights
     group, example, block = map(pl.program_id, range(3))

@@ -14,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
 from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, keeps_weights, on_devices, visited_blocks
-from lineage.models.layers.attend import Mask
+from lineage.models.layers.attend import Keys, Mask, Queries
 
 BLOCK = 64  # number of queries and of keys in a block
 OUTSIDE = -2  # segment of the keys that fill the last block
@@ -25,7 +27,7 @@ LOG2_E = math.log2(math.e)
 PER_QUERY = ("largest", "total", "delta")  # arrays [B, H, T] with a number for each query
 
 
-def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
+def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     """Return whether `flash` supports arrays of these shapes with this mask."""
     return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
 
@@ -95,9 +97,6 @@ def _call(
         tokens: T or S, number of the queries or keys.
         examples: number of examples in each program.
     """
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
     batch, length, width = inputs["query"].shape
     sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)
     visited, _ = visited_blocks(*sizes, shape.causal, shape.window)
@@ -123,8 +122,6 @@ def _call(
 
 def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
     """Return the part of an array that a program reads or writes, that of its head and its examples."""
-    from jax.experimental import pallas as pl
-
     if name == "seed":
         return pl.BlockSpec(size, lambda block, head, example: (0,))
     if name == "bias":
@@ -181,8 +178,6 @@ class Program:
 
     def scores(self, row: Any, column: Any, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
         """Return the scores of a block as powers of 2: `MASKED` where a key is not visible, -inf after the last key."""
-        from jax.experimental.pallas import triton
-
         shape, refs = self.shape, self.refs
         scores = triton.dot(query, key, trans_b=True) * (shape.scale * LOG2_E)
         if "bias" in refs:
@@ -215,8 +210,6 @@ class Program:
         self, row: Any, column: Any, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
     ) -> tuple[Float[Array, "R K"], Float[Array, "R K"]]:
         """Return the weights of a block after dropout, not scaled up, and the gradient of its scores."""
-        from jax.experimental.pallas import triton
-
         scores = self.scores(row, column, queries["query"], keys["key"], example)
         weights = jnp.exp2(scores - queries["largest"][:, None]) * (1 / queries["total"])[:, None]
         d_weights = self.drop(row, column, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
@@ -228,15 +221,11 @@ class Program:
 
 def _tokens(block: Any) -> Any:
     """Return the index of the tokens of a block."""
-    from jax.experimental import pallas as pl
-
     return pl.ds(block * BLOCK, BLOCK)
 
 
 def _forward(program: Program, outputs: dict[str, Any]) -> None:
     """Write the outputs of a block of queries, and the largest score and the sum of the powers of each."""
-    from jax.experimental.pallas import triton
-
     row = program.block
     query = program.refs["query"][0, _tokens(row), :]
 
@@ -258,8 +247,6 @@ def _forward(program: Program, outputs: dict[str, Any]) -> None:
 
 def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
     """Write the gradients of a block of keys and of its values."""
-    from jax.experimental.pallas import triton
-
     column = program.block
     keys = program.keys(column)
 
@@ -277,8 +264,6 @@ def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
 
 def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
     """Write the gradients of a block of queries."""
-    from jax.experimental.pallas import triton
-
     row = program.block
     queries = program.queries(row)
 

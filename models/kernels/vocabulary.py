@@ -161,10 +161,8 @@ def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
     zeros = [jnp.zeros((blocks, rows), dtype) for dtype in (*[jnp.float32] * 3, jnp.int32)]
     empty = None
     if gradients:
-        empty = (
-            jnp.zeros_like(parts[0]),
-            *(None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (table, bias)),
-        )
+        sums = (None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (table, bias))
+        empty = (jnp.zeros_like(parts[0]), *sums)
 
     def step(i, carry):
         total, scores, sums = carry

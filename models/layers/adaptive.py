@@ -67,15 +67,11 @@ class AdaptiveEmbed(nn.Module):
         else:
             sizes = zip(pairwise(ends), widths)
             shapes = {f"_{i}": (stop - start, width) for i, ((start, stop), width) in enumerate(sizes)}
-            self.projections = [
-                self.param(f"projection_{i}", self.projection_init, (width, self.width))
-                for i, width in enumerate(widths)
-            ]
+            names = {f"projection_{i}": (width, self.width) for i, width in enumerate(widths)}
+            self.projections = [self.param(name, self.projection_init, shape) for name, shape in names.items()]
             self.head_projection = self.param("head_projection", self.projection_init, (self.width, self.width))
-        self.tables = [
-            gathered(self, f"table{name}", self.param(f"table{name}", self.table_init, shape))
-            for name, shape in shapes.items()
-        ]
+        tables = {f"table{name}": shape for name, shape in shapes.items()}
+        self.tables = [gathered(self, name, self.param(name, self.table_init, tables[name])) for name in tables]
         self.biases = [self.param(f"bias{name}", nn.initializers.zeros, shape[:1]) for name, shape in shapes.items()]
         self.tail_table = self.param("tail_table", self.table_init, (len(self.cutoffs), self.width))
         self.tail_bias = self.param("tail_bias", nn.initializers.zeros, (len(self.cutoffs),))
@@ -121,9 +117,7 @@ class AdaptiveEmbed(nn.Module):
             ValueError: label smoothing is asked for, which needs the probabilities of all words.
         """
         if targets.label_smoothing:
-            raise ValueError(
-                f"label_smoothing is {targets.label_smoothing}: it must be 0 for a model with an adaptive softmax."
-            )
+            raise ValueError(f"label_smoothing is {targets.label_smoothing}: it must be 0 with an adaptive softmax.")
         head, *tails = self._clusters()
         labels, weights = targets.labels, targets.weights
         # The last cluster takes labels that are too large, so that their loss is nan.

@@ -23,7 +23,13 @@ from lineage.models.layers.quantized import Quantized, vectors
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
 Entries = Float[Array, "N S C"] | Quantized
-Attend = Callable[..., Float[Array, "B T H E"]]
+Queries = Float[Array, "B T H C"]
+Keys = Float[Array, "B S K C"]
+Values = Float[Array, "B S K E"]
+Outputs = Float[Array, "B T H E"]
+Attend = Callable[..., Outputs]
+Transform = Callable[[Array], Array] | None
+Sow = Callable[[Array], object] | None
 
 
 def dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
@@ -123,9 +129,8 @@ class DropWeights:
     rate: float = struct.field(pytree_node=False)
 
     def __call__(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-        example, head, row, column = (
-            jax.lax.broadcasted_iota(jnp.int32, weights.shape, axis) for axis in range(weights.ndim)
-        )
+        iota = partial(jax.lax.broadcasted_iota, jnp.int32, weights.shape)
+        example, head, row, column = map(iota, range(weights.ndim))
         kept = keeps(self.rate, self.seed, example * weights.shape[1] + head, row * 2**16 + column)
         return jnp.where(kept, weights / (1 - self.rate), 0)
 
@@ -149,14 +154,14 @@ def _(primals, tangents):
 
 def dense(
     query: Float[Array, "B T H Q"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K E"],
+    key: Keys,
+    value: Values,
     mask: Mask | None = None,
     *,
     score: Score = scaled_dot_product,
-    transform: Callable[[Array], Array] | None = None,
-    sow: Callable[[Array], object] | None = None,
-) -> Float[Array, "B T H E"]:
+    transform: Transform = None,
+    sow: Sow = None,
+) -> Outputs:
     """Attend with all T x S weights in memory.
 
     H must be a multiple of K: query head h uses key/value head h // (H / K). A query without any visible key gets the
@@ -190,7 +195,7 @@ def _weights(scores, visible, dtype, transform, sow):
     return weights if transform is None else transform(weights)
 
 
-def _mean(weights: Float[Array, "B H T S"], value: Float[Array, "B S K E"]) -> Float[Array, "B T H E"]:
+def _mean(weights: Float[Array, "B H T S"], value: Values) -> Outputs:
     """Return the values of the own group of heads, weighted."""
     batch, heads, length, keys = weights.shape
     if heads == value.shape[2]:
@@ -203,10 +208,10 @@ def _mean(weights: Float[Array, "B H T S"], value: Float[Array, "B S K E"]) -> F
 def dropped_mean(
     rate: float,
     scores: Float[Array, "B H T S"],
-    value: Float[Array, "B S K E"],
+    value: Values,
     visible: Bool[Array, "#B #H #T #S"] | None,
     seed: Int[Array, ""],
-) -> Float[Array, "B T H E"]:
+) -> Outputs:
     """Return the mean of the values with the softmax of the scores as weights, after dropout on these.
 
     As in FlashAttention (arXiv 2205.14135, appendix B), the gradient of the scores takes the sum over the keys from the
@@ -241,9 +246,9 @@ def dense_flat(
     mask: Mask,
     *,
     score: Score = scaled_dot_product,
-    transform: Callable[[Array], Array] | None = None,
-    sow: Callable[[Array], object] | None = None,
-) -> Float[Array, "B T H E"]:
+    transform: Transform = None,
+    sow: Sow = None,
+) -> Outputs:
     """Attend as `dense` does to keys and values whose batch and heads are one axis, N = B x K.
 
     With an inner product as the score, they are read in place even where there are few queries, and there is no array
@@ -260,11 +265,8 @@ def dense_flat(
     scores = _biased(_scores(rows, key).reshape(batch, heads, length, -1), mask)
     weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
     out = _means(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
-    return (
-        out.reshape(batch, -1, groups, length, value.shape[-1])
-        .transpose(0, 3, 1, 2, 4)
-        .reshape(batch, length, heads, -1)
-    )
+    out = out.reshape(batch, -1, groups, length, value.shape[-1]).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, length, heads, -1)
 
 
 def _scores(rows, key):

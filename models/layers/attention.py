@@ -14,8 +14,14 @@ from lineage.models.kernels.attention import kernels_for
 from lineage.models.layers.attend import (
     Attend,
     DropWeights,
+    Keys,
     Mask,
+    Outputs,
+    Queries,
     Score,
+    Sow,
+    Transform,
+    Values,
     dense,
     dense_flat,
     dot_product,
@@ -28,24 +34,22 @@ from lineage.models.layers.placement import by_heads
 from lineage.models.layers.sparse import has_windows, windowed
 
 
-def portable(
-    query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask, **options
-) -> Float[Array, "B T H E"]:
+def portable(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
     """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
     attend = windowed if has_windows(mask, query.shape[1]) else dense
     return attend(query, key, value, mask, **options)
 
 
 def auto(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K E"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     mask: Mask,
     *,
     score: Score = scaled_dot_product,
-    transform: Callable[[Array], Array] | None = None,
-    sow: Callable[[Array], object] | None = None,
-) -> Float[Array, "B T H E"]:
+    transform: Transform = None,
+    sow: Sow = None,
+) -> Outputs:
     """Attend with the kernel of the platform that runs the program, if it has one, otherwise with `portable`.
 
     Kernels compute inner products, scaled or not, and record no weights.
@@ -64,14 +68,7 @@ def auto(
     return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
 
 
-def cached(
-    cache: LayerCache,
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K E"],
-    mask: Mask,
-    **options,
-) -> Float[Array, "B T H E"]:
+def cached(cache: LayerCache, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
     """Attend to a cache, which has the keys and values already."""
     return dense_flat(query, cache.key, cache.value, mask, **options)
 
@@ -183,7 +180,7 @@ class Attention(nn.Module):
         queries: Float[Array, "B T D"],
         keys: Float[Array, "B S E"] | LayerCache,
         values: Float[Array, "B S E"] | LayerCache,
-    ) -> tuple[Float[Array, "B T H C"], Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+    ) -> tuple[Queries, Keys, Keys]:
         """Project the inputs to queries, keys and values of each head; a `LayerCache` holds keys and values already."""
         kv_heads, head_size = self._sizes(queries.shape[-1])
 
@@ -197,13 +194,7 @@ class Attention(nn.Module):
         return query, key, linear("value", kv_heads, values)
 
     def combine(
-        self,
-        query: Float[Array, "B T H C"],
-        key: Float[Array, "B S K C"],
-        value: Float[Array, "B S K C"],
-        mask: Mask,
-        width: int,
-        attend: Attend | None = None,
+        self, query: Queries, key: Keys, value: Keys, mask: Mask, width: int, attend: Attend | None = None
     ) -> Float[Array, "B T D"]:
         """Attend within each head and project the outputs back to the width D; `attend` replaces the attribute."""
         attend = attend or by_heads(IMPLEMENTATIONS.get(self.attend, self.attend))
@@ -228,10 +219,8 @@ class Attention(nn.Module):
         """Return the number of key/value heads and the size of a head."""
         kv_heads = self.num_kv_heads or self.num_heads
         if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:
-            raise ValueError(
-                f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
-                "heads must divide the width, and key/value heads the heads."
-            )
+            given = f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit"
+            raise ValueError(f"{given}: heads must divide the width, and key/value heads the heads.")
         if self.window is not None and self.window < 1:
             raise ValueError(f"the attention window is {self.window} tokens: it must be at least 1.")
         return kv_heads, self.head_size or width // self.num_heads

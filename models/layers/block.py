@@ -181,14 +181,12 @@ class Stack(nn.Module):
         caches = [None] * self.depth if cache is None else cache.layers
         contexts = context.layers if isinstance(context, Memory) else [context] * self.depth
         rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
+        shared = {"params": variables["params"]["layers"]} if self.share else {}
         for i, layer in enumerate(caches):
-            own = {
-                kind: found["layers"] if self.share and kind == "params" else _layer(found["layers"], i)
-                for kind, found in variables.items()
-            }
+            own = {kind: _layer(found["layers"], i) for kind, found in variables.items() if kind not in shared}
             keys = {name: jax.random.fold_in(key, i) for name, key in rngs.items()}
             others = {"cache": layer, "context": contexts[i], **_layer(each, i), **inputs}
-            x, layer = block.apply(own, x, rngs=keys, **others)
+            x, layer = block.apply(own | shared, x, rngs=keys, **others)
             layers.append(layer)
         return x, None if cache is None else cache.with_layers(layers)
 

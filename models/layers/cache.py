@@ -1,7 +1,6 @@
 """State of incremental decoding: explicit pytrees that go into a decoder and, for the caches, come out of it again."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -21,33 +20,43 @@ class Rows:
     """Base class of states of which sequences can be selected.
 
     Attributes:
-        BATCH_AXES: batch axis of each field that has one.
+        BY_ROW: fields with a first axis of the sequences, or of sequences and heads, N = B x K.
     """
 
-    BATCH_AXES: ClassVar[Mapping[str, int]] = {}
+    BY_ROW: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def batch_size(self) -> int:
+        return len(jax.tree.leaves(getattr(self, self.BY_ROW[-1]))[0])
 
     def gather(self, rows: Int[Array, "N"]) -> "Rows":
         """Return the state whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
+        count = self.batch_size
 
-        def take(name, axis):
-            return jax.tree.map(lambda x: jnp.take(x, rows, axis=axis, mode="clip"), getattr(self, name))
+        def take(x):
+            split = x.reshape(count, len(x) // count, *x.shape[1:])
+            return jnp.take(split, rows, axis=0, mode="clip").reshape(-1, *x.shape[1:])
 
-        return self.replace(**{name: take(name, axis) for name, axis in self.BATCH_AXES.items()})
+        return self.replace(**{name: jax.tree.map(take, getattr(self, name)) for name in self.BY_ROW})
 
     def put(self, rows: Int[Array, "N"], others: "Rows") -> "Rows":
         """Return the state whose sequences `rows` are those of another one; equal rows must have equal sequences."""
+        count = self.batch_size
 
-        def write(name, axis):
-            def put(old, new):
-                return old.at[(slice(None),) * axis + (rows,)].set(new)
+        def write(old, new):
+            split = old.reshape(count, len(old) // count, *old.shape[1:])
+            return split.at[rows].set(new.reshape(len(rows), -1, *new.shape[1:])).reshape(old.shape)
 
-            return jax.tree.map(put, getattr(self, name), getattr(others, name))
-
-        return self.replace(**{name: write(name, axis) for name, axis in self.BATCH_AXES.items()})
+        both = {name: (getattr(self, name), getattr(others, name)) for name in self.BY_ROW}
+        return self.replace(**{name: jax.tree.map(write, *pair) for name, pair in both.items()})
 
 
 class Rewindable(Rows):
     """Base class of caches with the `length` of each sequence, and the `end` of those that are padded."""
+
+    def positions(self, count: int) -> Int[Array, "#B T"]:
+        """Return the positions of the next `count` tokens of each sequence."""
+        return self.length[:, None] + jnp.arange(count)
 
     def rewind(self, length: Int[Array, "#B"]) -> "Rewindable":
         """Return the cache as it was after the first `length` tokens of each sequence."""
@@ -160,6 +169,12 @@ class Cache(Rewindable):
     end: Int[Array, "B"] | None = None
     rewinds: int | None = struct.field(pytree_node=False, default=None)
 
+    BY_ROW: ClassVar = ("key", "value")  # `put` keeps the lengths
+
+    @property
+    def batch_size(self) -> int:
+        return self.key[0].shape[0] // self.num_kv_heads
+
     @classmethod
     def empty(
         cls,
@@ -186,10 +201,6 @@ class Cache(Rewindable):
         keys, values = (tuple(getattr(layer, name) for layer in layers) for name in ("key", "value"))
         return self.replace(key=keys, value=values, length=layers[0].length, end=None)
 
-    def positions(self, count: int) -> Int[Array, "#B T"]:
-        """Return the positions of the next `count` tokens of each sequence."""
-        return self.layers[0].positions(count)
-
     def rewind(self, length: Int[Array, "#B"]) -> "Cache":
         """Return the cache as it was after the first `length` tokens of each sequence.
 
@@ -206,27 +217,13 @@ class Cache(Rewindable):
 
     def in_8_bits(self) -> "Cache":
         """Return this empty cache for keys and values as int8 numbers, with a scale for each token and head."""
-        empty = [
-            Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in self.key + self.value
-        ]
+        both = self.key + self.value
+        empty = [Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in both]
         return self.replace(key=tuple(empty[: len(self.key)]), value=tuple(empty[len(self.key) :]))
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
-        """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-        batch_size = self.key[0].shape[0] // self.num_kv_heads
-        key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
-        return self.replace(key=key, value=value, length=length)
-
-    def put(self, rows: Int[Array, "N"], others: "Cache") -> "Cache":
-        """Return the cache whose sequences `rows` are those of another one; equal rows must have equal sequences.
-
-        Both caches have as many entries, and the lengths of this one stay.
-        """
-        batch_size = self.key[0].shape[0] // self.num_kv_heads
-        put = partial(_put, rows=rows, batch_size=batch_size)
-        key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
-        return self.replace(key=key, value=value)
+        return super().gather(rows).replace(length=length)
 
 
 @struct.dataclass
@@ -237,6 +234,8 @@ class Memory(Rows):
     value: tuple[Entries, ...]
     mask: Bool[Array, "B S"]
 
+    BY_ROW: ClassVar = ("key", "value", "mask")
+
     @property
     def layers(self) -> tuple[LayerCache, ...]:
         return tuple(LayerCache(key, value, np.full(1, key.shape[1])) for key, value in zip(self.key, self.value))
@@ -244,29 +243,6 @@ class Memory(Rows):
     def in_8_bits(self) -> "Memory":
         """Return the memory with keys and values as int8 numbers, with a scale for each token and head."""
         return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
-
-    def gather(self, rows: Int[Array, "N"]) -> "Memory":
-        """Return the memory whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-        key, value = jax.tree.map(partial(_take, rows=rows, batch_size=len(self.mask)), (self.key, self.value))
-        return Memory(key, value, jnp.take(self.mask, rows, axis=0, mode="clip"))
-
-    def put(self, rows: Int[Array, "N"], others: "Memory") -> "Memory":
-        """Return the memory whose sequences `rows` are those of another one; equal rows must have equal sequences."""
-        put = partial(_put, rows=rows, batch_size=len(self.mask))
-        key, value = jax.tree.map(put, (self.key, self.value), (others.key, others.value))
-        return Memory(key, value, self.mask.at[rows].set(others.mask))
-
-
-def _take(x, rows, batch_size):
-    """Return arrays [N, S, C] of some sequences."""
-    x = x.reshape(batch_size, -1, *x.shape[1:])
-    return jnp.take(x, rows, axis=0, mode="clip").reshape(-1, *x.shape[2:])
-
-
-def _put(x, others, rows, batch_size):
-    """Return arrays [N, S, C] with some sequences replaced."""
-    split = x.reshape(batch_size, -1, *x.shape[1:])
-    return split.at[rows].set(others.reshape(len(rows), -1, *x.shape[1:])).reshape(x.shape)
 
 
 @struct.dataclass
@@ -277,17 +253,13 @@ class States(Rewindable):
     length: Int[Array, "B"]
     end: Int[Array, "B"] | None = None
 
-    BATCH_AXES: ClassVar = {"state": 0, "length": 0}
+    BY_ROW: ClassVar = ("state", "length")
 
     @classmethod
     def empty(cls, state: Any, max_length: int) -> "States":
         """Return a cache for states like this one, with room for `max_length` tokens of each sequence."""
         state = jax.tree.map(lambda a: jnp.zeros((len(a), max_length, *a.shape[1:]), a.dtype), state)
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
-
-    def positions(self, count: int) -> Int[Array, "B T"]:
-        """Return the positions of the next `count` tokens of each sequence."""
-        return self.length[:, None] + jnp.arange(count)
 
     def last(self, first: Any) -> Any:
         """Return the present state; sequences without any token have the state `first`."""

@@ -78,9 +78,8 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         def dense(name, features, kernel_init):
-            return Linear(
-                (features,), use_bias=self.use_bias, kernel_init=kernel_init, bias_init=self.bias_init, name=name
-            )
+            biases = {"use_bias": self.use_bias, "bias_init": self.bias_init}
+            return Linear((features,), kernel_init=kernel_init, name=name, **biases)
 
         hidden = dense("up", self.mlp_dim, self.kernel_init)(x)
         if self.gated:

@@ -80,10 +80,8 @@ def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
     ) -> Float[Array, "B T H E"]:
         heads, copies = query.shape[2], count // gcd(count, key.shape[2])
         if heads % (key.shape[2] * copies):
-            raise ValueError(
-                f"{heads} attention heads and {key.shape[2]} key/value heads cannot be split into {count} parts, the "
-                "product of mesh.context and mesh.tensor."
-            )
+            given = f"{heads} attention heads and {key.shape[2]} key/value heads cannot be split into {count} parts"
+            raise ValueError(f"{given}, the product of mesh.context and mesh.tensor.")
         key, value = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (key, value))
         tokens, split = PartitionSpec(EXAMPLES, "context", "tensor"), PartitionSpec(EXAMPLES, None, HEADS)
         query, key, value = (_moved(x, tokens, split) for x in (query, key, value))

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from lineage.models.layers.attend import Mask, dense
+from lineage.models.layers.attend import Keys, Mask, Outputs, Queries, Values, dense
 
 
 def has_windows(mask: Mask, length: int) -> bool:
@@ -14,9 +14,7 @@ def has_windows(mask: Mask, length: int) -> bool:
     return mask.causal and mask.window is not None and length > 2 * mask.window and all(x is None for x in others)
 
 
-def windowed(
-    query: Float[Array, "B T H C"], key: Float[Array, "B T K C"], value: Float[Array, "B T K E"], mask: Mask, **options
-) -> Float[Array, "B T H E"]:
+def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
     """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
 
     Queries are cut into blocks of the length of the window, which attend to their own and the preceding block. The
@@ -54,14 +52,7 @@ class BlockSparse:
     others: Int[Array | np.ndarray, "*L N R"]
     size: int = struct.field(pytree_node=False)
 
-    def __call__(
-        self,
-        query: Float[Array, "B T H C"],
-        key: Float[Array, "B T K C"],
-        value: Float[Array, "B T K E"],
-        mask: Mask,
-        **options,
-    ) -> Float[Array, "B T H E"]:
+    def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
         """Attend as `dense` does, with its options; the mask may have `keys` only."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
         real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys

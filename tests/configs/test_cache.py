@@ -74,12 +74,8 @@ def test_a_tokenizer_is_trained_once(kept, monkeypatch):
     assert find_tokenizer(BPE(280), TEXTS, ["end_of_text"]).to_str() == first.to_str()
     assert not trained
     others = {"train": Documents(["other texts"] * 3), "test": TEXTS["test"]}
-    for kind, texts, roles in (
-        (BPE(260), TEXTS, ["end_of_text"]),
-        (BPE(280), others, ["end_of_text"]),
-        (BPE(280), TEXTS, ["end_of_text", "pad"]),
-    ):
-        assert find_tokenizer(kind, texts, roles).to_str() != first.to_str()
+    for kind, texts, *more in ((BPE(260), TEXTS), (BPE(280), others), (BPE(280), TEXTS, "pad")):
+        assert find_tokenizer(kind, texts, ["end_of_text", *more]).to_str() != first.to_str()
     assert len(trained) == 3
     find_tokenizer(Bytes(), TEXTS, ["end_of_text"])
     assert len(list((kept / "tokenizers").glob("*.json"))) == 4  # one of bytes is not kept: it is not trained
@@ -119,17 +115,12 @@ def test_start_of_a_run_imports_no_packages_for_its_end(tmp_path):
 @pytest.mark.thorough
 def test_a_second_run_compiles_no_step(kept, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler", "JAX_PLATFORMS": "cpu"}
     said = []
     for name in "ab":
         command = [sys.executable, "-m", "lineage.launch", "train", "--config=tests/tiny.py:gpt"]
         command += ["--config.total_steps=2", f"--workdir={tmp_path / name}"]
-        done = subprocess.run(
-            command,
-            env=environment | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler", "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         said.append(done.stderr)
     assert "CACHE MISS for 'jit_step'" in said[0]
     assert "cache hit for 'jit_step'" in said[1]

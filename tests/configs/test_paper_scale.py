@@ -8,7 +8,7 @@ import jax
 
 from lineage.configs import cli
 from lineage.train.experiment import Experiment
-from lineage.train.loop import jit_step
+from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from tests.tiers import tiered
 

@@ -10,20 +10,10 @@ from lineage.configs.sweeps import Choice, Floats, Integers, axis, chain, produc
 
 def test_combinations():
     depths, widths = axis("depth", (2, 4)), axis("width", (8, 16))
-    assert list(product(depths, widths)) == [
-        {"depth": 2, "width": 8},
-        {"depth": 2, "width": 16},
-        {"depth": 4, "width": 8},
-        {"depth": 4, "width": 16},
-    ]
+    assert list(product(depths, widths)) == [{"depth": depth, "width": width} for depth in (2, 4) for width in (8, 16)]
     assert list(zipped(depths, widths)) == [{"depth": 2, "width": 8}, {"depth": 4, "width": 16}]
     assert list(chain(depths, widths)) == [{"depth": 2}, {"depth": 4}, {"width": 8}, {"width": 16}]
-    assert list(repeat(depths, seeds=2)) == [
-        {"depth": 2, "seed": 0},
-        {"depth": 2, "seed": 1},
-        {"depth": 4, "seed": 0},
-        {"depth": 4, "seed": 1},
-    ]
+    assert list(repeat(depths, seeds=2)) == [{"depth": depth, "seed": seed} for depth in (2, 4) for seed in (0, 1)]
     assert list(product(depths, zipped(widths, axis("name", "ab")))) == [
         {"depth": depth, "width": width, "name": name} for depth in (2, 4) for width, name in ((8, "a"), (16, "b"))
     ]

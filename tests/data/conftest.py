@@ -1,13 +1,12 @@
 import dataclasses
-import io
 import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lineage import data
 from lineage.data.tokenizers import TOKENIZERS, Bytes
+from lineage.data.transforms.pillow import png
 
 
 def with_loader(options):
@@ -37,12 +36,6 @@ def train(kind, texts, special_tokens=("end_of_text",), **options):
     return TOKENIZERS[kind](**options).train(texts, special_tokens)
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture(scope="session")
 def prepare():
     """Return `prepare(folder, name, features, splits)`, which writes a TFDS data set without TensorFlow."""
@@ -70,20 +63,13 @@ def prepare():
                 data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
             )
             records = [serialized(example) for example in examples]
-            writer = ArrayRecordWriter(
-                os.fspath(template.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1"
-            )
+            file = template.sharded_filepath(shard_index=0, num_shards=1)
+            writer = ArrayRecordWriter(os.fspath(file), "group_size:1")
             for record in records:
                 writer.write(record)
             writer.close()
-            infos.append(
-                tfds.core.SplitInfo(
-                    name=split,
-                    shard_lengths=[len(records)],
-                    num_bytes=sum(map(len, records)),
-                    filename_template=template,
-                )
-            )
+            sizes = {"shard_lengths": [len(records)], "num_bytes": sum(map(len, records))}
+            infos.append(tfds.core.SplitInfo(name=split, filename_template=template, **sizes))
         identity = DatasetIdentity(
             name=name, version=tfds.core.Version(version), data_dir=os.fspath(folder), module_name=""
         )

@@ -56,13 +56,9 @@ def test_coco(tmp_path):
     assert (int(first["image"][..., 0].mean()), int(second["image"][..., 0].mean())) == (139, 7)
     np.testing.assert_array_equal(first["boxes"], [[1.5, 2, 11.5, 22.25], [0, 0, 40, 30], [5, 6, 5, 13]])
     assert (first["classes"].tolist(), first["crowd"].tolist()) == ([1, 2, 0], [False, True, False])
-    kinds = {name: (value.shape, value.dtype.name) for name, value in second.items()}
-    assert kinds == {
-        "image": ((30, 40, 3), "uint8"),
-        "boxes": ((0, 4), "float32"),
-        "classes": ((0,), "int32"),
-        "crowd": ((0,), "bool"),
-    }
+    kinds = {name: (*value.shape, value.dtype.name) for name, value in second.items()}
+    empty = {"boxes": (0, 4, "float32"), "classes": (0, "int32"), "crowd": (0, "bool")}
+    assert kinds == {"image": (30, 40, 3, "uint8")} | empty
     copy = cloudpickle.loads(cloudpickle.dumps(splits["train"]))
     np.testing.assert_array_equal(copy[0]["boxes"], first["boxes"])
     batch = load(source, ObjectDetection(image_size=40), batch_size=2).splits["validation"][0]
@@ -111,19 +107,10 @@ def test_splits_of_coco(tmp_path):
         ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations and categories"),
         ({"images": []}, "has no images"),
         ({"images": [{"id": 1}]}, "has an image without `id` and `file_name`"),
-        (
-            {"images": [{"id": 1, "file_name": "a.png"}]},
-            "The image a.png of .* is not in .*/images, .*: set source.images_pa",
-        ),
+        ({"images": [{"id": 1, "file_name": "a.png"}]}, "The image a.png of .* is not in .*/images, .*: set"),
         ({"categories": [{"id": 1}]}, "has a category without `id` and `name`"),
-        (
-            {"annotations": [annotation(139, 1, [1, 2, 3, 4]), annotation(139, 2, [1, 2, 3, 4])]},
-            r"annotation 2 is not valid",
-        ),
-        (
-            {"annotations": [annotation(1, 1, [1, 2, 3, 4])]},
-            "annotation 1 is not valid: it must have the ids of an image",
-        ),
+        ({"annotations": [annotation(139, n, [1, 2, 3, 4]) for n in (1, 2)]}, r"annotation 2 is not valid"),
+        ({"annotations": [annotation(1, 1, [1, 2, 3, 4])]}, "annotation 1 is not valid: it must have the ids of an"),
         ({"annotations": [annotation(139, 1, [1, 2, -3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, float("nan"), 3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"bbox": [1, 2, 3]}]}, "annotation 1 is not valid"),
@@ -150,9 +137,7 @@ def test_wrong_images_of_coco(tmp_path):
     with pytest.raises(ValueError, match=r"0007\.png cannot be read as an image"):
         part.take(np.arange(2))
     image.unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"There is no file .*0007\.png, which .*instances_train2017\.json names"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*0007\.png, which .*instances_train2017\.json"):
         COCO(path).images_with_boxes()
     (tmp_path / "annotations/instances_train2017.json").write_text('{"images": [')
     with pytest.raises(ValueError, match=r"instances_train2017\.json is not JSON: Expecting value"):

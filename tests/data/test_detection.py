@@ -193,15 +193,10 @@ def test_coco_of_tfds(prepare, tmp_path):
         one = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["cat", "dog"]), "is_crowd": np.bool_}
         return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(one)}
 
-    examples = [
-        {
-            "image": png(image),
-            "objects/bbox": np.float32(found).reshape(-1),
-            "objects/label": np.arange(len(found)) % 2,
-            "objects/is_crowd": np.arange(len(found)) % 2,
-        }
-        for image, found in zip(images, boxes)
-    ]
+    examples = []
+    for image, found in zip(images, boxes):
+        kinds = {f"objects/{name}": np.arange(len(found)) % 2 for name in ("label", "is_crowd")}
+        examples.append({"image": png(image), "objects/bbox": np.float32(found).reshape(-1)} | kinds)
     prepare(tmp_path, "coco", features, {"train": examples, "validation": examples})
     task = ObjectDetection(image_size=40, shorter_side=20, max_boxes=2)
     loaded = load(TFDS("coco", str(tmp_path)), task, batch_size=2)
@@ -212,11 +207,7 @@ def test_coco_of_tfds(prepare, tmp_path):
     assert batch["crowd"].tolist() == [[False, True], [False, False]]
     np.testing.assert_allclose(batch["extent"], [[0.5, 1], [0.5, 0.5]])
     assert sorted(loaded.train[0]["boxes_mask"].sum(axis=1)) == [0, 1]
-    prepare(
-        tmp_path,
-        "plain",
-        lambda kinds: {"image": kinds.Image(shape=(None, None, 3))},
-        {"train": [{"image": png(images[0])}]},
-    )
+    plain = {"train": [{"image": png(images[0])}]}
+    prepare(tmp_path, "plain", lambda kinds: {"image": kinds.Image(shape=(None, None, 3))}, plain)
     with pytest.raises(ValueError, match="has no feature 'objects'"):
         load(TFDS("plain", str(tmp_path)), task, batch_size=2)

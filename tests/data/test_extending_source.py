@@ -62,13 +62,10 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     train.write_text('review,stars\n"good, really good",5\nbad,1\n"so ""so""",3\n')
     held_out.write_text("stars,review\n3,middling\n")
     section = schema.section(SOURCES, "reviews", path=str(train), validation_path=str(held_out), text="review")
-    assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
-        "path": "training data.",
-        "validation_path": 'validation data; "": none.',
-        "test_path": 'test data; "": none.',
-        "text": "the name of the column with the text.",
-        "label": "the name of the column with the label.",
-    }
+    expected = {"path": "training data."}
+    expected |= {f"{split}_path": f'{split} data; "": none.' for split in ("validation", "test")}
+    expected |= {name: f"the name of the column with the {name}." for name in ("text", "label")}
+    assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == expected
     section.label = "stars"
     source = schema.build(SOURCES, section)
     assert source.offers() == ["labeled_texts"]

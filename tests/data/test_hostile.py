@@ -53,10 +53,7 @@ NESTED = "[" * 100_000
     [
         (NESTED, "RecursionError"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": []}]}, "a question or context is 5, not text"),
-        (
-            {"context": "a", "qas": [{"question": ["Who?"], "answers": []}]},
-            r"a question or context is \['Who\?'\], not",
-        ),
+        ({"context": "a", "qas": [{"question": ["Who?"], "answers": []}]}, r"a question or context is \['Who\?'\]"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": [{"text": "a", "answer_start": 0}]}]}, "not text"),
         ({"context": "abc", "qas": [{"question": "Who?", "answers": [{"text": 5, "answer_start": 0}]}]}, "TypeError"),
         ({"context": "abc", "qas": 7}, "TypeError"),

@@ -148,9 +148,7 @@ def test_class_names_of_imagenet(tmp_path):
 def test_imagenet_errors(tmp_path):
     path = imagenet(tmp_path, tmp_path)
     write(tmp_path / "val" / "a.JPEG", np.zeros((4, 4, 3), np.uint8))
-    with pytest.raises(
-        FileNotFoundError, match=r"val has no folders of classes, and there is no file .*LOC_val_solution"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"val has no folders of classes, and there is no file"):
         ImageNet(path).images()
     for rows, message in {
         "a,n7 1 2 3 4": r"LOC_val_solution\.csv, line 2 has the class 'n7', which `train` does not have",

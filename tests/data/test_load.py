@@ -28,11 +28,8 @@ def prose(tmp_path):
 def test_digits():
     loaded = load(Digits(), ImageClassification(augment="shift(1)"), batch_size=128, evaluation_batch_size=100, seed=3)
     batch = loaded.train[5]
-    assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
-        "image": ((128, 8, 8, 1), "float32"),
-        "label": ((128,), "int32"),
-        "mask": ((128,), "bool"),
-    }
+    found = {name: (*value.shape, value.dtype.name) for name, value in batch.items()}
+    assert found == {"image": (128, 8, 8, 1, "float32"), "label": (128, "int32"), "mask": (128, "bool")}
     assert loaded.facts.examples == {"train": 1438, "test": 359}
     assert loaded.facts.num_classes == 10
     assert loaded.tokenizer is None
@@ -177,33 +174,23 @@ SOME = StandardLibrary(max_bytes=100_000)
         ((SOME, CausalLM()), {}, "task.sequence_length is 0"),
         ((StandardLibrary(max_bytes=1), WINDOWS), {}, "within max_bytes=1"),
         (
-            (Dates(), SequenceToSequence(sequence_length=20)),
+            (Dates(), SequenceToSequence()),
             {"buckets": (8, 4)},
-            r"loader.buckets is \(8, 4\): it must be",
+            r"loader.buckets is \(8, 4\): it must be lengths in inc",
         ),
-        (
-            (Digits(), ImageClassification(mean=(0.1, 0.2))),
-            {},
-            r"mean is \(0.1, 0.2\) and .*: they need 1 or 1 numbers",
-        ),
+        ((Digits(), ImageClassification(mean=(0.1, 0.2))), {}, r"mean is \(0.1, 0.2\) and .*: they need 1 or 1"),
         ((Digits(), IMAGES), {"order": "stream"}, "loader.order is 'stream': the task 'image_classification' does not"),
         ((Digits(), IMAGES), {"buckets": (8,)}, r"loader.buckets is \(8,\): the task 'image_classification' does not"),
         ((SOME, WINDOWS), {"repeats": 2}, "loader.repeats is 2: the task 'causal_lm' does not"),
-        (
-            (SOME, CausalLM(sequence_length=8, evaluation_stride=4)),
-            {"order": "stream"},
-            "task.evaluation_stride is 4: it must be 0, because loader.order='stream' needs",
+        *(
+            (
+                (SOME, CausalLM(8, **{key: 4})),
+                {"order": "stream"},
+                f"task.{key} is 4: it must be 0, because loader.order=",
+            )
+            for key in ("evaluation_stride", "stride")
         ),
-        (
-            (SOME, CausalLM(sequence_length=8, stride=4)),
-            {"order": "stream"},
-            "task.stride is 4: it must be 0, because loader.order='stream' needs",
-        ),
-        (
-            (Digits(), IMAGES),
-            {"batch_size": 9, "process_count": 2},
-            "size is 9, the number of processes 2: the former must be",
-        ),
+        ((Digits(), IMAGES), {"batch_size": 9, "process_count": 2}, "size is 9, the number of processes 2: the"),
     ],
 )
 def test_invalid_options_raise(what, options, message):

@@ -180,10 +180,7 @@ def test_indices_out_of_range_raise():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"batch_size": 10, "process_count": 4},
-            "batch size is 10, the number of processes 4: the former must be a multiple",
-        ),
+        ({"batch_size": 10, "process_count": 4}, "batch size is 10, the number of processes 4: the former must be a"),
         ({"batch_size": 0}, "loader.batch_size is 0: it must be 1 or more"),
         ({"batch_size": 4, "workers": -1}, "loader.workers is -1: it must be 0 or more"),
         ({"batch_size": 4, "repeats": 0}, "loader.repeats is 0: it must be 1 or more"),

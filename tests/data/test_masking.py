@@ -62,11 +62,8 @@ def test_masking_rates():
     and unchanged, within 4 standard deviations.
     """
     _, batch = masked(rows=20_000)
-    real, new, old = (
-        batch["mask"],
-        np.take_along_axis(batch["tokens"], batch["masked_positions"], axis=1),
-        batch["targets"],
-    )
+    real, old = batch["mask"], batch["targets"]
+    new = np.take_along_axis(batch["tokens"], batch["masked_positions"], axis=1)
     count = real.sum()
     assert count / (39 * 19_997) == pytest.approx(6 / 39, rel=1e-3)
     for share, where in ((0.8, new == MASK), (0.1 + 0.1 / CODER.vocab_size, new == old)):
@@ -209,11 +206,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch(size):
     ("name", "options", "message"),
     [
         ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be above 0 and below 1"),
-        (
-            "masked_autoencoding",
-            {"masking": "stripes"},
-            "Unknown masking 'stripes'. Available: random, block, grid",
-        ),
+        ("masked_autoencoding", {"masking": "stripes"}, "Unknown masking 'stripes'. Available: random, block, grid"),
         ("masked_autoencoding", {"patch_size": 0}, "task.patch_size is 0: it must be 1 or more"),
         ("image_classification", {"mask_rate": 0.5}, "ImageClassification has no key 'mask_rate'"),
     ],

@@ -190,10 +190,7 @@ def test_images_are_mixed():
         ({"parts": ("cldr", 3)}, "source.parts has 3: it must be a source"),
         ({"parts": ("cldr", "digits:PATH")}, "source.parts has 'digits:PATH': the source 'digits' has no options"),
         ({"parts": ("cldr", "digitz")}, "Unknown source 'digitz'. Did you mean 'digits'"),
-        (
-            {"parts": ("cldr", {"source": "stdlib", "max_byte": 3})},
-            "Unknown setting of stdlib 'max_byte'. Did you mean",
-        ),
+        ({"parts": ("cldr", {"source": "stdlib", "max_byte": 3})}, "of stdlib 'max_byte'. Did you mean 'max_bytes'"),
         ({"parts": ("cldr", "stdlib"), "weights": (1,)}, "source.weights has 1 numbers for 2 source.parts"),
         ({"parts": ("cldr", "stdlib"), "weights": (1, 0)}, r"source.weights is \(1, 0\): it must be above 0"),
         ({"parts": ("cldr", "stdlib"), "temperature": 0.5}, "source.temperature is 0.5: it must be 1 or more"),
@@ -215,13 +212,9 @@ def test_sources_that_do_not_fit_are_refused(files, tmp_path):
     (tmp_path / "other.tsv").write_text("fine\tmaybe\nbad\tno\n")
     labels = {"source": f"labels:{tmp_path}/other.tsv", "name": "other"}
     source = SOURCES.build("mixture", parts=({"source": files[2]["source"]}, labels))
-    with pytest.raises(
-        ValueError, match=r"must have the same class_names: it is \('no', 'yes'\) in 'labels' and \('may"
-    ):
+    with pytest.raises(ValueError, match=r"must have the same class_names: it is \('no', 'yes'\) in 'labels' and"):
         load(source, TextClassification(sequence_length=8), Words())
     parts = [{"source": f"text:{tmp_path}/other.tsv", "name": name, "prefix": "a"} for name in "ab"]
     source = SOURCES.build("mixture", parts=parts)
-    with pytest.raises(
-        ValueError, match="The prefix of a source in a mixture is 'a': only pairs of texts can have one"
-    ):
+    with pytest.raises(ValueError, match="The prefix of a source in a mixture is 'a': only pairs of texts can have"):
         load(source, CausalLM(sequence_length=8))

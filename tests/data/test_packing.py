@@ -98,10 +98,7 @@ def test_batches_are_rows():
 
 
 def test_shards_and_processes_give_the_same_rows(tmp_path):
-    what, tokenizer = (
-        (StandardLibrary(max_bytes=300_000), CausalLM(sequence_length=64, packing=True)),
-        train("bytes", []),
-    )
+    what, tokenizer = (StandardLibrary(max_bytes=300_000), CausalLM(64, packing=True)), train("bytes", [])
     whole = load(*what, batch_size=8, seed=3)
     kept = CausalLM(sequence_length=64, packing=True, cache_dir=str(tmp_path))
     shares = [load(what[0], kept, batch_size=8, seed=3, process_index=i, process_count=2) for i in range(2)]

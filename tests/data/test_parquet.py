@@ -1,8 +1,6 @@
 """Parquet files, in the layout of `datasets` and the Hugging Face Hub."""
 
 import json
-import subprocess
-import sys
 
 import cloudpickle
 import numpy as np
@@ -60,12 +58,8 @@ def test_a_folder_of_the_hub(tmp_path):
     assert parts["train"].names == ["neg", "pos"]
     documents = source.documents()
     assert list(documents["validation"]) == [f"validation 0 {i}" for i in range(4)]
-    assert {path.rpartition("/")[2] for path in fingerprint(source.files())} == {
-        "train-00000-of-00002.parquet",
-        "train-00001-of-00002.parquet",
-        "validation-00000-of-00001.parquet",
-        "test-00000-of-00001.parquet",
-    }
+    names = ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001")
+    assert {path.rpartition("/")[2] for path in fingerprint(source.files())} == {f"{name}.parquet" for name in names}
 
 
 def test_missing_labels_are_left_out(tmp_path):
@@ -215,18 +209,10 @@ def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
     [
         ({"body": ["a"], "s": [{"x": 1}]}, {}, "has no column 'text': its columns are body, s, s.x"),
         ({"text": ["a", None], "label": [0, 0]}, {}, "row 2: the column 'text' has no value"),
-        (
-            {"text": [["a"]], "label": [0]},
-            {},
-            "row 1: the column 'text' is of type list, it must be a text or a number",
-        ),
+        ({"text": [["a"]], "label": [0]}, {}, "row 1: the column 'text' is of type list, it must be a text or a"),
         ({"text": ["a", "b"], "label": ["x", ""]}, {}, "row 2: the column 'label' has no value"),
         ({"text": ["a"], "label": [1]}, {"text_key": "text.b"}, "has no column 'text.b'"),
-        (
-            {"text": pa.array([], pa.string()), "label": pa.array([], pa.string())},
-            {},
-            "has no rows for the split train",
-        ),
+        (dict.fromkeys(("text", "label"), pa.array([], pa.string())), {}, "has no rows for the split train"),
     ],
 )
 def test_errors_of_texts_name_the_file_and_the_row(columns, options, message, tmp_path):
@@ -290,11 +276,6 @@ def test_damaged_images_are_named_when_they_are_read(tmp_path):
     path = write(tmp_path / "b.parquet", {"picture": encoded([0]), "label": [0]})
     with pytest.raises(ValueError, match=r"b\.parquet has no column 'image': its columns are picture, label"):
         Parquet(path).images()
-
-
-def test_pyarrow_is_imported_on_use():
-    code = "import sys, lineage.data; assert 'pyarrow' not in sys.modules; assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_images_of_any_format(tmp_path):

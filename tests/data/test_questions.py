@@ -23,20 +23,13 @@ CODERS = {
 
 def squad(path, rows, version="v2.0"):
     """Write a file in the SQuAD layout from (question, context, answers)."""
-    content = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": str(number),
-                    "question": question,
-                    "answers": [{"text": text, "answer_start": start} for start, text in answers],
-                    **({"is_impossible": not answers} if version == "v2.0" else {}),
-                }
-            ],
-        }
-        for number, (question, context, answers) in enumerate(rows)
-    ]
+    content = []
+    for number, (question, context, answers) in enumerate(rows):
+        asked = {"id": str(number), "question": question} | (
+            {"is_impossible": not answers} if version == "v2.0" else {}
+        )
+        asked["answers"] = [{"text": text, "answer_start": start} for start, text in answers]
+        content.append({"context": context, "qas": [asked]})
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
         json.dump({"version": version, "data": [{"title": "x", "paragraphs": content}]}, file)
@@ -197,17 +190,13 @@ def test_impossible_questions_have_no_answers(tmp_path):
     assert read_questions(str(path))[2].references == ["Normandy"]
     what["answers"] = []
     path.write_text(json.dumps(content))
-    with pytest.raises(
-        ValueError, match=r"a\.json, question 3: 'What\?' has no answer and is not marked as impossible"
-    ):
+    with pytest.raises(ValueError, match=r"a\.json, question 3: 'What\?' has no answer and is not marked as"):
         read_questions(str(path))
 
 
 def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
-    with pytest.raises(
-        ValueError, match=r"a\.json, question 1: The answer 'Normans' to 'Who\?' is not at character 14 of its context"
-    ):
+    with pytest.raises(ValueError, match=r"a\.json, question 1: The answer 'Normans' to 'Who\?' is not at character"):
         read_questions(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):

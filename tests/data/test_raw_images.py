@@ -46,18 +46,14 @@ def as_tfds(split, examples):
 def test_batches_match_tfds(prepare, drawn, tmp_path):
     image, label = drawn
     write_idx(tmp_path, image, label)
-    examples = {
-        split: as_tfds(
-            split, [{"image": png(i[..., None]), "label": int(n)} for i, n in zip(image[split], label[split])]
-        )
-        for split in SIZES
-    }
-    prepare(
-        tmp_path,
-        "drawn",
-        lambda kinds: {"image": kinds.Image(shape=(7, 6, 1)), "label": kinds.ClassLabel(num_classes=4)},
-        examples,
-    )
+
+    def examples(split):
+        return [{"image": png(i[..., None]), "label": int(n)} for i, n in zip(image[split], label[split])]
+
+    def features(kinds):
+        return {"image": kinds.Image(shape=(7, 6, 1)), "label": kinds.ClassLabel(num_classes=4)}
+
+    prepare(tmp_path, "drawn", features, {split: as_tfds(split, examples(split)) for split in SIZES})
     options = {"batch_size": 16, "seed": 3}
     ours = load(IDX(str(tmp_path)), ImageClassification(augment="shift(1)"), **options)
     theirs = load(TFDS("drawn", str(tmp_path)), ImageClassification(augment="shift(1)", in_memory=True), **options)
@@ -97,11 +93,8 @@ def test_cifar(kind, python, tmp_path):
     key = b"labels" if kind == 10 else b"fine_labels"
     files = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if kind == 10 else ["train", "test"]
     names = {10: ("batches.meta.txt", "batches.meta"), 100: ("fine_label_names.txt", "meta")}[kind][python]
-    (tmp_path / names).write_bytes(
-        pickle.dumps({f"{'fine_' if kind == 100 else ''}label_names".encode(): [b"cat", b"dog", b"owl"]})
-        if python
-        else b"cat\ndog\nowl\n\n"
-    )
+    named = {f"{'fine_' if kind == 100 else ''}label_names".encode(): [b"cat", b"dog", b"owl"]}
+    (tmp_path / names).write_bytes(pickle.dumps(named) if python else b"cat\ndog\nowl\n\n")
     written = {}
     for file in files:
         image = RANDOM.integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
@@ -150,8 +143,7 @@ _NESTED = b"(K\x01K\x02t" + b"\x85" * 3 + b"".join(b"q%ch%c\x86" % (n, n) for n 
         (b"cos\nsystem\n(U\x0dtouch ownedtR.", "is not one of CIFAR's files for Python"),
         (b"cnumpy\nndarray\n(K\x01K\x02tR(K\x01(J\xff\xff\xff\x7ftb.", "is not one of CIFAR's files for Python"),
         (_array(), "has no images of 3x32x32 bytes"),
-        (_array(dtype=b"U\x01O", data=_PIXELS), "has no images of 3x32x32 bytes"),
-        (_array(dtype=b"U\x02u8", data=_PIXELS), "has no images of 3x32x32 bytes"),
+        *((_array(dtype=kind, data=_PIXELS), "has no images of 3x32x32 bytes") for kind in (b"U\x01O", b"U\x02u8")),
         (_array(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f", data=_PIXELS), "has no images of 3x32x32 bytes"),
         (_array(shape=b"K\x01J\x00\xf4\xff\xff", data=_PIXELS), "has no images of 3x32x32 bytes"),
         (b"\x80\x02}r\xff\xff\xff\x7f.", "has no images of 3x32x32 bytes"),  # an index of 2**31 - 1
@@ -191,9 +183,7 @@ def test_labels_without_a_class_name_are_refused(tmp_path):
 
 
 def test_damaged_files_raise(drawn, tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no"):
         IDX(str(tmp_path)).images()
     with pytest.raises(FileNotFoundError, match=r"has none of batches\.meta\.txt, .* not a folder of CIFAR-10"):
         CIFAR(str(tmp_path)).images()
@@ -210,9 +200,7 @@ def test_damaged_files_raise(drawn, tmp_path):
     with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be decompressed"):
         IDX(str(tmp_path)).images()
     write_idx(tmp_path, label, label)
-    with pytest.raises(
-        ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and labels 1"
-    ):
+    with pytest.raises(ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and"):
         IDX(str(tmp_path)).images()
 
 
@@ -233,9 +221,7 @@ def test_subsets():
     assert some[5]["label"] == labels[5]
     loaded = drawn(100, 0)
     assert (loaded.train.examples_per_epoch, loaded.facts.examples["test"]) == (100, 359)
-    with pytest.raises(
-        ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\) or at most 1438, the number"
-    ):
+    with pytest.raises(ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\) or at most 1438, the"):
         drawn(1439, 0)
     with pytest.raises(ValueError, match=r"task.max_examples is -1: it must be 0 or more"):
         drawn(-1, 0)

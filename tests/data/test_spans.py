@@ -115,7 +115,7 @@ def test_load(tmp_path):
     assert batch["tokens"].shape == (4, corruption.lengths(0.15, 64)[1])
     assert (batch["tokens"][:, 0] == loaded.tokenizer.pad).all()
     assert "<extra_id_0>" in loaded.tokenizer.decode(batch["inputs"][0])
-    with pytest.raises(ValueError, match=r"task.sequence_length is 2000: it needs 111 sentinels, and 100 exist"):
+    with pytest.raises(ValueError, match=r"task.sequence_length is 2000: it needs 111 sentinels; 100 exist"):
         load(source, SpanCorruption(sequence_length=2000))
     train("bytes", []).save(tmp_path / "few.json")
     with pytest.raises(ValueError, match=r"needs the special tokens pad, sentinels, which .*few.json.* does not have"):

@@ -171,6 +171,15 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_pat
     assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
 
 
+@pytest.mark.thorough
+def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
+    clock = "--config.checkpoint.every_minutes=1e-9", "--config.save_every_steps=100", "--config.checkpoint.keep=99"
+    processes = launch_all(start_all, 2, tmp_path, *clock, "--config.total_steps=8")
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert len(list((tmp_path / "checkpoints").iterdir())) >= 4  # they agree one step later
+
+
 @pytest.fixture
 def tiny_config(monkeypatch):
     """Return `tiny_config(changes)`, which returns a config of `tests/tiny.py`, and disable reports."""

@@ -11,9 +11,10 @@ import pytest
 
 from lineage import launch
 from lineage.configs import cli
-from lineage.data import TOKENIZERS, tokens
+from lineage.data import TOKENIZERS, fingerprint, tokens
 from lineage.runs.folder import read_metrics
 from lineage.train.experiment import Experiment
+from lineage.train.preparation import prepare_folder
 
 
 @pytest.fixture
@@ -185,12 +186,20 @@ def test_prepare_encodes_what_runs_read(say, capsys, tmp_path, monkeypatch):
     tiny = f"--config={Path(__file__).parents[1] / 'tiny.py'}:gpt"
     changes = {"tokenizer": "bpe", "tokenizer.vocab_size": "300", "task.cache_dir": str(tmp_path)}
     options = [tiny, *(f"--config.{key}={value}" for key, value in changes.items())]
+    monkeypatch.setattr(fingerprint, "LARGE", 1)
+    monkeypatch.setattr(fingerprint, "SETTLED", 0)
     assert re.search(rf"{tmp_path} has \d+ examples of train, \d+ examples of validation", say("prepare", *options))
+    files = fingerprint.fingerprint(Experiment(cli.load(tiny.removeprefix("--config="))[0]).source.files())
+    monkeypatch.setattr(fingerprint, "crc", None)  # the start of a run reads no source
     monkeypatch.setattr(tokens._Encode, "__call__", None)
     monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
     config, _ = cli.load(tiny.removeprefix("--config="))
     cli.override(config, changes)
-    assert Experiment(config).data.facts.vocab_size == 300
+    (tmp_path / "run").mkdir()
+    experiment = Experiment(config, tmp_path / "run")
+    prepare_folder(experiment, {}, force_config=False)
+    assert experiment.data.facts.vocab_size == 300
+    assert json.loads((tmp_path / "run" / "data.json").read_text()).items() >= files.items()
     for name in (tiny, "--config=vit_digits"):
         assert launch.main(["prepare", name]) == 1
         assert "task.cache_dir is '': it must be a folder, for a task on documents" in capsys.readouterr().err

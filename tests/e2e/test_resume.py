@@ -1,10 +1,12 @@
 """Killed and restarted runs end bit for bit as uninterrupted runs."""
 
 import json
+import os
 import random
 import re
 import signal
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -129,4 +131,24 @@ def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert f"resuming from step {stopped}" in output
+    assert_same(workdir, finished)
+
+
+@pytest.mark.thorough
+def test_supervised_run_survives_kills(start, run_arguments, finished, tmp_path):
+    """Check that a run is started again after SIGKILL, and that a signal to its supervisor makes it save and end."""
+    workdir = tmp_path / "run"
+    process = start(*run_arguments, f"--workdir={workdir}", "--max-restarts=2")
+    assert wait_until(lambda: steps_done(workdir) >= 7, process)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    assert wait_until(lambda: steps_done(workdir) >= 20, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 75, output
+    assert re.search(r"the run failed at step \d+ \(killed by SIGKILL\): restart 1 of 2 in 5 s", output)
+    assert "after saving a checkpoint" in output
+    process = start(*run_arguments, f"--workdir={workdir}")
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
     assert_same(workdir, finished)

@@ -1,89 +1,24 @@
-"""The command `predict`: its files scored by the command `score` have the metrics of the run's own evaluation."""
+"""The command `predict` for texts: its files scored by `score` have the metrics of the run's own evaluation."""
 
 import json
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 from scipy.special import softmax
 
-from lineage import launch
 from lineage.configs import cli
-from lineage.data import EvaluationBatches, Facts, Loader, Question
-from lineage.data.content import Arrays
-from lineage.data.inputs import Inputs, Readable, from_files
-from lineage.data.sources import shapes
-from lineage.data.sources.packages import Digits
-from lineage.data.transforms import boxes
-from lineage.evaluation.prediction import with_categories
+from lineage.data import Loader
 from lineage.evaluation.sampling import Sampler
 from lineage.models.decoding import continuous
-from lineage.tasks.object_detection import ObjectDetection
-from lineage.train import loop
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import CONTEXT, squad
-from tests.tasks.test_detection import TINY as DETECTION
+from tests.evaluation.conftest import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("no_report")
 BERT = {"model.dropout": 0.0, "tokenizer": "bytes", "task.sequence_length": 24}
 MASKED = {"source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24}
-
-
-@pytest.fixture
-def trained(tiny, tmp_path):
-    """Return `trained(model, changes)`, which trains for a few steps and returns the folder and the metrics."""
-
-    def train(model, changes, steps=2):
-        every = {"total_steps": steps, "evaluate_every_steps": steps, "save_every_steps": steps}
-        folder = tmp_path / "run"
-        return folder, loop.train(tiny(model, dict(changes) | every), folder, devices=jax.devices()[:1])
-
-    return train
-
-
-@pytest.fixture
-def call(capsys):
-    """Return `call(*arguments)`, which runs a command and returns its exit code, output and messages."""
-
-    def call(*arguments):
-        code = launch.main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def predict(call, tmp_path):
-    """Return `predict(folder, inputs, *options)`, which writes a file and returns its lines as objects."""
-
-    def predict(folder, inputs, *options, output="out.jsonl"):
-        code, _, said = call("predict", folder, f"--inputs={inputs}", f"--output={tmp_path / output}", *options)
-        assert code == 0, said
-        lines = (tmp_path / output).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-
-    return predict
-
-
-@pytest.fixture
-def score(call, tmp_path):
-    """Return `score(metric, predictions, references)`, which returns the scores of a file."""
-
-    def score(metric, predictions, references):
-        files = f"--predictions={tmp_path / predictions}", f"--references={references}"
-        code, _, said = call("score", f"--metric={metric}", *files, f"--output={tmp_path / 'scores.json'}")
-        assert code == 0, said
-        return json.loads((tmp_path / "scores.json").read_text())["scores"]
-
-    return score
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def labeled(tmp_path, count=21):
@@ -98,7 +33,7 @@ def labeled(tmp_path, count=21):
     return table, write_jsonl(tmp_path / "labels.jsonl", rows)
 
 
-def test_classes_of_texts(trained, predict, score, call, tmp_path):
+def test_classes_of_texts(trained, predict, score, printed, tmp_path):
     """Check the accuracy, other formats of the inputs, and the rule for long texts."""
     table, lines = labeled(tmp_path)
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_classification"}
@@ -127,9 +62,7 @@ def test_classes_of_texts(trained, predict, score, call, tmp_path):
     (tmp_path / "texts.csv").write_text("n,review\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
     others = [(tmp_path / "texts.txt",), (f"labels:{table}",), (tmp_path / "texts.csv", "--columns=review")]
     for number, (inputs, *options) in enumerate(others):
-        code, printed, said = call("predict", folder, f"--inputs={inputs}", *options)
-        assert code == 0, said
-        assert [json.loads(line) for line in printed.splitlines()] == found, number
+        assert printed(folder, inputs, *options) == found, number
 
 
 def test_values_of_texts(trained, predict, tmp_path):
@@ -141,7 +74,7 @@ def test_values_of_texts(trained, predict, tmp_path):
     assert metrics["validation/loss"] == pytest.approx(((values - np.arange(1, 9) / 4) ** 2).mean(), rel=1e-4)
 
 
-def test_tags_of_words(trained, predict, score, call, tmp_path):
+def test_tags_of_words(trained, predict, score, tmp_path):
     """Check the F1 of sentences, one of which is several sequences, and words in other formats."""
     rng = np.random.default_rng(1)
     tags = [rng.choice(["O", "B-X", "I-X"], size).tolist() for size in (4, 1, 9, 30, 2, 7)]
@@ -168,7 +101,7 @@ def test_tags_of_words(trained, predict, score, call, tmp_path):
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-def test_answers_to_questions(unanswerable, trained, predict, score, call, tmp_path):
+def test_answers_to_questions(unanswerable, trained, predict, score, printed, tmp_path):
     asked = [
         ("Who?", CONTEXT, [(13, "Normans")]),
         ("When?", CONTEXT, [(3, "1066")]),
@@ -190,11 +123,8 @@ def test_answers_to_questions(unanswerable, trained, predict, score, call, tmp_p
         assert each["prediction"] in ("", each["n_best"][0]["text"])
         assert ("no_answer_score" in each) == unanswerable
     for threshold, empty in ((-1e9, unanswerable), (1e9, False)):
-        code, printed, said = call(
-            "predict", folder, f"--inputs={path}", f"--config.task.no_answer_threshold={threshold}"
-        )
-        assert code == 0, said
-        assert {json.loads(line)["prediction"] == "" for line in printed.splitlines()} == {empty}
+        answers = printed(folder, path, f"--config.task.no_answer_threshold={threshold}")
+        assert {each["prediction"] == "" for each in answers} == {empty}
 
 
 @pytest.mark.thorough
@@ -245,39 +175,29 @@ def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     assert len(set(found[1])) == 16
 
 
-def test_continued_prompts(trained, call, tmp_path):
+def test_continued_prompts(trained, call, refused, printed, tmp_path):
     """Check that prompts of different lengths in a batch are continued as one by one."""
     folder, _ = trained("gpt", {"tokenizer": "bytes"})
     prompts = ["import", "d", "def f", "xyz("]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
     greedy = "--config.sampling.temperature=0"
-    code, printed, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", greedy)
-    assert code == 0, said
-    found = [json.loads(line)["prediction"] for line in printed.splitlines()]
-    for prompt, text in zip(prompts, found):
-        _, printed, _ = call("generate", f"--workdir={folder}", f"--prompt={prompt}", greedy)
-        assert printed == f"{prompt}{text}\n"
+    for prompt, found in zip(prompts, printed(folder, tmp_path / "prompts.txt", greedy)):
+        _, text, _ = call("generate", f"--workdir={folder}", f"--prompt={prompt}", greedy)
+        assert text == f"{prompt}{found['prediction']}\n"
     (tmp_path / "prompts.txt").write_text("".join(f"{'ab' * (number % 4)}c\n" for number in range(40)))
-    samples = []
-    for size in (8, 16):
-        code, printed, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--batch-size={size}")
-        assert code == 0, said
-        samples.append([json.loads(line)["prediction"] for line in printed.splitlines()])
+    samples = [printed(folder, tmp_path / "prompts.txt", f"--batch-size={size}") for size in (8, 16)]
     assert samples[0] == samples[1]
-    assert len(set(samples[0])) > 30
+    assert len({each["prediction"] for each in samples[0]}) > 30
     (tmp_path / "prompts.txt").write_text("import\n\n")
-    code, _, said = call("predict", folder, f"--inputs={tmp_path / 'prompts.txt'}")
-    assert code == 1
+    said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
 
 
-def test_filled_masks(trained, call, tmp_path):
+def test_filled_masks(trained, printed, tmp_path):
     """Check tokens and probabilities against the model."""
     folder, _ = trained("bert", MASKED | {"task.name": "masked_lm", "model.dropout": 0.0})
     (tmp_path / "masked.txt").write_text("def <mask>oo(<mask>)\nno mask\n")
-    code, printed, said = call("predict", folder, f"--inputs={tmp_path / 'masked.txt'}")
-    assert code == 0, said
-    first, second = map(json.loads, printed.splitlines())
+    first, second = printed(folder, tmp_path / "masked.txt")
     assert second == {"prediction": "no mask", "masks": []}
     assert len(first["masks"]) == 2
     for mask in first["masks"]:
@@ -286,116 +206,6 @@ def test_filled_masks(trained, call, tmp_path):
         assert len(chances) == 5
     best = [mask[0]["token"] for mask in first["masks"]]
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
-
-
-@pytest.mark.thorough
-def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
-    """Check COCO's average precision of objects in pixels, with the category ids of a file, and larger images."""
-    monkeypatch.setattr(shapes, "SIZES", {"train": 64, "validation": 30, "test": 2})
-    folder, metrics = trained("detr", DETECTION | {"task.max_boxes": 6, "model.num_queries": 8}, steps=60)
-    names = list(shapes.SHAPES)
-    truth = {"categories": [{"id": 7 * n, "name": name} for n, name in enumerate(reversed(names), 1)]}
-    ids = {each["name"]: each["id"] for each in truth["categories"]}
-    truth |= {"images": [], "annotations": []}
-    (tmp_path / "images").mkdir()
-    for number in range(30):
-        example = shapes.DrawnShapes("validation", 16)[number]
-        image = Image.fromarray(example["image"])
-        image.save(tmp_path / f"images/{number}.png")
-        truth["images"].append({"id": 100 + number, "file_name": f"{number}.png"})
-        for (left, top, right, bottom), kind in zip(example["boxes"].tolist(), example["classes"]):
-            box = [left, top, right - left, bottom - top]
-            entry = {"image_id": 100 + number, "category_id": ids[names[kind]], "bbox": box}
-            truth["annotations"].append(entry | {"area": box[2] * box[3], "iscrowd": 0})
-    path = tmp_path / "instances.json"
-    path.write_text(json.dumps(truth))
-    found = predict(folder, f"{path},{tmp_path / 'images'}", output="out.json")
-    scores = score("coco", "out.json", path)
-    for name in ("ap", "ap_50", "ap_75"):
-        assert scores[name] == pytest.approx(metrics[f"validation/{name}"], abs=1e-6)
-    assert scores["ap"] > 0
-
-    def placed(rows):
-        return np.array([[each["bbox"] for each in row["objects"]] for row in rows])
-
-    own = predict(folder, "shapes", "--split=validation", output="own.jsonl")
-    assert [each["image_id"] for each in own] == list(range(30))
-    np.testing.assert_allclose(placed(own), placed(found), atol=1e-4)
-    image.resize((32, 64), Image.Resampling.NEAREST).save(tmp_path / "large.png")
-    (large,) = predict(folder, tmp_path / "large.png", output="large.jsonl")
-    assert large["file"] == "large.png"
-    image.resize((8, 16), Image.Resampling.NEAREST).save(tmp_path / "small.png")
-    (small,) = predict(folder, tmp_path / "small.png", output="small.jsonl")
-    np.testing.assert_allclose(placed([large]), 4 * placed([small]), rtol=0.2, atol=1)
-
-
-def test_boxes_are_in_pixels_of_the_original_image():
-    """Check an image that is higher than wide: its size in a batch, and a box."""
-    facts = Facts(num_classes=2, class_names=("a", "b"), image_size=(16, 16), channels=3, mean=(0.5,), std=(0.5,))
-    images = Readable(Arrays({"image": np.zeros((1, 64, 32, 3), np.uint8)}), (16, 16, 3), True, True)
-    transform = boxes.Transform([boxes.Resize(16, 16, 16)], 16, 4, facts.mean, facts.std, training=False)
-    (batch,) = EvaluationBatches(source=images, transform=transform, loader=Loader(batch_size=1))
-    np.testing.assert_array_equal(batch["size"], [[64, 32]])
-    outputs = np.array([[[0.0, 5.0, 0.0]]]), np.array([[[0.25, 0.5, 0.5, 0.125]]]), batch["size"]
-    ((found,),) = (each["objects"] for each in ObjectDetection().predict(outputs, images, facts))
-    assert (found["category_id"], found["category"], found["bbox"]) == (2, "b", [0, 28, 16, 8])
-    assert found["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 2))
-
-
-def write_digits(tmp_path):
-    """Write the test images of `digits` as files; return their folder and a file of the labels."""
-    examples = Digits().images().splits["test"].features
-    for number, image in enumerate(examples["image"]):
-        (tmp_path / "digits").mkdir(exist_ok=True)
-        Image.fromarray(image[..., 0]).save(tmp_path / f"digits/{number:03}.png")
-    return tmp_path / "digits", write_jsonl(tmp_path / "labels.jsonl", [str(label) for label in examples["label"]])
-
-
-def test_classes_of_images(trained, predict, score, call, tmp_path):
-    """Check the accuracy, images from files, and images that cannot be read."""
-    folder, metrics = trained("vit", {}, steps=40)
-    found = predict(folder, "digits", "--split=test")
-    images, labels = write_digits(tmp_path)
-    assert score("accuracy", "out.jsonl", labels)["accuracy"] == pytest.approx(metrics["test/accuracy"], abs=1e-6)
-    assert metrics["test/accuracy"] > 0.2
-    files = predict(folder, images, output="files.jsonl")
-    assert files == [{"file": f"{number:03}.png", **each} for number, each in enumerate(found)]
-    code, _, said = call("predict", folder, "--inputs=digits")
-    assert code == 1
-    assert "--split is '': it must be one of the splits of the inputs, train, test." in said
-
-    (images / "005.png").write_bytes(b"no image")
-    Image.new("L", (9, 8)).save(images / "300.png")
-    out = f"--output={tmp_path / 'bad.jsonl'}"
-    code, _, said = call("predict", folder, f"--inputs={images}", out)
-    assert code == 1
-    assert f"error: Image 5: {images}/005.png cannot be read as an image: " in said
-    code, _, said = call("predict", folder, f"--inputs={images}", out, "--skip-bad=1")
-    assert code == 1
-    assert "error: Image 300: The image has the shape (8, 9, 1): the model's images have (8, 8, 1)." in said
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 256  # four batches of 64
-    code, _, said = call("predict", folder, f"--inputs={images}", out, "--skip-bad=2")
-    assert code == 0, said
-    assert "359 predictions (2 images could not be read): " in said
-    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    assert [number for number, each in enumerate(lines) if each != files[number]] == [5, 300]
-    assert lines[5].keys() == lines[300].keys() == {"file", "error"}
-
-
-def test_features(trained, predict, call, tmp_path):
-    """Check the features of images against those of probes, and those of texts against the hidden states."""
-    folder, _ = trained("vit", {}, steps=1)
-    predict(folder, "digits", "--split=test", "--features", output="features.npz")
-    found = np.load(tmp_path / "features.npz")["features"]
-    experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
-    context, batches = experiment.context(), experiment.data.splits["test"]
-    model = experiment.task.feature_extractor(experiment.model)
-    expected = context.rows(experiment.task.forward, experiment.restore().variables(), batches, model)
-    assert found.shape == (359, 16)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    code, _, said = call("predict", folder, "--inputs=digits", "--split=test", f"--output={tmp_path / 'x.npz'}")
-    assert code == 1
-    assert "x.npz': .npz is for --features without skipped images." in said
 
 
 @pytest.mark.thorough
@@ -413,28 +223,7 @@ def test_features_of_texts(trained, predict, tmp_path):
 
 
 @pytest.mark.thorough
-def test_reconstructed_images(trained, predict, call, tmp_path):
-    """Check the masked images, that they do not depend on the batch size, and that they need a file."""
-    sizes = {"model.patch_size": 2, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}
-    folder, _ = trained("mae", sizes | {"task.name": "masked_autoencoding", "task.mask_rate": 0.5}, steps=1)
-    found = predict(folder, "digits", "--split=test")
-    assert found[300] == {"masked": "out/000300_masked.png", "reconstructed": "out/000300_reconstructed.png"}
-    predict(folder, "digits", "--split=test", "--batch-size=24", output="small.jsonl")
-    digits = Digits().images().splits["test"].features["image"]
-    for number in (0, 358):
-        masked, painted = (np.asarray(Image.open(tmp_path / f"out/{number:06}_{name}.png")) for name in found[0])
-        seen = masked == digits[number, ..., 0]
-        assert 16 <= 64 - seen.sum() <= 32  # of the masked half, some pixels are gray already
-        assert (painted == digits[number, ..., 0])[seen & (masked != 128)].all()
-        again = np.asarray(Image.open(tmp_path / f"small/{number:06}_masked.png"))
-        np.testing.assert_array_equal(masked, again)
-    code, _, said = call("predict", folder, "--split=test")
-    assert code == 1
-    assert "The predictions have images (masked, reconstructed): give an --output to write them beside." in said
-
-
-@pytest.mark.thorough
-def test_interrupted_predictions_continue(trained, predict, call, tmp_path):
+def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     """Check that a file that ends anywhere is completed, also where tokens are sampled, and what is refused."""
     folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0}, steps=1)
     prompts = tmp_path / "prompts.txt"
@@ -447,80 +236,16 @@ def test_interrupted_predictions_continue(trained, predict, call, tmp_path):
         path.write_bytes(whole[:size])
         assert predict(folder, prompts, "--batch-size=8") == found
         assert path.read_bytes() == whole
-    for option, what in (
-        ("--config.sampling.temperature=0.5", "config.sampling.temperature"),
-        ("--batch-size=16", "batch_size, config.loader.evaluation_batch_size"),
-        ("--columns=a", "inputs"),
-    ):
-        options = ["--batch-size=8", option]
-        code, _, said = call("predict", folder, f"--inputs={prompts}", f"--output={path}", *options)
-        assert code == 1
+    files = folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8"
+    changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature", "--columns=a": "inputs"}
+    changes |= {"--batch-size=16": "batch_size, config.loader.evaluation_batch_size"}
+    for option, what in changes.items():
+        said = refused(*files, option)
         assert f"out.jsonl has predictions of another {what}: choose another --output, or delete it." in said
     prompts.write_text("b\n")
-    code, _, said = call("predict", folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8")
-    assert "has predictions of another inputs" in said
+    assert "has predictions of another inputs" in refused(*files)
     (tmp_path / "out.jsonl.about.json").unlink()
-    code, _, said = call("predict", folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8")
-    assert "has predictions not of this command" in said
+    assert "has predictions not of this command" in refused(*files)
     assert path.read_bytes() == whole
-    code, _, said = call("predict", folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
+    said = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
     assert "a.txt': it must end with .jsonl, .json or .npz." in said
-
-
-def test_tasks_without_predictions_are_refused(tiny):
-    experiment = Experiment(tiny("gpt", {"model.name": "elmo", "task.name": "bidirectional_lm", "model.width": 8}))
-    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
-        experiment.context().inputs(["a"], Loader(batch_size=8))
-    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
-        experiment.task.predict([], experiment.data.train.source, experiment.data.facts)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "options", "message"),
-    [
-        ("a.txt", "", (), "a.txt is empty: there is no input."),
-        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review."),
-        ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
-        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
-        ("a.docx", "x", (), "a.docx must be a file of .txt, .jsonl, .csv, .tsv, .parquet, or a source such as NAME:"),
-        ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .jsonl, .csv, .tsv, .parquet, or a source such"),
-        ("b/a.txt", None, (), "There is no file"),
-    ],
-)
-def test_invalid_files_raise(name, content, options, message, tmp_path):
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    columns = options[0].partition("=")[2].split(",") if options else ()
-    with pytest.raises((ValueError, OSError), match=re.escape(message)):
-        from_files(str(tmp_path / name), "labeled_texts", columns)
-
-
-def test_inputs_of_questions_and_images(tmp_path):
-    """Check ids, answers that are missing, lists of images, and what is refused."""
-    article = {"paragraphs": [{"context": "It is.", "qas": [{"id": "x7", "question": "Is it?"}]}]}
-    (tmp_path / "a.json").write_text(json.dumps({"data": [article]}))
-    found = from_files(str(tmp_path / "a.json"), "questions")
-    assert found.rows == [Question("Is it?", "It is.", [], "x7")]
-    assert found.about == [{"id": "x7"}]
-    (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
-    found = from_files(str(tmp_path / "a.csv"), "questions")
-    assert (found.rows[0].text, found.rows[0].context, found.about) == ("Is it?", "It is.", [{"id": "0"}])
-    Image.new("L", (4, 2)).save(tmp_path / "a.png")
-    (tmp_path / "list.txt").write_text(f"a.png\n{tmp_path / 'a.png'}\n")
-    for name in ("list.txt", "a.png", ""):
-        found = from_files(str(tmp_path / name), "images", channels=3)
-        assert found.rows[len(found.rows) - 1]["image"].shape == (2, 4, 3)
-        assert {each["file"] for each in found.about} == {"a.png"}
-        assert len(found.rows) == (2 if name == "list.txt" else 1)
-    (tmp_path / "empty").mkdir()
-    for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),
-                          ("a.json", "a.json is not a file in COCO's format: KeyError 'images'")):  # fmt: skip
-        with pytest.raises(ValueError, match=re.escape(message)):
-            from_files(str(tmp_path / name), "images", channels=3)
-
-
-def test_model_needs_the_categories_of_a_file():
-    facts = Facts(class_names=("cat", "dog"))
-    assert with_categories(facts, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (9, 3)
-    with pytest.raises(ValueError, match="The inputs have no category 'dog': the model's classes must be among theirs"):
-        with_categories(facts, Inputs([], categories={"cat": 9}))

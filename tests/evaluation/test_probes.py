@@ -66,13 +66,8 @@ def test_metric_names():
 
 
 def test_probes_of_a_run(tiny, tmp_path):
-    changes = {
-        "evaluators.knn": "knn",
-        "evaluators.few": "few_shot",
-        "evaluators.few.shots": 5,
-        "task.augment": "shift(2)",
-        "loader.evaluation_batch_size": 200,
-    }
+    changes = {"evaluators.knn": "knn", "evaluators.few": "few_shot", "evaluators.few.shots": 5}
+    changes |= {"task.augment": "shift(2)", "loader.evaluation_batch_size": 200}
     last = loop.train(tiny("vit", changes | {"total_steps": 4, "evaluate_every_steps": 4}), tmp_path)
     experiment = Experiment(tiny("vit", changes | {"total_steps": 4}), tmp_path)
     state, data = experiment.restore(), experiment.data

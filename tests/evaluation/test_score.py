@@ -18,6 +18,7 @@ from lineage.metrics.translation import compare, d2l_bleu
 OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the caf\u00e9 is a house and a caf\u00e9"]
 TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
 OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
+IMAGES = {"images": [{"id": 7}, {"id": 3}], "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}]}
 
 
 @pytest.fixture
@@ -162,15 +163,9 @@ def test_squad_documents(scored):
 def test_coco_boxes(scored):
     box, far = [0, 0, 10, 10], [50, 50, 10, 10]
     entry = {"iscrowd": 0, "area": 100, "bbox": box}
-    truth = {
-        "images": [{"id": 7}, {"id": 3}],
-        "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}],
-        "annotations": [entry | {"image_id": 7, "category_id": 4}, entry | {"image_id": 3, "category_id": 1}],
-    }
-    found = [
-        {"image_id": 7, "category_id": 4, "bbox": box, "score": 0.5},
-        {"image_id": 3, "category_id": 1, "bbox": far, "score": 0.9},
-    ]
+    tree, cat = {"image_id": 7, "category_id": 4}, {"image_id": 3, "category_id": 1}
+    truth = IMAGES | {"annotations": [entry | tree, entry | cat]}
+    found = [tree | {"bbox": box, "score": 0.5}, cat | {"bbox": far, "score": 0.9}]
     scores, _ = scored("coco", json.dumps(found), json.dumps(truth), suffix="json")
     assert scores["ap"] == pytest.approx(0.5)
     assert (scores["ap cat"], scores["ap tree"], scores["ap_large"]) == (0, pytest.approx(1), None)
@@ -182,18 +177,10 @@ def test_voc_boxes(scored):
         about = {"image_id": image, "category_id": category, "bbox": [left, 0, size, 10]}
         return about | (rest if "score" in rest else {"iscrowd": 0, "area": 100, **rest})
 
-    truth = {
-        "images": [{"id": 7}, {"id": 3}],
-        "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}],
-        "annotations": [entry(7, 4, 0), entry(7, 4, 20), entry(3, 4, 0), entry(3, 1, 0), entry(3, 1, 50, difficult=1)],
-    }
-    found = [
-        entry(7, 4, 0, score=0.9),
-        entry(7, 4, 90, score=0.8),
-        entry(3, 4, 0, score=0.7),
-        entry(3, 1, 50, score=0.9),
-        entry(3, 1, 0, 6, score=0.5),
-    ]
+    true = [entry(7, 4, 0), entry(7, 4, 20), entry(3, 4, 0), entry(3, 1, 0), entry(3, 1, 50, difficult=1)]
+    truth = IMAGES | {"annotations": true}
+    found = [entry(7, 4, 0, score=0.9), entry(7, 4, 90, score=0.8), entry(3, 4, 0, score=0.7)]
+    found += [entry(3, 1, 50, score=0.9), entry(3, 1, 0, 6, score=0.5)]
     files = json.dumps(found), json.dumps(truth)
 
     def scores(**options):
@@ -210,85 +197,41 @@ def test_voc_boxes(scored):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["--metric=blue", "--predictions=P"],
-            "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu, rouge,",
-        ),
-        (["--predictions=P"], "--metric is missing: it must be one of bleu, chrf, ter, d2l_bleu, rouge,"),
-        (["--metric=bleu"], "--predictions is missing: give the file to score."),
-        (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
-        (["--metric=distinct", "--predictions=P", "--references=P"], "distinct has no references: omit --references."),
-        (["--metric=ter", "--predictions=no", "--references=P"], "There is no file no"),
-        (["--metric=ter", "--predictions=P", "--references=R"], "P has 2 texts and R 1: they must be equal."),
-        (["--metric=ter", "--predictions=E", "--references=R"], "E is empty: there is nothing to score."),
-        (
-            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=n=2"],
-            "d2l_bleu has no option 'n': it has order.",
-        ),
-        (
-            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=order=x"],
-            "the option order of d2l_bleu is 'x': it must be of type int.",
-        ),
-        (
-            ["--metric=bleu", "--predictions=P", "--references=P", "--option=lowercase=yes"],
-            "the option lowercase of bleu is 'yes': it must be of type bool.",
-        ),
-        (
-            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--references=P"],
-            "['b', 'b'] has several texts: each",
-        ),
-        (
-            ["--metric=ter", "--predictions=J.jsonl", "--references=P"],
-            "J.jsonl, entry 2 must be a text or texts, or an ob",
-        ),
-        (["--metric=ter", "--predictions=K.jsonl", "--references=P"], "K.jsonl, line 1 is not JSON: Expecting"),
-        (
-            ["--metric=coco", "--predictions=C.json", "--references=C.json"],
-            "the files are not COCO's results and instances:",
-        ),
-        (["--metric=ter", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
-        (
-            ["--metric=squad", "--predictions=D.json", "--references=D.json"],
-            "the references are not a file of SQuAD's:",
-        ),
-        (
-            ["--metric=squad", "--predictions=D.json", "--references=Q.json"],
-            "1 of 2 questions have no prediction",
-        ),
-        (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
-        (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
-        (["--metric=bert_score", "--predictions=P", "--references=P"], "the option model is missing: give the folder"),
-        (["--metric=rouge", "--predictions=P", "--references=P", "--option=samples=0"], "samples is 0: it must be at"),
-        (
-            ["--metric=rouge", "--predictions=P", "--references=P", "--option=confidence=95"],
-            "confidence is 95.0: it must be between 0 and 1.",
-        ),
-        (
-            ["--metric=ter", "--predictions=P", "--references=P", "--option=baseline=R"],
-            "R has 1 texts and the predictions 2: they must be equal.",
-        ),
-        (["--metric=tagging", "--predictions=P", "--references=P"], "The tag 'b' is not valid in the scheme CoNLL"),
-        (
-            ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
-            "tokenize is 'x', stem False: it",
-        ),
+        ("metric=blue predictions=P", "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu"),
+        ("predictions=P", "--metric is missing: it must be one of bleu, chrf, ter, d2l_bleu, rouge,"),
+        ("metric=bleu", "--predictions is missing: give the file to score."),
+        ("metric=bleu predictions=P", "bleu needs references: give --references."),
+        ("metric=distinct predictions=P references=P", "distinct has no references: omit --references."),
+        ("metric=ter predictions=no references=P", "There is no file no"),
+        ("metric=ter predictions=P references=R", "P has 2 texts and R 1: they must be equal."),
+        ("metric=ter predictions=E references=R", "E is empty: there is nothing to score."),
+        ("metric=d2l_bleu predictions=P references=P option=n=2", "d2l_bleu has no option 'n': it has order."),
+        ("metric=d2l_bleu predictions=P references=P option=order=x", "the option order of d2l_bleu is 'x': it must"),
+        ("metric=bleu predictions=P references=P option=lowercase=yes", "the option lowercase of bleu is 'yes': it"),
+        ("metric=d2l_bleu predictions=P references=P references=P", "['b', 'b'] has several texts: each"),
+        ("metric=ter predictions=J.jsonl references=P", "J.jsonl, entry 2 must be a text or texts, or"),
+        ("metric=ter predictions=K.jsonl references=P", "K.jsonl, line 1 is not JSON: Expecting"),
+        ("metric=coco predictions=C.json references=C.json", "the files are not COCO's results and"),
+        ("metric=ter predictions=D.json references=P", "D.json must be a list of texts."),
+        ("metric=squad predictions=D.json references=D.json", "the references are not a file of SQuAD's:"),
+        ("metric=squad predictions=D.json references=Q.json", "1 of 2 questions have no prediction"),
+        ("metric=tagging predictions=P references=P references=P", "there are 2 files of references: this met"),
+        ("metric=coco predictions=C.json references=C.json references=C.json", "there are 2 files of references"),
+        ("metric=bert_score predictions=P references=P", "the option model is missing: give the folder"),
+        ("metric=rouge predictions=P references=P option=samples=0", "samples is 0: it must be at"),
+        ("metric=rouge predictions=P references=P option=confidence=95", "confidence is 95.0: it must be between 0"),
+        ("metric=ter predictions=P references=P option=baseline=R", "R has 1 texts and the predictions 2: they must"),
+        ("metric=tagging predictions=P references=P", "The tag 'b' is not valid in the scheme CoNLL"),
+        ("metric=rouge predictions=P references=P option=tokenize=x", "tokenize is 'x', stem False: it"),
     ],
 )
 def test_invalid_files_raise(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = {
-        "P": "b\nc\n",
-        "R": "a\n",
-        "E": "",
-        "J.jsonl": '"a"\n{"x": 1}\n',
-        "K.jsonl": "a\nb\n",
-        "C.json": "[1]",
-        "D.json": '{"a": "b", "c": "d"}',
-        "Q.json": json.dumps(squad({"a": ["b"], "q": []})),
-    }
+    files = {"P": "b\nc\n", "R": "a\n", "E": "", "J.jsonl": '"a"\n{"x": 1}\n', "K.jsonl": "a\nb\n", "C.json": "[1]"}
+    files |= {"D.json": '{"a": "b", "c": "d"}', "Q.json": json.dumps(squad({"a": ["b"], "q": []}))}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert launch.main(["score", *arguments]) == 1
+    assert launch.main(["score", *(f"--{argument}" for argument in arguments.split())]) == 1
     assert capsys.readouterr().err.splitlines()[1].startswith(f"error: {sentence}")
     assert {path.name for path in tmp_path.iterdir()} == {*files}
 
@@ -323,7 +266,5 @@ def test_references_in_tables_and_folders(tmp_path):
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
-    with pytest.raises(
-        ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label or"
-    ):
+    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])

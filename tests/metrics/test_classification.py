@@ -59,9 +59,8 @@ def test_calibration_matches_worked_example_in_any_split():
     whole = ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels))
     assert float(whole.compute()) == pytest.approx(expected, abs=1e-6)
     parts = [slice(0, 1), slice(1, 200), slice(200, 500)]
-    states = [
-        ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts
-    ]
+    empty = ExpectedCalibrationError.empty(10)
+    states = [empty.update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts]
     merged = states[2].to_host().merge(states[0].to_host()).merge(states[1].to_host())
     assert float(merged.compute()) == pytest.approx(expected, abs=1e-6)
     mask = jnp.arange(500) < 200

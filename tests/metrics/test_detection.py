@@ -226,7 +226,7 @@ BOX = np.array([[0.0, 0, 9, 9]])
         ({"box_format": "yxyx"}, "box_format is 'yxyx': it must be xywh, xyxy or cxcywh"),
         (
             {"boxes": np.ones((1, 4, 6)), "true_boxes": np.ones((1, 6, 4))},
-            r"The size of a mask of image 0 is \(4, 6\): it must be \(6, 4\), as of the others",
+            r"The size of a mask of image 0 is \(4, 6\): it must be \(6, 4\), as of others",
         ),
         ({"true_crowd": [True, False]}, r"The shape of true_crowd of image 0 is \(2,\): it must be \(1,\)"),
     ],

@@ -228,7 +228,7 @@ def test_invalid_inputs_raise(score):
         score(["a", "b"], ["a"], one_hot)
     with pytest.raises(ValueError, match="0 outputs and 0 references"):
         score([], [], one_hot)
-    with pytest.raises(ValueError, match="Text 1 has no reference"):
+    with pytest.raises(ValueError, match="Output 1 has no reference"):
         score(["a", "b"], ["a", []], one_hot)
     with pytest.raises(ValueError, match="idf needs at least 2"):
         score(["a"], ["a"], one_hot, idf=True)

@@ -139,10 +139,7 @@ def test_nan_logits_are_never_correct():
         (lambda: auroc([0.1, 0.2], [True]), r"The values have shapes \(2,\) and \(1,\): they must have the same shape"),
         (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "Value 0 is nan"),
         (lambda: spearman(*np.zeros((2, 1, 2))), r"The values have shapes \(1, 2\) and \(1, 2\)"),
-        (
-            lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)),
-            r"The lengths of the columns are \[2, 3\]",
-        ),
+        (lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)), r"The lengths of the columns are \[2, 3\]"),
     ],
 )
 def test_invalid_inputs_raise(call, message):

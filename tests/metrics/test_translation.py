@@ -135,22 +135,10 @@ def test_d2l_bleu_matches_direct_implementation(output, reference):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: corpus_score("blue", OUTPUTS, REFERENCES),
-            "The metric is 'blue': it must be one of bleu, chrf",
-        ),
-        (
-            lambda: corpus_score("ter", OUTPUTS, REFERENCES, beta=1),
-            "ter has no option 'beta': it has normalized, no_punct",
-        ),
-        (
-            lambda: corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="x"),
-            "tokenize is 'x': it must be one of none, zh,",
-        ),
-        (
-            lambda: corpus_score("bleu", ["a"], ["b"], smooth_method="x"),
-            "smooth_method is 'x': it must be one of none, fl",
-        ),
+        (lambda: corpus_score("blue", OUTPUTS, REFERENCES), "The metric is 'blue': it must be one of bleu, chrf"),
+        (lambda: corpus_score("ter", OUTPUTS, REFERENCES, beta=1), "ter has no option 'beta': it has normalized,"),
+        (lambda: corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="x"), "tokenize is 'x': it must be one of none,"),
+        (lambda: corpus_score("bleu", ["a"], ["b"], smooth_method="x"), "smooth_method is 'x': it must be one of none"),
         (lambda: corpus_score("chrf", ["a", "b"], [["a"], []]), "Output 1 has no reference: at least one is needed"),
         (lambda: sentence_scores("ter", ["a"], []), "Got 1 outputs and 0 references: the numbers must be equal"),
         (lambda: compare("bleu", {"a": OUTPUTS}, REFERENCES), "Got 1 systems and the test 'bs'"),
@@ -170,9 +158,7 @@ def test_missing_tokenizer_raises(monkeypatch):
 
     monkeypatch.setitem(SACREBLEU, "bleu", missing)
     monkeypatch.setattr("lineage.metrics.translation.options", lambda name: {"tokenize": None})
-    with pytest.raises(
-        ModuleNotFoundError, match=r"A tokenizer is not installed: Japanese needs more\. pip install sacrebleu\[ja\]"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"A tokenizer is not installed: Japanese needs more\. pip install"):
         corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="ja-mecab")
 
 

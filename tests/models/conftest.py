@@ -15,9 +15,8 @@ def variables():
     def make(module, *args, seed=0, std=0.3, **kwargs):
         rng = np.random.default_rng(seed)
         shapes = jax.eval_shape(partial(module.init, **kwargs), jax.random.key(0), *args)
-        return {
-            "params": jax.tree.map(lambda x: jnp.asarray(std * rng.standard_normal(x.shape), x.dtype), shapes)["params"]
-        }
+        drawn = jax.tree.map(lambda x: jnp.asarray(std * rng.standard_normal(x.shape), x.dtype), shapes)
+        return {"params": drawn["params"]}
 
     return make
 

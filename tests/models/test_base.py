@@ -22,29 +22,22 @@ IMAGE = {"num_classes": 3, "image_size": 8, "channels": 1}
 SMALL = {"depths": (1, 1), "widths": (8, 16), "stem_width": 4, "channels": 1, "norm": "group", "groups": 2}
 TOKENS, IMAGES = jnp.ones((2, 5), jnp.int32), jnp.linspace(0, 1, 128).reshape(2, 8, 8, 1)
 PAIR = (TOKENS, TOKENS[:, :4])
+BERTS = ("albert", "bert", "bigbird", "distilbert", "electra", "roberta", "xlmr")
+T5 = {"vocab_size": 11, "depth": 3, "width": 8, "num_heads": 2, "decoder_depth": 2}
+VIT = {"patch_size": 4, "depth": 2, "width": 8, "num_heads": 2}
+SWIN = {"patch_size": 1, "depths": (2, 1), "width": 8, "num_heads": (2, 4), "window": 4}
 # name -> (settings, inputs, numbers of encoder and decoder layers, attention weights)
 CASES = {
-    **{
-        name: (TEXT, (TOKENS,), (3, 0), {"encoder": 3})
-        for name in ("albert", "bert", "bigbird", "distilbert", "electra", "roberta", "xlmr")
-    },
+    **dict.fromkeys(BERTS, (TEXT, (TOKENS,), (3, 0), {"encoder": 3})),
     "gpt": (TEXT, (TOKENS,), (0, 3), {"decoder": 3}),
     "llama": (TEXT, (TOKENS,), (0, 3), {"decoder": 3}),
     "transformer_xl": (TEXT, (TOKENS,), (0, 3), {"decoder": 3}),
     "bart": (TEXT | {"decoder_depth": 2}, PAIR, (3, 2), {"encoder": 3, "decoder": 2, "cross": 2}),
-    "t5": (
-        {key: TEXT[key] for key in TEXT if key != "max_length"} | {"decoder_depth": 2},
-        PAIR,
-        (3, 2),
-        {"encoder": 3, "decoder": 2, "cross": 2},
-    ),
+    "t5": (T5, PAIR, (3, 2), {"encoder": 3, "decoder": 2, "cross": 2}),
     "transformer": (TEXT, PAIR, (3, 3), {"encoder": 3, "decoder": 3, "cross": 3}),
     "seq2seq": ({"vocab_size": 11, "width": 8, "depth": 2}, PAIR, (2, 2), {"cross": 1}),
     "elmo": ({"vocab_size": 11, "width": 8, "depth": 2, "cell_dim": 4}, (TOKENS,), (2, 0), {}),
-    **{
-        name: (IMAGE | {"patch_size": 4, "depth": 2, "width": 8, "num_heads": 2}, (IMAGES,), (2, 0), {"encoder": 2})
-        for name in ("vit", "deit")
-    },
+    **dict.fromkeys(("vit", "deit"), (IMAGE | VIT, (IMAGES,), (2, 0), {"encoder": 2})),
     "mae": (
         {"image_size": 8, "channels": 1, "patch_size": 4, "depth": 2, "width": 8, "num_heads": 2}
         | {"decoder_depth": 1, "decoder_width": 8, "decoder_num_heads": 2, "mask_rate": 0.5},
@@ -52,12 +45,7 @@ CASES = {
         (2, 1),
         {"encoder": 2, "decoder": 1},
     ),
-    "swin": (
-        IMAGE | {"patch_size": 1, "depths": (2, 1), "width": 8, "num_heads": (2, 4), "window": 4},
-        (IMAGES,),
-        (3, 0),
-        {"encoder": 3},
-    ),
+    "swin": (IMAGE | SWIN, (IMAGES,), (3, 0), {"encoder": 3}),
     "resnet": (SMALL | {"num_classes": 3}, (IMAGES,), (2, 0), {}),
     "detr": (
         {"backbone": {"name": "resnet", "num_classes": 0, **SMALL}, "num_classes": 3, "num_queries": 4}
@@ -108,9 +96,7 @@ def test_hidden_states_of_every_architecture(name):
 def test_last_hidden_state_is_the_encoder_output():
     model = models.build("bert", head="none", **TEXT)
     params = {"params": jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]}
-    states, output = jax.jit(lambda params: (models.hidden_states(model, params, TOKENS), model.apply(params, TOKENS)))(
-        params
-    )
+    states, output = jax.jit(lambda x: (models.hidden_states(model, x, TOKENS), model.apply(x, TOKENS)))(params)
     np.testing.assert_array_equal(states.layers["encoder"][-1], output)
 
 
@@ -173,14 +159,8 @@ TIMM = {
     "vit": (
         ("vit", "B", {}),
         [(r"^cls_token|reg_token|pos_embed|patch_embed", 0, ()), (r"^blocks\.(\d+)", 1, ()), (r"^norm", 1, NORM)],
-        {
-            "class_token": "cls_token",
-            "table/table": "pos_embed",
-            "patch_embed/": "patch_embed.",
-            "stack/layers/": "blocks.*.",
-            "norm/": "norm.",
-            "classifier/": "head.",
-        },
+        {"class_token": "cls_token", "table/table": "pos_embed", "patch_embed/": "patch_embed."}
+        | {"stack/layers/": "blocks.*.", "norm/": "norm.", "classifier/": "head."},
     ),
     "swin": (
         ("swin", "T", {}),
@@ -244,9 +224,8 @@ def test_layer_wise_decay_matches_timm(reference):
     moved = steps(model, shapes, layer_decay=0.75)
     assert len(set(expected.values())) == model.num_layers + 2
     for path, found in names.items():
-        np.testing.assert_allclose(
-            moved[path], np.resize([expected[name] for name in found], len(moved[path])), rtol=1e-6
-        )
+        rates = [expected[name] for name in found]
+        np.testing.assert_allclose(moved[path], np.resize(rates, len(moved[path])), rtol=1e-6)
 
 
 @pytest.mark.parametrize("frozen", [1, 3])

@@ -26,34 +26,6 @@ def count(model):
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-@pytest.mark.parametrize(
-    ("name", "variant", "number"),
-    [
-        ("bert", "tiny", 4_385_920),
-        ("bert", "mini", 11_170_560),
-        ("bert", "small", 28_763_648),
-        ("bert", "medium", 41_373_184),
-        ("bert", "base", 109_482_240),
-        ("bert", "large", 335_141_888),
-        ("roberta", "base", 124_645_632),
-        ("roberta", "large", 355_359_744),
-        ("xlmr", "base", 278_043_648),
-        ("distilbert", "base", 66_362_880),
-        ("albert", "base", 11_683_584),
-        ("albert", "large", 17_683_968),
-        ("albert", "xlarge", 58_724_864),
-        ("albert", "xxlarge", 222_595_584),
-        ("electra", "small", 13_483_008),
-        ("electra", "base", 108_891_648),
-        ("electra", "large", 334_092_288),
-    ],
-)
-def test_parameter_counts_match_published_models(name, variant, number):
-    """Check the parameters of the encoder and of its pooler, if it has one."""
-    head = "none" if name in ("distilbert", "electra") else "pooler"
-    assert count(models.build(name, variant, head=head)) == number
-
-
 def test_electra_generator_has_the_embedding_size_of_its_discriminator():
     for size, share in (("small", 4), ("base", 3), ("large", 4)):
         discriminator, generator = (models.build("electra", size + kind) for kind in ("", "_generator"))
@@ -188,9 +160,7 @@ def test_unsupported_models_raise(model, message, variables, tmp_path):
         convert.save(tmp_path, model, variables(model, TOKENS))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "many"}]
-)
+@pytest.mark.parametrize("settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "m"}])
 def test_invalid_roberta_positions_raise(settings, variables, tmp_path):
     model = RoBERTa(**SIZES)
     convert.save(tmp_path, model, variables(model, TOKENS))

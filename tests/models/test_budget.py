@@ -43,20 +43,12 @@ def training_loss(model, objective):
 
 @pytest.mark.parametrize(
     ("name", "variant", "parameters"),
-    [
-        ("gpt", "small", 124_439_808),
-        ("gpt", "xl", 1_557_611_200),
-        ("vit", "B", 86_567_656),
-        ("vit", "L", 304_326_632),
-    ],
+    [("gpt", "small", 124_439_808), ("gpt", "xl", 1_557_611_200), ("vit", "B", 86_567_656), ("vit", "L", 304_326_632)],
 )
 def test_parameter_counts_match_published_models(name, variant, parameters):
     model = build(name, variant)
-    inputs = (
-        jax.ShapeDtypeStruct((1, 8), jnp.int32)
-        if name == "gpt"
-        else jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    )
+    kinds = {"gpt": ((1, 8), jnp.int32), "vit": ((1, 224, 224, 3), jnp.float32)}
+    inputs = jax.ShapeDtypeStruct(*kinds[name])
     cost = budget.budget(model, (inputs,))
     assert cost.parameters["total"] == parameters
     assert sum(cost.parameters.values()) == 2 * parameters
@@ -76,33 +68,31 @@ def test_parameters_by_module():
     assert parts["stack/mlp_norm"] == parts["stack/attention_norm"] == 3 * norm
 
 
-@tiered(
-    ("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
-)
+RELATIVE = VIT | {"position": "relative"}
+
+
+@tiered(("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (RELATIVE, IMAGES)])
 def test_forward_flops_match_xla(settings, inputs):
     cost = budget.budget(build(**settings), (inputs,))
     unrolled = build(**settings, unroll=settings["depth"])
-    assert total(cost.flops["forward"]) == pytest.approx(
-        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.01
-    )
+    expected = xla(unrolled.apply, shapes(unrolled, inputs), inputs)
+    assert total(cost.flops["forward"]) == pytest.approx(expected, rel=0.01)
     assert sum(cost.flops["parts"].values()) == cost.flops["forward"]["matmul"] == cost.flops["forward"]["model"]
     assert "the rest" not in cost.flops["parts"]
 
 
+PUBLISHED = {"gpt": ("small", (1, 1024), jnp.int32), "vit": ("B", (1, 224, 224, 3), jnp.float32)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "variant", "inputs"),
-    [
-        ("gpt", "small", jax.ShapeDtypeStruct((1, 1024), jnp.int32)),
-        ("vit", "B", jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)),
-    ],
-)
-def test_forward_flops_of_published_models(name, variant, inputs):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_forward_flops_of_published_models(name):
+    variant, *shape = PUBLISHED[name]
+    inputs = jax.ShapeDtypeStruct(*shape)
     cost = budget.budget(build(name, variant), (inputs,))
     unrolled = build(name, variant, unroll=12)
-    assert total(cost.flops["forward"]) == pytest.approx(
-        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.02
-    )
+    expected = xla(unrolled.apply, shapes(unrolled, inputs), inputs)
+    assert total(cost.flops["forward"]) == pytest.approx(expected, rel=0.02)
     assert cost.textbook["flops"] == pytest.approx(total(cost.flops["forward"]), rel=0.02)
 
 
@@ -115,9 +105,8 @@ def test_training_flops_match_xla():
     def loss(variables, tokens):
         return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
-    assert total(cost.flops["training"]) == pytest.approx(
-        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
-    )
+    expected = xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS)
+    assert total(cost.flops["training"]) == pytest.approx(expected, rel=0.02)
     assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
 
 
@@ -135,10 +124,8 @@ def test_rematerialization_does_not_count_as_model_flops_and_saves_memory(remat)
 @pytest.mark.parametrize("groups", [1, 2])
 @tiered("padding", ["SAME", "VALID"])
 def test_convolutions_and_their_gradients(stride, groups, padding):
-    image, kernel = (
-        jax.ShapeDtypeStruct((2, 9, 12, 4), jnp.float32),
-        jax.ShapeDtypeStruct((3, 3, 4 // groups, 6), jnp.float32),
-    )
+    sizes = (2, 9, 12, 4), (3, 3, 4 // groups, 6)
+    image, kernel = (jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes)
 
     def convolve(image, kernel):
         how = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}

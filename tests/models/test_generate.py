@@ -143,9 +143,8 @@ def test_ragged_batch_equals_single_prompts(gpt, prompts, options):
     for row, length in enumerate(prompts[1]):
         alone = generate(*gpt, prompts[0][row : row + 1, :length], **options)
         assert alone.lengths[0] == together.lengths[row]
-        np.testing.assert_array_equal(
-            alone.tokens[0, : alone.lengths[0]], together.tokens[row, : together.lengths[row]]
-        )
+        end = together.lengths[row]
+        np.testing.assert_array_equal(alone.tokens[0, :end], together.tokens[row, :end])
         np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-5)
         assert (together.tokens[row, together.lengths[row] :] == VOCAB).all()
 
@@ -307,9 +306,8 @@ def test_banned_ngrams_depend_on_the_sequence_only():
 
 @tiered("num_beams", [1, 3])
 def test_no_token_is_banned_if_all_would_be(gpt, num_beams):
-    out = generate(
-        *gpt, np.array([[1]]), max_new_tokens=14, temperature=0.0, no_repeat_ngram_size=1, num_beams=num_beams
-    )
+    options = {"temperature": 0.0, "no_repeat_ngram_size": 1, "num_beams": num_beams}
+    out = generate(*gpt, np.array([[1]]), max_new_tokens=14, **options)
     (row,) = np.asarray(out.tokens)
     vocab_size = gpt[0].vocab_size
     assert sorted(row[:vocab_size].tolist()) == list(range(vocab_size))
@@ -342,10 +340,8 @@ def test_best_of_selects_the_sample_with_the_highest_score(bigram):
         table = own if contrast is None else own - weaker
         out = best_of(4, model, variables, prompts, contrast=contrast, **options)
         for row, start in enumerate(lengths):
-            samples = [
-                tokens[start - 1 : end]
-                for tokens, end in zip(*(np.asarray(x)[4 * row : 4 * row + 4] for x in every[:2]))
-            ]
+            own_rows = (np.asarray(x)[4 * row : 4 * row + 4] for x in every[:2])
+            samples = [tokens[start - 1 : end] for tokens, end in zip(*own_rows)]
             best = max(samples, key=lambda sample: table[sample[:-1], sample[1:]].mean())
             assert out.tokens[row, start - 1 : out.lengths[row]].tolist() == best.tolist()
     np.testing.assert_allclose(log_likelihood(model, variables, every, np.repeat(lengths, 4)), every.scores, rtol=1e-5)

@@ -15,23 +15,6 @@ WINDOW = TINY.clone(window=3)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 10)), jnp.int32)
 
 
-@pytest.mark.parametrize(
-    ("variant", "count"),
-    [
-        ("llama2-7b", 6_738_415_616),
-        ("llama2-13b", 13_015_864_320),
-        ("llama2-70b", 68_976_648_192),
-        ("llama3-8b", 8_030_261_248),
-        ("llama3.2-1b", 1_235_814_400),
-        ("mistral-7b", 7_241_732_096),
-    ],
-)
-def test_parameter_counts_match_published_models(variant, count):
-    model = models.build("llama", variant)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
-
-
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
 def test_cache_size_is_proportional_to_key_value_heads(kv_heads, variables):
     """Check that the size of the cache is proportional to the number of key/value heads."""
@@ -58,35 +41,6 @@ def test_gradients_are_causal_within_the_window(variables):
         np.testing.assert_array_equal(np.abs(jacobian).max(-1) > 0, (distance >= 0) & (distance <= reach))
 
 
-@pytest.mark.parametrize("model", [TINY, WINDOW.clone(rope_scaling="yarn", rope_factor=2.0, rope_length=7)])
-def test_cached_equals_uncached_for_different_lengths(model, variables):
-    """Check cached decoding of sequences with 3 and 7 cached tokens; entries beyond each length are arbitrary."""
-    params = variables(model, TOKENS)
-    expected = jax.jit(model.apply)(params, TOKENS)
-    decode = jax.jit(lambda tokens, cache: model.apply(params, tokens, cache, method="decode"))
-    cache = model.apply(params, 2, 14, method="init_cache")
-    logits, cache = decode(TOKENS[:, :7], cache)
-    assert_close(logits, expected[:, :7])
-    lengths = jnp.array([3, 7])
-    cache = cache.rewind(lengths)
-    for _ in range(3):
-        logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
-        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
-        lengths = lengths + 1
-
-
-@pytest.mark.parametrize("model", [TINY, WINDOW])
-def test_padded_equals_unpadded(model, variables):
-    params, apply = variables(model, TOKENS), jax.jit(model.apply)
-    expected = apply(params, TOKENS[:, :8])
-    for padding in ((5, 0), (0, 5)):
-        mask = jnp.pad(jnp.ones((2, 8), bool), [(0, 0), padding])
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
-        padded = jnp.pad(TOKENS[:, :8], [(0, 0), padding], constant_values=9)
-        logits = apply(params, padded, mask=mask, positions=positions)
-        assert_close(logits[mask].reshape(expected.shape), expected)
-
-
 def test_given_positions_are_used(variables):
     """Check positions with a gap: RoPE depends only on distances, so a constant offset has no effect."""
     params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
@@ -98,25 +52,6 @@ def test_given_positions_are_used(variables):
     logits = apply(params, holed, mask=mask, positions=positions)[:, places]
     assert_close(logits, expected)
     assert np.abs(apply(params, holed, mask=mask)[:, places] - expected).max() > 1e-3
-
-
-def test_bfloat16_parameters_give_bfloat16_logits(variables):
-    params = variables(WINDOW, TOKENS, std=0.1)
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    logits = jax.jit(WINDOW.apply)(half, TOKENS)
-    assert logits.dtype == jnp.bfloat16
-    np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(WINDOW.apply)(params, TOKENS), atol=0.05)
-    cache = WINDOW.apply(half, 2, 10, method="init_cache")
-    assert cache.key[0].dtype == jnp.bfloat16
-
-
-def test_dropout_only_with_its_rng(variables):
-    params = variables(TINY, TOKENS)
-    model = TINY.clone(dropout=0.3)
-    plain = jax.jit(TINY.apply)(params, TOKENS)
-    np.testing.assert_array_equal(jax.jit(model.apply)(params, TOKENS), plain)
-    dropped = jax.jit(lambda key: model.apply(params, TOKENS, rngs={"dropout": key}))(jax.random.key(0))
-    assert (dropped != plain).any()
 
 
 def test_initialization_scale():
@@ -134,14 +69,6 @@ def test_initialization_scale():
     assert set(params) - set(tied) == {"unembed"}
 
 
-def test_sequence_longer_than_max_length_raises(variables):
-    params = variables(TINY, TOKENS)
-    with pytest.raises(ValueError, match="a sequence of 15 tokens is longer than the model's 14"):
-        TINY.apply(params, jnp.zeros((1, 15), jnp.int32))
-    with pytest.raises(ValueError, match="a sequence of 16 tokens is longer than the model's 14"):
-        TINY.apply(params, 1, 16, method="init_cache")
-
-
 def test_unknown_rope_scaling_raises():
     with pytest.raises(ValueError, match=r"Unknown rope_scaling 'yarm'\. Did you mean 'yarn'"):
         models.build("llama", rope_scaling="yarm")
@@ -152,16 +79,8 @@ def test_unknown_rope_scaling_raises():
     [
         (TINY, {"attention_bias": True}, "attention_bias is True: it must be False"),
         (TINY, {"architectures": ["LlamaModel"]}, "architectures is 'LlamaModel': it must be 'LlamaForCausalLM'"),
-        (
-            TINY,
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type is 'dynamic': it must be one of",
-        ),
-        (
-            TINY,
-            {"rope_parameters": {"rope_type": "linear"}},
-            "factor of rope_type 'linear' is None: it must be a number",
-        ),
+        (TINY, {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic': it must be one of"),
+        (TINY, {"rope_parameters": {"rope_type": "linear"}}, "factor of rope_type 'linear' is None: it must be"),
         (
             TINY,
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},

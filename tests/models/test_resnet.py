@@ -13,16 +13,6 @@ from lineage.models import budget, build, resnet
 TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
 
 
-@pytest.mark.parametrize(
-    ("variant", "parameters"),
-    [("18", 11_689_512), ("50", 25_557_032), ("101", 44_549_160), ("bit50", 25_549_352)],
-)
-def test_parameter_counts_match_published_models(variant, parameters):
-    model = build("resnet", variant)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == parameters
-
-
 def test_multiply_adds_match_published_models():
     """Check 4.1 G multiply-adds at 224, which include those with zero padding; the budget excludes these."""
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)

@@ -169,9 +169,8 @@ def test_sequences_are_independent():
     target, draft = weights(TARGET, 3, scale=0.35), weights(DRAFT, 4, scale=0.35)
     prompts = np.random.default_rng(0).integers(0, VOCAB, (4, 5))
     others = np.concatenate([prompts[:2], prompts[2:] * 0])
-    first, second = (
-        speculate(TARGET, target, DRAFT, draft, rows, max_new_tokens=8, seed=7) for rows in (prompts, others)
-    )
+    models, options = (TARGET, target, DRAFT, draft), {"max_new_tokens": 8, "seed": 7}
+    first, second = (speculate(*models, rows, **options) for rows in (prompts, others))
     np.testing.assert_array_equal(first.generation.tokens[:2], second.generation.tokens[:2])
     np.testing.assert_array_equal(first.checked[:2], second.checked[:2])
 

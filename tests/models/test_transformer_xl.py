@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.transformer_xl import TransformerXL, by_key
 from tests.tolerance import assert_close
@@ -27,14 +26,6 @@ def read(model, params, tokens, length):
         out, memory = apply(memory, tokens[:, start : start + length])
         logits.append(out)
     return jnp.concatenate(logits, axis=1)
-
-
-def test_parameter_count_matches_the_paper():
-    """Check the 151M of the standard model: the table shared by input and output, and the layers."""
-    model = models.build("transformer_xl", "standard")
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    words, layers = 267_735 * 410, 4 * 410**2 + 410**2 + 2 * 410 + 2 * 410 * 2100 + 410 + 2100 + 4 * 410
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == words + 16 * layers == 150_850_870
 
 
 def test_distances_of_queries_to_keys_match_a_loop():
@@ -60,9 +51,7 @@ def test_receptive_field(params):
         return np.abs(read(model, params, tokens, 4) - read(model, params, TOKENS, 4)).max((0, 2)) > 1e-6
 
     changed = TOKENS.at[:, 1].add(1) % 17
-    np.testing.assert_array_equal(
-        moved(TINY.clone(memory_length=0), changed), (np.arange(20) >= 1) & (np.arange(20) < 4)
-    )
+    np.testing.assert_array_equal(np.flatnonzero(moved(TINY.clone(memory_length=0), changed)), [1, 2, 3])
     # Layer 1 attends to token 1 up to segment 1 (4 to 7); by its memory, layer 2 depends on it up to segment 3 (12 to
     # 13).
     reach = np.flatnonzero(moved(TINY, changed))
@@ -82,21 +71,6 @@ def test_memory_is_updated_only_if_mutable(params):
     assert jax.tree.leaves(state["memory"])[0].tolist() == [6, 6]
     with pytest.raises(ValueError, match="the batch size is 1: it must be 3"):
         TINY.apply(params | state, TOKENS[:1, :4], mutable=["memory"])
-
-
-def test_cached_equals_uncached_for_different_lengths(params):
-    """Check cached decoding of sequences with 3 and 5 cached tokens; entries beyond each length are arbitrary."""
-    expected = jax.jit(TINY.apply)(params, TOKENS[:2, :9])  # 9 tokens: within the segment of 4 and the memory of 6
-    decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
-    cache = TINY.apply(params, 2, 14, method="init_cache")
-    logits, cache = decode(TOKENS[:2, :5], cache)
-    assert_close(logits, expected[:, :5])
-    lengths = jnp.array([3, 5])
-    cache = cache.rewind(lengths)
-    for _ in range(4):
-        logits, cache = decode(jnp.take_along_axis(TOKENS[:2], lengths[:, None], axis=1), cache)
-        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
-        lengths = lengths + 1
 
 
 def test_cached_equals_segments_of_one_token(params):
@@ -123,15 +97,6 @@ def test_bfloat16_keeps_memory_in_float32(params):
     logits, state = jax.jit(lambda: TINY.apply(half, TOKENS[:, :4], mutable=["memory"]))()
     assert logits.dtype == jnp.bfloat16
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state)} == {"float32", "int32"}
-
-
-def test_dropout_only_with_its_rng(params):
-    plain = jax.jit(TINY.apply)(params, TOKENS[:, :4])
-    for rates in ({"dropout": 0.3}, {"attention_dropout": 0.3}):
-        model = TINY.clone(**rates)
-        np.testing.assert_array_equal(jax.jit(model.apply)(params, TOKENS[:, :4]), plain)
-        dropped = jax.jit(lambda key, model=model: model.apply(params, TOKENS[:, :4], rngs={"dropout": key}))
-        assert (dropped(jax.random.key(0)) != plain).any()
 
 
 def test_width_not_divisible_by_heads_raises():

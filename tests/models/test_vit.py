@@ -5,22 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage import models
 from lineage.models.resnet import ResNet
 from lineage.models.vit import ViT
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 TINY = ViT(num_classes=5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
-
-
-@pytest.mark.parametrize(
-    ("variant", "patch", "count"), [("B", 16, 86_567_656), ("L", 16, 304_326_632), ("H", 14, 632_045_800)]
-)
-def test_parameter_counts_match_published_models(variant, patch, count):
-    model = models.build("vit", variant, num_classes=1000, image_size=224, patch_size=patch)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
 def patches(image):

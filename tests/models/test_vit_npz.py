@@ -43,6 +43,7 @@ LAYER = {
     "MultiHeadDotProductAttention_1/value/kernel": (768, 12, 64),
 }
 SMALL = {768: 12, 3072: 20, 12: 3, 64: 4, 16: 2, 197: 10, 21843: 5}  # sizes of a smaller file
+SIZES = {"width": 8, "num_heads": 2, "mlp_dim": 12, "activation": "gelu_tanh", "epsilon": 1e-6}
 
 
 def small(rng):
@@ -118,18 +119,7 @@ def test_names_and_shapes_match_the_published_file(tmp_path, monkeypatch):
 
 def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
     """Check R50+ViT: standardized kernels, norms after convolutions, and the padding of TensorFlow."""
-    model = ViT(
-        num_classes=3,
-        image_size=32,
-        patch_size=8,
-        depth=1,
-        width=8,
-        num_heads=2,
-        hybrid=(1, 2),
-        activation="gelu_tanh",
-        epsilon=1e-6,
-        mlp_dim=12,
-    )
+    model = ViT(num_classes=3, image_size=32, patch_size=8, depth=1, hybrid=(1, 2), **SIZES)
     image = normal(2, 32, 32, 3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     variables = jax.tree.map(lambda x: normal(*x.shape), shapes)
@@ -162,19 +152,7 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
 
 
 def test_file_without_class_token_and_head(tmp_path, variables, normal):
-    model = ViT(
-        num_classes=0,
-        image_size=8,
-        patch_size=4,
-        channels=1,
-        depth=2,
-        width=8,
-        num_heads=2,
-        pooling="gap",
-        activation="gelu_tanh",
-        epsilon=1e-6,
-        mlp_dim=12,
-    )
+    model = ViT(num_classes=0, image_size=8, patch_size=4, channels=1, depth=2, pooling="gap", **SIZES)
     params = variables(model, normal(1, 8, 8, 1))
     vit_npz.save(tmp_path / "gap.npz", model, params)
     again, restored = convert.load(tmp_path / "gap.npz")

@@ -59,9 +59,8 @@ def test_fused_loss_and_gradients_match(smoothing, bias, normal, small_blocks):
         return x @ table.T + (0 if bias is None else bias)
 
     targets = targets_of(logits(*arguments), smoothing)
-    expected, expected_grads = jax.jit(jax.value_and_grad(lambda a: plain(logits(*a), targets), has_aux=True))(
-        arguments
-    )
+    whole = jax.jit(jax.value_and_grad(lambda a: plain(logits(*a), targets), has_aux=True))
+    expected, expected_grads = whole(arguments)
 
     def fused(arguments):
         found = token_losses(*arguments, targets)
@@ -81,9 +80,8 @@ def test_adaptive_softmax_matches_its_log_probabilities(divisor, variables, norm
     np.testing.assert_allclose(np.exp(logits(params, x)).sum(-1), 1, rtol=1e-5)
     targets = targets_of(logits(params, x))
     assert len(np.unique(np.searchsorted((10, 20, 45), targets.labels, side="right"))) == 4
-    expected, expected_grads = jax.jit(jax.value_and_grad(lambda a: plain(logits(*a), targets), has_aux=True))(
-        (params, x)
-    )
+    whole = jax.jit(jax.value_and_grad(lambda a: plain(logits(*a), targets), has_aux=True))
+    expected, expected_grads = whole((params, x))
 
     def fused(arguments):
         found = module.apply(*arguments, targets, method="losses")
@@ -195,5 +193,5 @@ def test_unsupported_options_raise(variables, normal):
     module = AdaptiveEmbed(WORDS, WIDTH, (10, 20))
     params = variables(module, jnp.zeros((1,), jnp.int32))
     targets = Targets(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2)), 0.1)
-    with pytest.raises(ValueError, match=r"label_smoothing is 0.1: it must be 0 for a model with an adaptive softmax"):
+    with pytest.raises(ValueError, match=r"label_smoothing is 0.1: it must be 0 with an adaptive softmax"):
         module.apply(params, normal(1, 2, WIDTH), targets, method="losses")

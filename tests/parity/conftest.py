@@ -58,6 +58,56 @@ def gradients(ours):
 
 
 @pytest.fixture
+def exported(tmp_path):
+    """Return a function that writes a model, and reads it as one of ours, which must be equal, and as a reference.
+
+    The reference's tensors must be those of another one, `like`, except the `missing` ones, which are not written.
+    """
+
+    def read(model, variables, cls, like=None, missing=frozenset()):
+        folder = tmp_path / "exported"
+        convert.save(folder, model, variables)
+        again, restored = convert.load(folder)
+        assert again == model
+        jax.tree.map(np.testing.assert_array_equal, restored, variables)
+        reference, info = cls.from_pretrained(folder, output_loading_info=True)
+        assert {name for name in info.pop("missing_keys") if not name.endswith("num_batches_tracked")} == missing
+        assert not any(info.values())
+        for name, expected in like.state_dict().items() if like else ():
+            if name not in missing:
+                np.testing.assert_array_equal(reference.state_dict()[name], expected, err_msg=name)
+        return reference.eval()
+
+    return read
+
+
+@pytest.fixture
+def round_trip(exported):
+    """Return a function that exports a model with random variables, and returns its output and the reference's.
+
+    Inputs are named as the reference's. Variables have the mean `center`, and are positive where it is not 0.
+    """
+
+    def run(model, cls, center=0.0, **inputs):
+        rng, theirs = np.random.default_rng(3), {name: tensor_of(value) for name, value in inputs.items()}
+        shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs.values())
+        variables = jax.tree.map(lambda x: np.float32(0.2 * rng.standard_normal(x.shape)), shapes)
+        variables = jax.tree.map(lambda x: abs(x) + center, variables) if center else variables
+        reference = exported(model, variables, cls)
+        with torch.no_grad():
+            return jax.jit(model.apply)(variables, *inputs.values()), reference(**theirs)
+
+    return run
+
+
+def tensor_of(array):
+    """Return an array as PyTorch takes it: integers as int64, images with the channels first."""
+    array = np.asarray(array)
+    array = array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+    return torch.tensor(array if array.dtype == np.float32 else array.astype(np.int64))
+
+
+@pytest.fixture
 def assert_same_gradients():
     def check(found, expected, relative=1e-4):
         """Compare arrays relative to their largest entry, up to rounding: gradients of key biases are zero in
@@ -72,58 +122,145 @@ def assert_same_gradients():
 
 
 @pytest.fixture
-def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
-    """Return a function that compares an encoder-decoder with a reference on padded sequences.
+def assert_same_encoder(gradients, assert_same_gradients):
+    """Return a function that compares outputs and hidden states of real tokens, and gradients if a reference is given.
 
-    Hidden states after the given blocks of the reference, logits, loss and gradients are compared; tokens are at least
-    `lowest`.
+    It returns our outputs.
     """
 
-    def check(reference, encoder_blocks, decoder_blocks, seed, lowest=0):
-        rng = np.random.default_rng(seed + 100)
-        model, variables = ours(reference)
-        inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 12), (4, 7), (0, 5)], lowest)
-        tokens, tokens_mask = _padded(rng, reference.config.vocab_size, [(0, 11), (0, 4), (2, 5)], lowest)
-        targets = np.roll(tokens, -1, axis=1)
+    def check(model, variables, batch, outputs, hidden, reference=None):
+        mask, rng = np.array(batch["mask"]), np.random.default_rng(0)
+        arguments = jax.tree.map(jnp.asarray, batch)
+        weights = [rng.standard_normal(out.shape).astype(np.float32) for out in outputs]
 
-        expected = {"encoder": [], "decoder": []}
-        for side, blocks in (("encoder", encoder_blocks), ("decoder", decoder_blocks)):
-            blocks[0].register_forward_pre_hook(lambda _, args, side=side: expected[side].append(args[0]))
-            for block in blocks:
-                block.register_forward_hook(
-                    lambda _, args, out, side=side: expected[side].append(out[0] if isinstance(out, tuple) else out)
-                )
-        logits = reference(
-            input_ids=torch.tensor(inputs), attention_mask=torch.tensor(mask).long(),
-            decoder_input_ids=torch.tensor(tokens), decoder_attention_mask=torch.tensor(tokens_mask).long(),
-            use_cache=False,
-        ).logits  # fmt: skip
-        valid = torch.tensor(tokens_mask)
-        expected_loss = torch.nn.functional.cross_entropy(logits[valid], torch.tensor(targets)[valid])
-        expected_loss.backward()
+        def real(array):
+            return array[mask] if array.shape[: mask.ndim] == mask.shape else array
 
         def loss(params):
-            args, masks = jax.tree.map(jnp.asarray, ((inputs, tokens), {"inputs_mask": mask, "mask": tokens_mask}))
-            out, state = model.apply({"params": params}, *args, **masks, mutable=["intermediates"])
-            losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
-            return (losses * tokens_mask).sum() / tokens_mask.sum(), (out, state["intermediates"])
+            out, state = model.apply({"params": params}, **arguments, mutable=["intermediates"])
+            out = out if isinstance(out, tuple) else (out,)
+            total = sum(real(jnp.tanh(a) * w).sum() for a, w in zip(out, weights, strict=True))
+            return total, (out, state["intermediates"])
 
-        quick = {"xla_backend_optimization_level": 0}  # compilation dominates
-        step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
-        (value, (out, seen)), grads = step(variables["params"])
-        assert_close(out[tokens_mask], logits.detach().numpy()[tokens_mask])
-        for side, real in (("encoder", mask), ("decoder", tokens_mask)):
-            hidden = [seen[f"{side}_embedding"][0], *seen[f"{side}_stack"]["layers"]["hidden"][0]]
-            assert len(hidden) == len(expected[side])
-            for mine, theirs in zip(hidden, expected[side]):
-                assert_close(mine[real], theirs.detach().numpy()[real])
-        np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-5)
-        assert_same_gradients(grads, gradients(reference))
+        if reference is None:
+            _, (found, seen) = jax.jit(loss)(variables["params"])
+        else:
+            sum(real(a.tanh() * torch.tensor(w)).sum() for a, w in zip(outputs, weights)).backward()
+            grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        for mine, theirs in zip(found, outputs, strict=True):
+            assert_close(real(mine), real(theirs.detach().numpy()))
+        stack = seen["stack"]
+        stacks = [stack] if "layers" in stack else [stack[name] for name in sorted(stack)]
+        layers = [seen["embedding"][0], *(layer for stack in stacks for layer in stack["layers"]["hidden"][0])]
+        rows = mask.reshape(-1, mask.shape[-1])
+        for mine, theirs in zip(layers, hidden, strict=True):
+            mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, : rows.shape[1]]
+            assert_close(mine[rows], theirs[rows])
+        if reference is not None:
+            assert_same_gradients(grads, gradients(reference))
+        return found
 
     return check
 
 
-def _padded(rng, vocab_size, rows, lowest):
+@pytest.fixture
+def watched():
+    """Return a function that gives a list to which a reference appends the input of its first block, and all outputs
+    of its blocks.
+    """
+
+    def watch(blocks):
+        states = []
+        blocks[0].register_forward_pre_hook(lambda _, args: states.append(args[0]))
+        for block in blocks:
+            block.register_forward_hook(lambda _, args, out: states.append(out[0] if isinstance(out, tuple) else out))
+        return states
+
+    return watch
+
+
+@pytest.fixture
+def assert_same_language_model(ours, gradients, assert_same_gradients, watched):
+    """Return a function that compares hidden states, logits, loss and gradients, and returns the model and its states.
+
+    It takes the reference and its inputs, our inputs and masks, the tokens whose successors are predicted with their
+    mask, and the blocks and the mask of each stack by the prefix of its names.
+    """
+
+    def check(reference, theirs, inputs, masks, tokens, mask, stacks):
+        model, variables = ours(reference)
+        expected = {prefix: watched(blocks) for prefix, (blocks, _) in stacks.items()}
+        logits = reference(**{name: tensor_of(value) for name, value in theirs.items()}, use_cache=False).logits
+        targets = np.roll(tokens, -1, axis=1)
+        expected_loss = torch.nn.functional.cross_entropy(logits[torch.tensor(mask)], torch.tensor(targets)[mask])
+        expected_loss.backward()
+
+        def loss(params):
+            args, named = jax.tree.map(jnp.asarray, (inputs, masks))
+            out, state = model.apply({"params": params}, *args, **named, mutable=["intermediates"])
+            losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
+            return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
+
+        (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+        assert_close(out[mask], logits.detach().numpy()[mask])
+        states = {
+            prefix: [seen[f"{prefix}embedding"][0], *seen[f"{prefix}stack"]["layers"]["hidden"][0]] for prefix in stacks
+        }
+        for prefix, (_, real) in stacks.items():
+            for mine, other in zip(states[prefix], expected[prefix], strict=True):
+                assert_close(mine[real], other.detach().numpy()[real])
+        np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-5)
+        assert_same_gradients(grads, gradients(reference))
+        return model, variables, states
+
+    return check
+
+
+@pytest.fixture
+def assert_same_decoder(assert_same_language_model):
+    """Return a function that compares a language model with a reference, see `assert_same_language_model`.
+
+    The reference has these blocks and this final norm. There are sequences of the given length without padding, with
+    padding on the left, and with padding on the right.
+    """
+
+    def check(reference, blocks, norm, length, seed):
+        rng = np.random.default_rng(seed + 100)
+        tokens, mask = _padded(rng, reference.config.vocab_size, [(0, length), (4, length - 4), (0, length // 3)])
+        positions, last = np.maximum(mask.cumsum(axis=1) - 1, 0), []
+        norm.register_forward_hook(lambda _, args, out: last.append(out))
+        theirs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        named = {"mask": mask, "positions": positions}
+        model, variables, states = assert_same_language_model(
+            reference, theirs, (tokens,), named, tokens, mask, {"": (blocks, mask)}
+        )
+        assert_close(model.bind(variables).norm(states[""][-1])[mask], last[0].detach().numpy()[mask])
+        return model
+
+    return check
+
+
+@pytest.fixture
+def assert_same_encoder_decoder(assert_same_language_model):
+    """Return a function that compares an encoder-decoder on padded sequences, see `assert_same_language_model`.
+
+    The reference has these blocks; tokens are at least `lowest`.
+    """
+
+    def check(reference, encoder_blocks, decoder_blocks, seed, lowest=0):
+        rng, size = np.random.default_rng(seed + 100), reference.config.vocab_size
+        inputs, inputs_mask = _padded(rng, size, [(0, 12), (4, 7), (0, 5)], lowest)
+        tokens, mask = _padded(rng, size, [(0, 11), (0, 4), (2, 5)], lowest)
+        theirs = {"input_ids": inputs, "attention_mask": inputs_mask}
+        theirs |= {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
+        named = {"inputs_mask": inputs_mask, "mask": mask}
+        stacks = {"encoder_": (encoder_blocks, inputs_mask), "decoder_": (decoder_blocks, mask)}
+        assert_same_language_model(reference, theirs, (inputs, tokens), named, tokens, mask, stacks)
+
+    return check
+
+
+def _padded(rng, vocab_size, rows, lowest=0):
     """Return random tokens, and a mask of the given (start, length) of each row."""
     starts, lengths = np.array(rows).T[..., None]
     places = np.arange((starts + lengths).max())

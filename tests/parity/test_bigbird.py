@@ -10,9 +10,7 @@ import torch
 import transformers
 
 from lineage import models
-from lineage.models import convert
 from tests.tiers import tiered
-from tests.tolerance import assert_close
 
 HEADS = {
     "Model": "pooler",
@@ -22,11 +20,7 @@ HEADS = {
     "ForTokenClassification": "token_classification",
     "ForMultipleChoice": "choice",
 }
-UNPOOLED = (
-    "masked_lm",
-    "classification",
-    "token_classification",
-)  # the reference has an unused pooler here
+UNPOOLED = ("masked_lm", "classification", "token_classification")  # the reference has an unused pooler here
 OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
 # length, block, random blocks: with full and partial last blocks, and a sequence too short for blocks
 SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]
@@ -61,11 +55,8 @@ def batch_of(task, length, seed):
     mask = np.ones(shape, bool)
     mask[1, ..., length - 9 :] = False
     mask[2, ..., 2:7] = False
-    return {
-        "tokens": np.where(mask, rng.integers(4, 70, shape), 0),
-        "segments": rng.integers(0, 3, shape),
-        "mask": mask,
-    }
+    tokens = np.where(mask, rng.integers(4, 70, shape), 0)
+    return {"tokens": tokens, "segments": rng.integers(0, 3, shape), "mask": mask}
 
 
 def run(reference, batch):
@@ -75,13 +66,9 @@ def run(reference, batch):
     return [out[key] for key in OUTPUTS if out.get(key) is not None], out.hidden_states
 
 
-def of_real_tokens(array, mask):
-    return array[mask] if array.shape[: mask.ndim] == mask.shape else array
-
-
 @tiered(("task", "length", "block", "others", "seed"), CASES, first=2)
 def test_outputs_hidden_states_and_gradients_match(
-    task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
+    task, length, block, others, seed, reference_of, ours, assert_same_encoder
 ):
     reference = reference_of(task, length, block, others, seed)
     batch = batch_of(task, length, seed)
@@ -89,76 +76,32 @@ def test_outputs_hidden_states_and_gradients_match(
     assert type(model) is models.MODELS["bigbird"]
     assert (model.head, model.block_size, model.num_random_blocks) == (HEADS[task], block, others)
     assert (model.each_layer(length) is None) == (length <= (5 + 2 * others) * block)
-    mask, ours_batch = batch["mask"], jax.tree.map(jnp.asarray, batch)
-
-    def loss(params):
-        out, state = model.apply({"params": params}, **ours_batch, mutable=["intermediates"])
-        out = out if isinstance(out, tuple) else (out,)
-        return sum(of_real_tokens(jnp.sin(a), mask).sum() for a in out), (out, state["intermediates"])
-
-    outputs, hidden = run(reference, batch)
-    if task == "ForPreTraining":
-        sum(of_real_tokens(a.sin(), mask).sum() for a in outputs).backward()
-        grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-        assert_same_gradients(grads, gradients(reference))
-    else:
-        _, (found, seen) = jax.jit(loss)(variables["params"])
-    for mine, theirs in zip(found, outputs, strict=True):
-        theirs = theirs.detach().numpy()
-        assert_close(of_real_tokens(mine, mask), of_real_tokens(theirs, mask))
-    layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
-    for mine, theirs in zip(layers, hidden, strict=True):
-        mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
-        assert_close(mine[rows], theirs[rows])
+    trained = reference if task == "ForPreTraining" else None
+    assert_same_encoder(model, variables, batch, *run(reference, batch), trained)
 
 
-def test_full_attention_matches(reference_of, ours, tmp_path):
+def test_full_attention_matches(reference_of, ours, exported, assert_same_encoder):
     """Check a sequence that is long enough for blocks, and the export of the config."""
     reference = reference_of("ForPreTraining", 40, 4, 2, 3, attention_type="original_full")
     batch = batch_of("ForPreTraining", 40, 3)
     model, variables = ours(reference)
     assert model.attention_type == "original_full"
-    outputs, hidden = run(reference, batch)
-    found, seen = jax.jit(lambda batch: model.apply(variables, **batch, mutable=["intermediates"]))(batch)
-    mask = batch["mask"]
-    for mine, theirs in zip(found, outputs, strict=True):
-        theirs = theirs.detach().numpy()
-        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
-    layers = [seen["intermediates"]["embedding"][0], *seen["intermediates"]["stack"]["layers"]["hidden"][0]]
-    for mine, theirs in zip(layers, hidden, strict=True):
-        np.testing.assert_allclose(mine[mask], theirs.detach().numpy()[mask], rtol=0, atol=1e-5)
+    found = assert_same_encoder(model, variables, batch, *run(reference, batch))
     sparse = jax.jit(model.clone(attention_type="block_sparse").apply)(variables, **batch)
-    assert np.abs(sparse[0] - found[0])[mask].max() > 1e-3
-
-    convert.save(tmp_path, model, variables)
-    exported, info = transformers.BigBirdForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    assert exported.config.attention_type == "original_full"
-    for name, theirs in reference.state_dict().items():
-        np.testing.assert_array_equal(exported.state_dict()[name], theirs)
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    assert np.abs(sparse[0] - found[0])[batch["mask"]].max() > 1e-3
+    again = exported(model, variables, transformers.BigBirdForPreTraining, like=reference)
+    assert again.config.attention_type == "original_full"
 
 
 @tiered(("task", "length", "block", "others", "seed"), CASES)
-def test_export_round_trip(task, length, block, others, seed, reference_of, ours, tmp_path):
+def test_export_round_trip(task, length, block, others, seed, reference_of, ours, exported):
     reference = reference_of(task, length, block, others, seed)
     model, variables = ours(reference)
-    convert.save(tmp_path, model, variables)
-    exported, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
-    unread = {"bert.pooler.weight", "bert.pooler.bias"} if model.head in UNPOOLED else set()
-    assert info.pop("missing_keys") == unread
-    assert not any(info.values())
-    for name, theirs in reference.state_dict().items():
-        if name not in unread:
-            np.testing.assert_array_equal(exported.state_dict()[name], theirs)
+    unread = {"bert.pooler.weight", "bert.pooler.bias"} if model.head in UNPOOLED else frozenset()
+    again = exported(model, variables, type(reference), like=reference, missing=unread)
     known = {field.name for field in dataclasses.fields(reference.config)} - {"_name_or_path", "dtype"}
-    said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
+    said, meant = ({key: getattr(config, key) for key in known} for config in (again.config, reference.config))
     assert said == meant
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
 @tiered(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])

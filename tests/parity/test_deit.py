@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 
-from lineage.models import convert
 from lineage.models.deit import DeiT
 from tests.tiers import tiered
 from tests.tolerance import assert_close
@@ -51,9 +50,7 @@ def test_both_heads_hidden_states_and_gradients_match(seed, randomize, ours, gra
         out, state = model.apply({"params": params}, images, method="heads", mutable=["intermediates"])
         return (jnp.tanh(out[0]) + 2 * jnp.tanh(out[1])).sum(), (out, state["intermediates"])
 
-    quick = {"xla_backend_optimization_level": 0}  # compilation dominates
-    step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
-    grads, (out, seen) = step(variables["params"])
+    grads, (out, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
     for mine, other in zip(out, (expected.cls_logits, expected.distillation_logits)):
         assert_close(mine, other.detach().numpy())
     hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
@@ -63,7 +60,7 @@ def test_both_heads_hidden_states_and_gradients_match(seed, randomize, ours, gra
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_classifier_without_a_teacher(randomize, ours, tmp_path):
+def test_classifier_without_a_teacher(randomize, ours, exported):
     """Check a model with a distillation token whose only head is on the class token."""
     reference = reference_of(1, randomize, teacher="")
     images, theirs = images_of(reference.config, 1)
@@ -79,14 +76,7 @@ def test_classifier_without_a_teacher(randomize, ours, tmp_path):
     with pytest.raises(ValueError, match="distillation_head is False: the model has one head"):
         model.apply(variables, images, method="heads")
 
-    convert.save(tmp_path, model, variables)
-    exported, info = transformers.DeiTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    for tensor, other in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
-        np.testing.assert_array_equal(tensor, other)
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    exported(model, variables, type(reference), like=reference)
 
 
 def test_mean_of_both_heads_at_another_resolution(randomize, ours):
@@ -97,18 +87,8 @@ def test_mean_of_both_heads_at_another_resolution(randomize, ours):
     assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
-def test_export_round_trip(tmp_path):
+def test_export_round_trip(round_trip):
     model = DeiT(num_classes=3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
-    rng = np.random.default_rng(3)
-    images = rng.standard_normal((2, 12, 12, 2)).astype(np.float32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
-    convert.save(tmp_path, model, variables)
-    cls = transformers.DeiTForImageClassificationWithTeacher
-    reference, info = cls.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
-    assert_close(jax.jit(model.apply)(variables, images), expected)
-    again, restored = convert.load(tmp_path)
-    assert again == model
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    images = np.random.default_rng(3).standard_normal((2, 12, 12, 2)).astype(np.float32)
+    found, expected = round_trip(model, transformers.DeiTForImageClassificationWithTeacher, pixel_values=images)
+    assert_close(found, expected.logits)

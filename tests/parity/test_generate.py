@@ -55,18 +55,10 @@ def weights(state, depth, width, heads):
     }
     out = dense("attn.c_proj")
     attention["out"] = {"kernel": out["kernel"].reshape(depth, heads, -1, width), "bias": out["bias"]}
-    block = {
-        "attention": attention,
-        "attention_norm": norm("ln_1"),
-        "mlp": {"up": dense("mlp.c_fc"), "down": dense("mlp.c_proj")},
-        "mlp_norm": norm("ln_2"),
-    }
-    return {
-        "embed": {"table": state["wte.weight"]},
-        "position": {"table": state["wpe.weight"]},
-        "stack": {"layers": block},
-        "norm": {"scale": state["ln_f.weight"], "bias": state["ln_f.bias"]},
-    }
+    mlp = {"up": dense("mlp.c_fc"), "down": dense("mlp.c_proj")}
+    block = {"attention": attention, "attention_norm": norm("ln_1"), "mlp": mlp, "mlp_norm": norm("ln_2")}
+    tables = {"embed": {"table": state["wte.weight"]}, "position": {"table": state["wpe.weight"]}}
+    return tables | {"stack": {"layers": block}, "norm": {"scale": state["ln_f.weight"], "bias": state["ln_f.bias"]}}
 
 
 def ragged(seed, rows=4, longest=7):

@@ -104,15 +104,10 @@ class Reference(torch.nn.Module):
             return {name: x.reshape(-1, *shape) if name == "kernel" else x.reshape(shape) for name, x in parts.items()}
 
         depth, ways = len(self.cells), {"forward": "", "backward": "_reverse"}
-        tree = {
-            "encoder_embed": {"table": get(self.source.weight)},
-            "decoder_embed": {"table": get(self.target.weight)},
-        }
-        tree["encoder"] = {
-            f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]}
-            for i in range(depth)
-            for way, end in list(ways.items())[: 1 + self.bidirectional]
-        }
+        sides = {"encoder": self.source, "decoder": self.target}
+        tree = {f"{side}_embed": {"table": get(module.weight)} for side, module in sides.items()}
+        places = [(i, *way) for i in range(depth) for way in list(ways.items())[: 1 + self.bidirectional]]
+        tree["encoder"] = {f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]} for i, way, end in places}
         for i, module in enumerate(self.cells):
             tree[f"cells_{i}"], rest = cell(module, "", EMBED if i == 0 else WIDTH)
             tree |= {"fed": {"kernel": rest}} if i == 0 else {}
@@ -163,24 +158,13 @@ def test_logits_attention_weights_and_gradients_match(kind, depth, bidirectional
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape))
-    rows = [
-        reference(torch.tensor(row[:length]), torch.tensor(tokens))
-        for row, length, tokens in zip(INPUTS, LENGTHS, TOKENS)
-    ]
+    pairs = [(row[:length], tokens) for row, length, tokens in zip(INPUTS, LENGTHS, TOKENS)]
+    rows = [reference(*map(torch.tensor, pair)) for pair in pairs]
     weigh = RNG.standard_normal((2, 6, VOCAB)).astype(np.float32)
     sum((logits * torch.tensor(part)).sum() for (logits, _), part in zip(rows, weigh)).backward()
 
-    model = Seq2Seq(
-        vocab_size=VOCAB,
-        cell=kind,
-        depth=depth,
-        width=WIDTH,
-        embed_width=EMBED,
-        bidirectional=bidirectional,
-        attention=attention,
-        span=span,
-        window=WINDOW,
-    )
+    sizes = {"vocab_size": VOCAB, "depth": depth, "width": WIDTH, "embed_width": EMBED, "window": WINDOW}
+    model = Seq2Seq(cell=kind, bidirectional=bidirectional, attention=attention, span=span, **sizes)
     mask = jnp.arange(7) < jnp.asarray(LENGTHS)[:, None]
 
     def loss(params):

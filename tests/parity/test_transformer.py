@@ -55,17 +55,8 @@ def test_logits_and_hidden_states_match(placement, activation, randomize):
     randomize(reference, 1)
     embedding = torch.nn.Embedding(VOCAB, WIDTH)
 
-    model = Transformer(
-        vocab_size=VOCAB,
-        max_length=9,
-        depth=DEPTH,
-        width=WIDTH,
-        num_heads=HEADS,
-        mlp_dim=HIDDEN,
-        activation=activation,
-        placement=placement,
-        epsilon=1e-4,
-    )
+    sizes = {"vocab_size": VOCAB, "max_length": 9, "depth": DEPTH, "width": WIDTH, "num_heads": HEADS}
+    model = Transformer(**sizes, mlp_dim=HIDDEN, activation=activation, placement=placement, epsilon=1e-4)
     params = {"embed": {"table": embedding.weight.detach().numpy()}}
     for side in ("encoder", "decoder"):
         params[f"{side}_stack"] = stack(getattr(reference, side).layers, side == "decoder")
@@ -83,13 +74,9 @@ def test_logits_and_hidden_states_match(placement, activation, randomize):
     def embed(ids):
         return embedding(torch.tensor(ids, dtype=torch.long)) * WIDTH**0.5 + table[: ids.shape[1]]
 
-    out = reference(
-        embed(inputs),
-        embed(tokens),
-        tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(6),
-        src_key_padding_mask=torch.tensor(~mask),
-        memory_key_padding_mask=torch.tensor(~mask),
-    )
+    masks = dict.fromkeys(("src_key_padding_mask", "memory_key_padding_mask"), torch.tensor(~mask))
+    masks["tgt_mask"] = torch.nn.Transformer.generate_square_subsequent_mask(6)
+    out = reference(embed(inputs), embed(tokens), **masks)
     expected = (out @ embedding.weight.T).detach().numpy()
     found = jax.jit(model.apply)({"params": params}, inputs, tokens, inputs_mask=mask)
     made = jax.eval_shape(model.init, jax.random.key(0), inputs, tokens)["params"]

@@ -80,9 +80,8 @@ def reference(params, segments, memory_length):
 def test_segments_and_gradients_match_the_paper(memory_length, assert_same_gradients):
     """Check a memory shorter than a segment, one that takes several segments to fill, and none."""
     rng = np.random.default_rng(memory_length)
-    model = TransformerXL(
-        vocab_size=11, max_length=SEGMENT, memory_length=memory_length, depth=2, width=6, num_heads=2, mlp_dim=7
-    )
+    sizes = {"vocab_size": 11, "depth": 2, "width": 6, "num_heads": 2, "mlp_dim": 7}
+    model = TransformerXL(**sizes, max_length=SEGMENT, memory_length=memory_length)
     segments = jnp.asarray(rng.integers(0, 11, (4, 2, SEGMENT)), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), segments[0])["params"]
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) * 0.5, shapes)
@@ -198,9 +197,8 @@ def published(tensors, tokens, divisor, same_length, memory):
 
 
 def published_norm(own, name, x):
-    return torch.nn.functional.layer_norm(
-        x, (WIDTH,), own[f"{name}.layer_norm.weight"], own[f"{name}.layer_norm.bias"], 1e-5
-    )
+    weight, bias = (own[f"{name}.layer_norm.{part}"] for part in ("weight", "bias"))
+    return torch.nn.functional.layer_norm(x, (WIDTH,), weight, bias, 1e-5)
 
 
 @tiered(("divisor", "same_length"), [(2, True), (1, False)])

@@ -80,7 +80,7 @@ def test_another_resolution(grid, randomize, ours):
 
 
 @tiered("pooler", [True, False])
-def test_model_without_a_classifier(pooler, randomize, ours, tmp_path):
+def test_model_without_a_classifier(pooler, randomize, ours, exported):
     reference = reference_of(2, randomize, transformers.ViTModel, add_pooling_layer=pooler)
     images, theirs = images_of(reference, 2)
     model, variables = ours(reference)
@@ -91,43 +91,20 @@ def test_model_without_a_classifier(pooler, randomize, ours, tmp_path):
     encoded = jax.jit(partial(model.apply, method="encode"))(variables, images)
     assert_close(encoded, tokens)
 
-    convert.save(tmp_path, model, variables)
     cls = transformers.ViTModel if pooler else transformers.ViTForImageClassification
-    exported, info = cls.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    out = exported.eval()(theirs)
-    out = (out.pooler_output if pooler else out.logits).detach().numpy()
-    assert_close(out, features)
+    out = exported(model, variables, cls)(theirs)
+    assert_close((out.pooler_output if pooler else out.logits).detach().numpy(), features)
 
 
 @tiered("num_classes", [2, 5])
-def test_export_round_trip(num_classes, tmp_path):
-    model = vit.ViT(
-        num_classes=num_classes,
-        image_size=12,
-        patch_size=3,
-        channels=2,
-        depth=2,
-        width=24,
-        num_heads=3,
-        activation="gelu_tanh",
-    )
+def test_export_round_trip(num_classes, round_trip):
+    sizes = {"image_size": 12, "patch_size": 3, "channels": 2, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 96}
+    model = vit.ViT(num_classes=num_classes, **sizes, activation="gelu_tanh")
     images = np.random.default_rng(0).standard_normal((2, 12, 12, 2)).astype(np.float32)
-    rng = np.random.default_rng(3)
-    variables = jax.tree.map(
-        lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype),
-        jax.eval_shape(model.init, jax.random.key(0), images),
-    )
-    convert.save(tmp_path, model, variables)
-    reference, info = transformers.ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(info.values())
-    expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
-    assert expected.shape == (2, num_classes)
-    assert_close(jax.jit(model.apply)(variables, jnp.asarray(images)), expected)
-
-    again, restored = convert.load(tmp_path)
-    assert again == model.clone(mlp_dim=96)
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    found, expected = round_trip(model, transformers.ViTForImageClassification, pixel_values=images)
+    assert expected.logits.shape == (2, num_classes)
+    assert_close(found, expected.logits)
+    assert convert.FAMILIES["vit"].value(model.clone(mlp_dim=None), "mlp_dim") == 96
 
 
 def test_registers_and_layer_scale_match(randomize):
@@ -171,23 +148,20 @@ def test_registers_and_layer_scale_match(randomize):
 
 
 @tiered("classes", [3, 0])
-def test_ijepa_matches_average_pooling(classes, randomize, tmp_path):
+def test_ijepa_matches_average_pooling(classes, randomize, ours, exported):
     """Compare with I-JEPA in both directions: a ViT without a class token, whose patches are averaged."""
     config = transformers.IJepaConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48, image_size=8, patch_size=2,
         num_channels=1, layer_norm_eps=1e-3, attn_implementation="eager", num_labels=classes,
     )  # fmt: skip
     cls = transformers.IJepaForImageClassification if classes else transformers.IJepaModel
-    reference = randomize(cls(config, **({} if classes else {"add_pooling_layer": False})), 0).eval()
-    reference.save_pretrained(tmp_path / "theirs")
+    reference = randomize(cls(config, **({} if classes else {"add_pooling_layer": False})), 0)
     images, theirs = images_of(reference, 0)
-    model, variables = convert.load(tmp_path / "theirs")
+    model, variables = ours(reference)
     assert (model.pooling, model.num_classes, model.epsilon) == ("gap" if classes else "tokens", classes, 1e-3)
-    expected = reference(theirs)
-    expected = (expected.logits if classes else expected.last_hidden_state).detach().numpy()
+    expected, again = (
+        (out.logits if classes else out.last_hidden_state).detach().numpy()
+        for out in (reference(theirs), exported(model, variables, cls)(theirs))
+    )
     assert_close(jax.jit(model.apply)(variables, images), expected)
-    convert.save(tmp_path / "ours", model, variables)
-    again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info.values())
-    again = again.eval()(theirs)
-    assert_close((again.logits if classes else again.last_hidden_state).detach().numpy(), expected)
+    assert_close(again, expected)

@@ -1,7 +1,10 @@
 """Attention explorer: the weights shown in a browser equal those recorded by the model."""
 
+import csv
 import io
 import re
+from html import unescape
+from urllib.parse import unquote
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +106,18 @@ def test_browser_shows_attention_of_a_token(explore):
     assert f'title="Katze {100 * round(255 * float(cross[1, 2, 1, 1])) / 255:.1f}%"' in page
     page = explore(views, f"{pick} set('layer', 3); {point}")
     np.testing.assert_allclose(shown(page), own[2, :, 1].mean(0), atol=0.003)
+
+
+def test_browser_makes_a_file_of_the_shown_weights(explore):
+    tokens, weights = ["=a", '"b",', "c\n"], weights_of(2, 2, 3, 3)
+    views = [artifacts.view("x", weights, tokens)]
+    choose = "const s = document.querySelector('.layer'); s.value = 2; s.onchange();"
+    page = explore(views, f"{choose} document.querySelector('.attend a').onclick();")
+    text = unquote(unescape(re.search('href="data:text/csv;charset=utf-8,([^"]*)"', page)[1]))
+    head, *rows = csv.reader(io.StringIO(text))
+    assert head == ["query", "'=a", '"b",', "c\n"]
+    assert [row[0] for row in rows] == head[1:]
+    np.testing.assert_allclose(np.array([row[1:] for row in rows], float), weights[1].mean(0), atol=0.003)
 
 
 def test_browser_shows_attention_of_a_patch(explore):

@@ -3,30 +3,9 @@
 import json
 import re
 
-import pytest
-
 from lineage import launch
 from lineage.report.comparison import compare, differing, ranked, setting, target_of, write_page
 from lineage.runs.live import Run
-
-LOSSES = {1e-4: 0.4, 1e-3: 0.2, 1e-2: 0.3, 1e-1: 0.1}
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Return four runs; the last one, which has the lowest loss, failed."""
-    runs = []
-    for number, (rate, loss) in enumerate(LOSSES.items()):
-        folder = tmp_path / f"rate={rate}"
-        (folder / "artifacts").mkdir(parents=True)
-        (folder / "artifacts" / "run.json").write_text(json.dumps({"seconds": 60.0 * number}))
-        config = {"schedule": {"learning_rate": rate}, "model": {"name": "vit"}, "seed": 0}
-        lines = [{"step": step, "train/loss": loss + 1 / step} for step in (1, 2, 3)]
-        lines[-1] |= {"validation/loss": loss, "test/loss": 1 - loss, "test/accuracy": 1 - loss, "time/mfu": 0.3}
-        changes = {"model.name": "vit", "schedule.learning_rate": rate}
-        runs.append(Run(f"rate={rate}", folder, changes, config, "done", lines))
-    runs[-1].state = "failed (1)"
-    return runs
 
 
 def names(runs):

@@ -230,7 +230,7 @@ def test_report_is_self_contained(run, request):
     path = request.getfixturevalue(run)
     body = path.read_text()
     page = _Page(body)
-    assert all(source.startswith(("data:image/png;base64,", "#")) for source in page.sources)
+    assert all(source.startswith(("data:image/png;base64,", "data:text/csv;", "#")) for source in page.sources)
     assert not {"link", "iframe"} & set(page.tags)
     assert not re.search("http(?!-equiv)", re.sub(r'"data:[^"]*"', "", body))
     assert "url(" not in re.sub(r"url\(#\w+\)|url\(data:", "", body)
@@ -383,6 +383,18 @@ def test_missing_or_damaged_workdir_raises(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/attention_text.npz").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ValueError, match=r"attention_text\.npz cannot be read"):
+        write_report(tmp_path)
+
+
+def test_arrays_of_an_unknown_compression_are_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "artifacts/attention_text.npz"
+    path.parent.mkdir()
+    np.savez(path, weights=np.ones(3))
+    content = path.read_bytes()
+    place = content.index(b"PK\1\2") + 10  # the method in the directory
+    path.write_bytes(content[:place] + b"\x63" + content[place + 1 :])
     with pytest.raises(ValueError, match=r"attention_text\.npz cannot be read"):
         write_report(tmp_path)
 

@@ -22,13 +22,8 @@ from tests.data.test_questions import squad
 from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
-MASKED = {
-    "model.width": 16,
-    "source": "stdlib",
-    "source.max_bytes": 20_000,
-    "task.sequence_length": 24,
-    "task.name": "masked_lm",
-}
+MASKED = {"model.width": 16, "source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24}
+MASKED |= {"task.name": "masked_lm"}
 ONE = {"devices": jax.devices()[:1]}
 
 
@@ -176,10 +171,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
             "The task 'text_classification' needs a model with the outputs classification: BERT has "
             r"question_answering. Set model\.head='classification'\.",
         ),
-        (
-            {"task.cutmix": 0.2},
-            r"unknown config key 'task\.cutmix'",
-        ),
+        ({"task.cutmix": 0.2}, r"unknown config key 'task\.cutmix'"),
         ({"teacher": "x"}, "teacher is 'x': it must be empty for the task 'text_classification'"),
         ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
@@ -242,10 +234,7 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
-    with pytest.raises(
-        ValueError,
-        match=r"other shapes than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\).*: change",
-    ):
+    with pytest.raises(ValueError, match=r"than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\)"):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1
         )

@@ -8,15 +8,8 @@ import pytest
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 
-CHANGES = {
-    "model.head": "masked_lm",
-    "model.dropout": 0.0,
-    "source": "stdlib",
-    "source.max_bytes": 20_000,
-    "task.sequence_length": 16,
-    "task.mask_rate": 0.2,
-    "task.name": "masked_lm",
-}
+CHANGES = {"model.head": "masked_lm", "model.dropout": 0.0, "source": "stdlib", "source.max_bytes": 20_000}
+CHANGES |= {"task.sequence_length": 16, "task.mask_rate": 0.2, "task.name": "masked_lm"}
 
 
 def test_loss_matches_cross_entropy_of_masked_tokens(tiny):

@@ -143,20 +143,10 @@ def test_training_with_buckets_resumes_exactly(files, tiny, tmp_path):
 def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
     """Check pairs as single texts, with prompts of different lengths in a batch."""
     (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
-    changes = {
-        "source": f"pairs:{tmp_path}/train.tsv",
-        "source.test_path": f"{tmp_path}/train.tsv",
-        "task.name": "conditional_lm",
-        "task.sequence_length": 12,
-        "loader.evaluation_batch_size": 3,
-        "model.max_length": 20,
-        "model.width": 32,
-        "sampling.temperature": 0.0,
-        "total_steps": 120,
-        "evaluate_every_steps": 120,
-        "save_every_steps": 120,
-        "log_every_steps": 40,
-    }
+    changes = {"source": f"pairs:{tmp_path}/train.tsv", "source.test_path": f"{tmp_path}/train.tsv"}
+    changes |= {"task.name": "conditional_lm", "task.sequence_length": 12, "loader.evaluation_batch_size": 3}
+    changes |= {"model.max_length": 20, "model.width": 32, "sampling.temperature": 0.0, "total_steps": 120}
+    changes |= {"evaluate_every_steps": 120, "save_every_steps": 120, "log_every_steps": 40}
     metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
     assert metrics["test/exact_match"] == 1
     assert metrics["test/accuracy"] == 1
@@ -166,18 +156,9 @@ def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
 @pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
     """Check resuming across the switch of PowerNorm from batch statistics to running statistics."""
-    changes = {
-        "source": f"pairs:{files}/test.tsv",
-        "task.sequence_length": 9,
-        "loader.batch_size": 4,
-        "model.norm": norm,
-        "model.norm_warmup": 5,
-        "sampling.max_new_tokens": 2,
-        "total_steps": 8,
-        "save_every_steps": 4,
-        "evaluate_every_steps": 8,
-        "checkpoint.keep": 2,
-    }
+    changes = {"source": f"pairs:{files}/test.tsv", "task.sequence_length": 9, "loader.batch_size": 4}
+    changes |= {"model.norm": norm, "model.norm_warmup": 5, "sampling.max_new_tokens": 2, "total_steps": 8}
+    changes |= {"save_every_steps": 4, "evaluate_every_steps": 8, "checkpoint.keep": 2}
 
     def run():
         loop.train(tiny("transformer", changes), tmp_path, devices=jax.devices()[:1])

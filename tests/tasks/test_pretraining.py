@@ -9,35 +9,13 @@ from lineage.train import loop
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
-SMALL = {
-    "source": "stdlib",
-    "source.max_bytes": 40_000,
-    "task.sequence_length": 32,
-    "loader.batch_size": 16,
-    "model.dropout": 0.0,
-    "model.depth": 1,
-    "total_steps": 30,
-    "evaluate_every_steps": 30,
-    "save_every_steps": 30,
-}
-BERT = SMALL | {
-    "model.head": "pretraining",
-    "tokenizer": "wordpiece",
-    "tokenizer.vocab_size": 300,
-    "task.name": "sentence_pair_pretraining",
-}
-T5 = SMALL | {
-    "model.head_size": 8,
-    "model.mlp_dim": 32,
-    "task.name": "span_corruption",
-}
-BART = SMALL | {
-    "task.noise": "permute_sentences | infill(0.3, 3)",
-    "task.name": "denoising",
-    "sampling.num_samples": 1,
-    "sampling.prompt": "import",
-    "sampling.max_new_tokens": 4,
-}
+SMALL = {"source": "stdlib", "source.max_bytes": 40_000, "task.sequence_length": 32, "loader.batch_size": 16}
+SMALL |= {"model.dropout": 0.0, "model.depth": 1, "total_steps": 30, "evaluate_every_steps": 30, "save_every_steps": 30}
+BERT = SMALL | {"model.head": "pretraining", "tokenizer": "wordpiece", "tokenizer.vocab_size": 300}
+BERT |= {"task.name": "sentence_pair_pretraining"}
+T5 = SMALL | {"model.head_size": 8, "model.mlp_dim": 32, "task.name": "span_corruption"}
+BART = SMALL | {"task.noise": "permute_sentences | infill(0.3, 3)", "task.name": "denoising", "sampling.num_samples": 1}
+BART |= {"sampling.prompt": "import", "sampling.max_new_tokens": 4}
 
 
 def test_loss_is_the_sum_of_masked_lm_and_sentence_losses(tiny):

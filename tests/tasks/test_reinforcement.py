@@ -119,7 +119,5 @@ def test_kl_penalty_refers_to_the_base(policies):
     assert abs(near["loss"] - (1 - 2 * near["accuracy"])) < 1e-5
     assert far["loss"] - (1 - 2 * far["accuracy"]) > 1e-3
     state, step = step_of(0.5, policies[0], trained=("^embed",))
-    with pytest.raises(
-        ValueError, match=r"task\.kl is 0\.5: it must be 0 without an adapter, or with adapter\.trained"
-    ):
+    with pytest.raises(ValueError, match=r"task\.kl is 0\.5: it must be 0 without an adapter, or with"):
         jax.eval_shape(step, state, BATCH)

@@ -25,9 +25,13 @@ def no_report(monkeypatch):
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
 
 
+class Killed(BaseException):
+    """Exception that simulates the death of the process, and after which nothing is saved."""
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Return `interrupted(step, run)`, which calls `run` and interrupts its training before the batch of a step."""
+    """Return `interrupted(step, run)`, which calls `run` and kills its training before the batch of a step."""
 
     def call(step, run):
         whole = loop.device_batches
@@ -35,12 +39,12 @@ def interrupted(monkeypatch):
         def batches(experiment, start):
             for number, batch in enumerate(whole(experiment, start), start=start + 1):
                 if number == step:
-                    raise KeyboardInterrupt
+                    raise Killed
                 yield batch
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, "device_batches", batches)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(Killed):
                 run()
 
     return call

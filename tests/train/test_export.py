@@ -129,11 +129,14 @@ def test_image_model_with_its_preprocessing(exported):
     np.testing.assert_allclose(logits, ours, atol=1e-4)
 
 
-@tiered(("crop", "resample"), [(0.875, "bicubic"), (1.0, "bilinear")])
-def test_image_processor_crops_as_the_task_does(crop, resample, tmp_path):
+@tiered(
+    ("crop", "resample", "squash"),
+    [(0.875, "bicubic", True), (1.0, "bilinear", True), (0.875, "bicubic", False), (1.0, "bilinear", False)],
+)
+def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path):
     """Compare the pixels of an image that is not square with those of `transformers`."""
     task = TASKS["image_classification"](
-        image_size=16, evaluation_crop=crop, resample=resample, mean=(0.4,), std=(0.2,)
+        image_size=16, evaluation_crop=crop, resample=resample, squash=squash, mean=(0.4,), std=(0.2,)
     )
     model = models.build("vit", image_size=16, num_classes=2)
     companions.save_preprocessing(tmp_path, model, vars(task))
@@ -146,8 +149,33 @@ def test_image_processor_crops_as_the_task_does(crop, resample, tmp_path):
     np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
     assert companions.preprocessing(tmp_path) == {
         "image_size": 16, "evaluation_crop": pytest.approx(crop, abs=0.03), "resample": resample,
-        "mean": (0.4,) * 3, "std": (0.2,) * 3,
+        "mean": (0.4,) * 3, "std": (0.2,) * 3, "squash": squash,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}},
+        {"feature_extractor_type": "ViTFeatureExtractor", "size": 16},
+        {"image_processor_type": "DeiTImageProcessor", "size": 20, "crop_size": 16, "do_center_crop": True},
+        {"image_processor_type": "CLIPImageProcessor", "size": 16, "crop_size": 16, "do_center_crop": True},
+    ],
+    ids=["ViT", "number", "DeiT", "CLIP"],
+)
+def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
+    """Compare the pixels of an image that is not square, which some processors squash and others crop."""
+    about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "resample": 2, "do_normalize": True} | about
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    task = TASKS["image_classification"](**companions.preprocessing(tmp_path))
+    image = np.random.default_rng(0).integers(0, 256, (48, 24, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
+    theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    facts = Facts(mean=(0.4,), std=(0.2,))
+    ours = task.evaluation_transform(facts)({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
+    assert theirs.shape == ours.shape == (1, 16, 16, 3)
+    np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
 
 
 def test_unsupported_export_raises(exported):

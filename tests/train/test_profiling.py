@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from lineage.configs import cli
-from lineage.train import loop, profiling
+from lineage.train import preparation, profiling
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
@@ -77,7 +77,7 @@ def test_memory_per_device_is_close_to_xla(mesh, name):
 def check_memory(name, changes):
     its = experiment(name, changes)
     estimate = profiling.memory_per_device(its, profiling.experiment_budget(its), its.mesh)["total"]
-    plan = loop.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros)).compile().memory_analysis()
+    plan = preparation.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros)).compile().memory_analysis()
     planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
     planned += plan.output_size_in_bytes - plan.alias_size_in_bytes
     assert estimate == pytest.approx(planned, rel=0.15)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,31 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
     assert ours["classifier"]["kernel"].shape == (16, 2)
     again = tiny("gpt", {"init.path": str(tmp_path / "run"), **write_labels(tmp_path), **ENCODER})
     assert (again.model.name, again.model.width, again.model.max_length, again.model.dropout) == ("bert", 16, 32, 0.25)
+
+
+def test_fine_tuning_resumes_without_the_model_it_began_with(tmp_path, capsys):
+    """Check that the architecture, the tokenizer and the preprocessing are those of the run."""
+    bert_folder(tmp_path / "bert", head="classification", num_classes=5, epsilon=1e-4)
+    changes = write_labels(tmp_path) | ENCODER | {"init.path": tmp_path / "bert", "model.dropout": 0.25}
+    tiny = f"--config={Path(__file__).parents[1]}/tiny.py:vit"
+    options = [tiny, *(f"--config.{key}={value}" for key, value in changes.items() if key != "task.sequence_length")]
+
+    def train(name, *more):
+        return launch.main(["train", *options, f"--workdir={tmp_path / name}", *more])
+
+    assert train("whole") == train("resumed", "--config.total_steps=1", "--config.total_epochs=None") == 0
+    whole = lineage.load(tmp_path / "whole")
+    (tmp_path / "bert").rename(tmp_path / "gone")
+    capsys.readouterr()
+    assert train("resumed") == 0, capsys.readouterr().err
+    resumed = lineage.load(tmp_path / "resumed")
+    assert whole.step == resumed.step > 1
+    assert whole.experiment.model.epsilon == resumed.experiment.model.epsilon == 1e-4
+    jax.tree.map(np.testing.assert_array_equal, resumed.original, whole.original)
+    assert train("resumed", "--config.model.width=32") == 1
+    assert "holds a run of another config (model.width: 16 there, 32 here)" in capsys.readouterr().err
+    assert train("new") == 1
+    assert "bert', which is not a folder: it must be the workdir of a run" in capsys.readouterr().err
 
 
 def test_sizes_come_from_a_model_of_another_kind(tiny, tmp_path):

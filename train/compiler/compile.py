@@ -15,7 +15,7 @@ from lineage.models.decoding.generate import empty, separate_layers
 from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
-from lineage.train.loop import jit_step
+from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
 from lineage.train.step import cast, make_evaluation_step
@@ -72,30 +72,14 @@ class Compiled:
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON: bytes and seconds of one device."""
-        plan = self.plan
-        return {
-            "title": self.title,
-            "arguments": self.arguments,
-            "temporaries": self.temporaries,
-            "host": self.host,
-            "peak": self.peak,
-            "memory": plan.chip.memory,
-            "fits": self.fits,
-            "seconds": plan.seconds,
-            "estimated": plan.estimated,
-            "roofline": plan.roofline,
-            "exposed": plan.exposed,
-            "ideal": self.ideal,
-            "utilization": self.utilization,
-            "matmul": plan.share("matmul|gemm"),
-            "f32_matmul": plan.share("f32 matmul"),
-            "donated": plan.module.donated,
-            "leaves": self.leaves,
-            "operations": [row._asdict() for row in plan.costliest()],
-            "collectives": [one._asdict() for one in plan.collectives],
-            "buffers": [one._asdict() for one in sorted(plan.buffers.values(), reverse=True)],
-            "compile_seconds": self.seconds,
-        }
+        plan, buffers = self.plan, sorted(self.plan.buffers.values(), reverse=True)
+        own = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
+        found = {name: getattr(self, name) for name in own}
+        found |= {name: getattr(plan, name) for name in ("seconds", "estimated", "roofline", "exposed")}
+        found |= {"matmul": plan.share("matmul|gemm"), "f32_matmul": plan.share("f32 matmul")}
+        found |= {"memory": plan.chip.memory, "donated": plan.module.donated, "compile_seconds": self.seconds}
+        rows = {"operations": plan.costliest(), "collectives": plan.collectives, "buffers": buffers}
+        return found | {name: [one._asdict() for one in some] for name, some in rows.items()}
 
     def __str__(self) -> str:
         plan, gib = self.plan, 2**30
@@ -131,9 +115,8 @@ class Compiled:
             needed = sum(one.seconds * one.times for one in found) * 1e3
             hidden = sum(one.hidden * one.times for one in found) * 1e3
             label = f"{largest.bytes / 2**20:.0f} MiB {largest.label[-50:]}"
-            rows.append(
-                (kind, str(sum(one.times for one in found)), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label)
-            )
+            times = sum(one.times for one in found)
+            rows.append((kind, str(times), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label))
         return aligned(rows) if len(rows) > 1 else ""
 
     def _buffers(self) -> str:
@@ -177,19 +160,12 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
-    host = memory.host_argument_size_in_bytes
+    host, plan = memory.host_argument_size_in_bytes, Plan(compiled.as_text(), target.chip)
+    peak = max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host)
     flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
-    return Compiled(
-        title=title,
-        plan=Plan(compiled.as_text(), target.chip),
-        arguments=arguments,
-        temporaries=temporaries,
-        host=host,
-        peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host),
-        flops=None if step == "decode" else flops / experiment.mesh.size,
-        leaves=leaves,
-        seconds=time.monotonic() - start,
-    )
+    flops = None if step == "decode" else flops / experiment.mesh.size
+    sizes = {"arguments": arguments, "temporaries": temporaries, "host": host, "peak": peak}
+    return Compiled(title, plan, **sizes, flops=flops, leaves=leaves, seconds=time.monotonic() - start)
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:

@@ -79,14 +79,6 @@ class Buffer(NamedTuple):
 
 
 @dataclass
-class Pending:
-    """Collective that has started; the operations until its end hide it."""
-
-    collective: Collective
-    hidden: float = 0.0
-
-
-@dataclass
 class Plan:
     """Costs of a program on a chip.
 
@@ -149,7 +141,7 @@ class Plan:
     def _add(self, name: str, times: int) -> None:
         """Add the operations of a computation that is executed some times."""
         operations = self.module.computations[name]
-        pending: dict[str, Pending] = {}
+        pending: dict[str, Collective] = {}  # those that have started; the operations until their ends hide them
         for operation in operations.values():
             if operation.kind == "while":
                 self._add(operation.called("body") or "", times * self.module.trips(operation))
@@ -162,8 +154,7 @@ class Plan:
                 if self._is_communication(operation, operations, pending, times):
                     continue
                 seconds, estimated, kind = self._cost(operation, operations)
-                for one in pending.values():
-                    one.hidden += seconds
+                pending |= {name: one._replace(hidden=one.hidden + seconds) for name, one in pending.items()}
                 if seconds:
                     shape = re.sub(r"\{[^}]*\}", "", operation.shape)
                     self.rows.append(Row(seconds * times, estimated, kind, operation.label, shape, times))
@@ -192,14 +183,14 @@ class Plan:
                 self.buffers[shape] = Buffer(number, times + (known.times if known else 0), shape, label)
 
     def _is_communication(
-        self, operation: Operation, operations: Mapping[str, Operation], pending: dict[str, Pending], times: int
+        self, operation: Operation, operations: Mapping[str, Operation], pending: dict[str, Collective], times: int
     ) -> bool:
         """Record a collective, or its start or end; return whether the operation is nothing else."""
         computes = operation.kind == "fusion" and operation.number("estimated_cycles") is not None
         started = next((name for name in _sources(operation, operations) if name in pending), None)
         if started and ("done" in operation.kind or "collective-done" in operation.name):
             one = pending.pop(started)
-            self.collectives.append(one.collective._replace(hidden=min(one.hidden, one.collective.seconds)))
+            self.collectives.append(one._replace(hidden=min(one.hidden, one.seconds)))
             return operation.kind != "fusion"
         inside = None
         if operation.kind in ("async-start", "fusion"):
@@ -213,7 +204,7 @@ class Plan:
         seconds = number * (2 if kind == "all-reduce" else 1) / self.chip.link
         collective = Collective(kind, number, times, seconds, 0.0, operation.label)
         if operation.kind.endswith("-start") or "start" in operation.name:
-            pending[operation.name] = Pending(collective)
+            pending[operation.name] = collective
         else:
             self.collectives.append(collective)
         return not computes

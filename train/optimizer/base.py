@@ -95,8 +95,11 @@ class Optimizer:
         if self.layer_decay or self.frozen_layers:
             parts.append(_scale_by_layer(setting.model, self.layer_decay or 1.0, self.frozen_layers))
         if self.lr_multipliers:
-            parts.append(_scale_by_path(self.lr_multipliers))
+            parts.append(optax.stateless(lambda updates, params: map_paths(self._multiplied, updates)))
         return parts
+
+    def _multiplied(self, path, leaf):
+        return leaf * next((factor for pattern, factor in self.lr_multipliers if re.search(pattern, path)), 1.0)
 
     def _labels(self, params):
         check_patterns(self.frozen, params)
@@ -136,12 +139,5 @@ def _scale_by_layer(model, decay, frozen):
             factors = jnp.where(layers <= frozen, 0, decay ** (heads - layers).astype(jnp.float32))
             return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
         return leaf * (0 if frozen and layer <= frozen else decay ** (heads - layer))
-
-    return optax.stateless(lambda updates, params: map_paths(scale, updates))
-
-
-def _scale_by_path(lr_multipliers):
-    def scale(path, leaf):
-        return leaf * next((factor for pattern, factor in lr_multipliers if re.search(pattern, path)), 1.0)
 
     return optax.stateless(lambda updates, params: map_paths(scale, updates))

@@ -53,18 +53,12 @@ class Muon(AdamW):
         def sized(path, update):
             """Scale an orthogonal matrix, by its numbers of inputs and outputs."""
             reduced, kept = (math.prod(update.shape[axis] for axis in part) for part in axes(path))
-            return update * (
-                self.rms * math.sqrt(max(reduced, kept)) if self.rms else math.sqrt(max(1, kept / reduced))
-            )
+            factor = self.rms * math.sqrt(max(reduced, kept)) if self.rms else math.sqrt(max(1, kept / reduced))
+            return update * factor
 
-        matrices = optax.chain(
-            contrib.scale_by_muon(
-                ns_steps=self.iterations,
-                beta=self.momentum,
-                weight_dimension_numbers=partial(map_paths, lambda path, _: axes(path)),
-            ),
-            optax.stateless(lambda updates, params: map_paths(sized, updates)),
-        )
+        settings = {"weight_dimension_numbers": partial(map_paths, lambda path, _: axes(path))}
+        rule = contrib.scale_by_muon(ns_steps=self.iterations, beta=self.momentum, **settings)
+        matrices = optax.chain(rule, optax.stateless(lambda updates, params: map_paths(sized, updates)))
         labels = partial(map_paths, lambda path, _: "matrices" if axes(path) else "others")
         return optax.partition({"matrices": matrices, "others": super().rule(setting)}, labels)
 
@@ -163,15 +157,9 @@ class Prodigy(AdamW):
     safeguard_warmup: bool = True
 
     def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
-        adaptive = contrib.prodigy(
-            setting.learning_rate,
-            (self.b1, self.b2),
-            eps=self.epsilon,
-            estim_lr0=self.start,
-            estim_lr_coef=self.growth,
-            safeguard_warmup=self.safeguard_warmup,
-        )
-        rate = setting.learning_rate
+        rate, options = setting.learning_rate, {"estim_lr0": self.start, "estim_lr_coef": self.growth}
+        options |= {"eps": self.epsilon, "safeguard_warmup": self.safeguard_warmup}
+        adaptive = contrib.prodigy(rate, (self.b1, self.b2), **options)
 
         def update(updates, state, params, **_):
             new, after = adaptive.update(updates, state, params)

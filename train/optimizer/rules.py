@@ -54,11 +54,8 @@ class Adafactor(_Momentum):
     """Adafactor: factored second moments, and updates clipped by parameter (arXiv 1804.04235)."""
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.scale_by_factored_rms(decay_rate=0.8),
-            optax.clip_by_block_rms(1.0),
-            optax.ema(self.b1, debias=False) if self.b1 else optax.identity(),
-        )
+        momentum = optax.ema(self.b1, debias=False) if self.b1 else optax.identity()
+        return optax.chain(optax.scale_by_factored_rms(decay_rate=0.8), optax.clip_by_block_rms(1.0), momentum)
 
 
 @OPTIMIZERS.register("lion")
@@ -83,9 +80,6 @@ class LARS(_Momentum):
     """SGD with updates of matrices in proportion to the matrices' norms (arXiv 1708.03888)."""
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.masked(
-                optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
-            ),
-            optax.trace(self.b1),
-        )
+        trust = optax.scale_by_trust_ratio(trust_coefficient=0.001)
+        matrices = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+        return optax.chain(optax.masked(trust, matrices), optax.trace(self.b1))

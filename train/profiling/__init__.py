@@ -142,17 +142,13 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         collections = {name: value for name, value in rest.items() if name != "frozen"}
         return loss_sum(params, (adapter, rest["frozen"]), {}, collections, batch, key)[0]
 
-    return budget(
-        model,
-        tuple(batch[name] for name in experiment.task.arguments),
-        variables={"params": state.params, "frozen": state.frozen, **state.collections},
-        merge=lambda params, rest: adapter.apply(rest["frozen"], params),
-        loss=loss,
-        batch=batch,
-        optimizer=experiment.optimizer_by().init,
-        compute_dtype=dtype,
-        cache_length=length,
-    )
+    def merge(params, rest):
+        return adapter.apply(rest["frozen"], params)
+
+    inputs = tuple(batch[name] for name in experiment.task.arguments)
+    variables = {"params": state.params, "frozen": state.frozen, **state.collections}
+    options = {"optimizer": experiment.optimizer_by().init, "compute_dtype": dtype, "cache_length": length}
+    return budget(model, inputs, variables=variables, merge=merge, loss=loss, batch=batch, **options)
 
 
 def memory_per_device(
@@ -198,9 +194,8 @@ def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) ->
         if error.error_code != RESOURCE_EXHAUSTED:
             raise
         needed = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
+        estimate = f" Estimated for a step, on all devices together: {needed}." if needed else ""
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make loader.batch_size smaller or grad_accum_steps larger, "
-            "set model.remat, or spread the parameters over mesh.fsdp; see `lineage describe`."
-            + f" Estimated for a step, on all devices together: {needed}."
-            * bool(needed)
+            f"set model.remat, or spread the parameters over mesh.fsdp; see `lineage describe`.{estimate}"
         ) from error

@@ -22,10 +22,8 @@ class Trace(contextlib.AbstractContextManager):
 
     def __init__(self, workdir: Path, steps: tuple[int, int] | None, total: int, say: Callable[[str], None]):
         if steps and not 1 <= steps[0] <= steps[1] <= total:
-            first, last = steps
-            raise ValueError(
-                f"the profile is of the steps {first:,} to {last:,}: they must be in order, from 1 to {total:,}."
-            )
+            given = "the profile is of the steps {:,} to {:,}".format(*steps)
+            raise ValueError(f"{given}: they must be in order, from 1 to {total:,}.")
         self.folder, self.steps, self.say = workdir / "profile", steps, say
         self.is_recording = False
 
@@ -34,19 +32,17 @@ class Trace(contextlib.AbstractContextManager):
         if self.steps and step == self.steps[0]:
             jax.profiler.start_trace(str(self.folder))
             self.is_recording = True
-        return (
-            jax.profiler.StepTraceAnnotation("train", step_num=step) if self.is_recording else contextlib.nullcontext()
-        )
+        if self.is_recording:
+            return jax.profiler.StepTraceAnnotation("train", step_num=step)
+        return contextlib.nullcontext()
 
     def after(self, step: int, results: Any) -> None:
         """End the trace after its last step, whose results are waited for."""
         if self.is_recording and step == self.steps[1]:
             jax.block_until_ready(results)
             self._stop()
-            first, last = self.steps
-            self.say(
-                f"profile of the steps {first:,} to {last:,}: {self.folder} (`tensorboard --logdir {self.folder}`)"
-            )
+            steps = "{:,} to {:,}".format(*self.steps)
+            self.say(f"profile of the steps {steps}: {self.folder} (`tensorboard --logdir {self.folder}`)")
 
     def _stop(self):
         self.is_recording = False

@@ -77,23 +77,16 @@ def test_splash_on_several_devices_matches_dense_attention(axes):
         assert_close(one, other)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        Mask(),
-        Mask(causal=True),
-        Mask(causal=True, window=9),
-        Mask(keys=PADDED),
-        Mask(causal=True, segments=SEGMENTS),
-        Mask(bias=jnp.sin(jnp.arange(4 * 200 * 200.0)).reshape(1, 4, 200, 200)),
-    ],
-)
+BIAS = jnp.sin(jnp.arange(4 * 200 * 200.0)).reshape(1, 4, 200, 200)
+KINDS = Mask(), Mask(causal=True), Mask(causal=True, window=9), Mask(keys=PADDED), Mask(bias=BIAS)
+
+
+@pytest.mark.parametrize("mask", [*KINDS, Mask(causal=True, segments=SEGMENTS)])
 def test_arguments_of_cudnn_mean_the_same_mask(mask, monkeypatch):
     """Compare JAX's own implementation, given the arguments for cuDNN, with dense attention."""
     function = jax.nn.dot_product_attention
-    monkeypatch.setattr(
-        jax.nn, "dot_product_attention", lambda *args, **how: function(*args, **how | {"implementation": "xla"})
-    )
+    other = {"implementation": "xla"}
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *args, **how: function(*args, **how | other))
     assert_equal_to_dense(kernels.cudnn, mask)
 
 

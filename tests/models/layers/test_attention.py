@@ -30,11 +30,7 @@ def weighted_mean(scores, values):
 
 
 @pytest.mark.parametrize(
-    ("score", "expected"),
-    [
-        (dot_product, QUERIES @ KEYS.T),
-        (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2)),
-    ],
+    ("score", "expected"), [(dot_product, QUERIES @ KEYS.T), (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2))]
 )
 @pytest.mark.parametrize("unit", [1, 0.05])  # at a small scale, the weights are far from one-hot
 def test_worked_example_in_two_dimensions(score, expected, unit):

@@ -28,8 +28,6 @@ def test_kernels_are_initialized_as_matrices():
 def test_few_rows_are_padded_on_a_tpu_only(normal):
     x, kernel = normal(3, 8), normal(8, 5)
     np.testing.assert_allclose(product(x, kernel), x @ kernel, rtol=1e-6)
-    texts = {
-        platform: jax.jit(product).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
-        for platform in ("cpu", "tpu")
-    }
+    traced = jax.jit(product).trace(x, kernel)
+    texts = {name: traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "tpu")}
     assert ["tensor<8x8xf32>" in texts[platform] for platform in texts] == [False, True]

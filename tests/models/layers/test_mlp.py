@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +12,8 @@ from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 def test_activations_and_gradients_match_pytorch(name):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
-    theirs = {
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "silu": functional.silu,
-    }[name]
+    options = {"approximate": "tanh"} if name == "gelu_tanh" else {}
+    theirs = partial(getattr(functional, name.removesuffix("_tanh")), **options)
     x = np.linspace(-8, 8, 402, dtype=np.float32)
     tensor = torch.tensor(x, dtype=torch.float64, requires_grad=True)  # its own float32 slopes cancel too
     out = theirs(tensor)

@@ -1,0 +1,167 @@
+"""Shards of token ids: files of a corpus that runs map into memory, whose checksums are verified as they are read.
+
+The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
+another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
+(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `Shard` for each and a CRC-32.
+"""
+
+import contextlib
+import json
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+INDEX = "index.json"
+BLOCK = 1 << 16  # bytes with a checksum of their own
+DTYPES = (np.dtype(np.uint16), np.dtype(np.int32))
+
+
+class Shard(NamedTuple):
+    """Entry of a shard in the index: what it holds, and the CRC-32 of its checksums."""
+
+    tokens: int
+    documents: int
+    characters: int
+    bytes: int
+    chunks: int  # groups of documents that are encoded together
+    crc32: int
+
+
+class Shards:
+    """Token ids [N] in the files of a corpus; slices of it are arrays, and only the pages that they need are read.
+
+    The checksum of a block of a file is verified when a process first reads it. A file that is damaged is deleted, so
+    that the next start encodes it anew, and ValueError is raised.
+    """
+
+    def __init__(self, folder: str, dtype: str, shards: Sequence[Shard]):
+        self._arguments = folder, dtype, shards
+        self._starts = [0, *accumulate(shard.tokens for shard in shards)]
+        self._opened: dict[int, ShardFile] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shards, self._arguments
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self._arguments[1])
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        start, stop, _ = part.indices(len(self))
+        found = []
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            found.append(self._file(number).read(start - first, end - first))
+            start = end
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self[:], dtype)
+
+    def ends(self) -> np.ndarray:
+        """Return the place after each document, int64 [D]."""
+        files = map(self._file, range(len(self._starts) - 1))
+        return np.concatenate([np.empty(0, np.int64), *(file.read_ends() for file in files)])
+
+    def _file(self, number):
+        if number not in self._opened:
+            folder, dtype, shards = self._arguments
+            self._opened[number] = ShardFile(shard_path(folder, number), np.dtype(dtype), shards[number])
+        return self._opened[number]
+
+
+class ShardFile:
+    """File of a shard, memory-mapped; see `Shards`.
+
+    Args:
+        delete: whether the file is deleted if it is damaged.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, shard: Shard, delete: bool = True):
+        self._path, self._delete = path, delete
+        content = np.asarray(np.memmap(path, np.uint8, mode="r"))
+        first = 8 * shard.documents
+        self._size = first + dtype.itemsize * shard.tokens
+        if len(content) != shard_size(shard, dtype):
+            self._damaged()
+        self._sums = np.frombuffer(content[self._size :].tobytes(), "<u4").tolist()
+        if zlib.crc32(content[self._size :]) != shard.crc32:
+            self._damaged()
+        self._content, self._unchecked = content, bytearray(b"\1" * len(self._sums))
+        self._ends = content[:first].view("<i8")
+        self._tokens = content[first : self._size].view(dtype.newbyteorder("<"))
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens of the shard."""
+        first, size = self._ends.nbytes, self._tokens.itemsize
+        self._check(first + start * size, first + stop * size)
+        return self._tokens[start:stop]
+
+    def verify(self) -> None:
+        """Verify all checksums."""
+        self._check(0, self._size)
+
+    def read_ends(self) -> np.ndarray:
+        """Return the ends of the documents in the shard."""
+        self._check(0, self._ends.nbytes)
+        return self._ends
+
+    def _check(self, start, stop):
+        """Verify the checksums of the blocks that have the bytes from `start` to `stop`, unless they have been."""
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            if self._unchecked[block]:
+                place = block * BLOCK
+                if zlib.crc32(self._content[place : min(place + BLOCK, self._size)]) != self._sums[block]:
+                    self._damaged()
+                self._unchecked[block] = 0
+
+    def _damaged(self):
+        if not self._delete:
+            raise ValueError(f"{self._path} is damaged.")
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        raise ValueError(f"{self._path} is damaged and was deleted: start the same command again to encode it anew.")
+
+
+def read_index(folder: Path) -> tuple[list[Shard], bool]:
+    """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
+            return [Shard(**values) for values in index["shards"]], index["complete"]
+    return [], False
+
+
+def shard_size(shard: Shard, dtype: np.dtype) -> int:
+    """Return the size of the file of a shard."""
+    size = 8 * shard.documents + dtype.itemsize * shard.tokens
+    return size + 4 * -(-size // BLOCK)
+
+
+def shard_path(folder: str | Path, number: int) -> Path:
+    return Path(folder) / f"{number:05}.tokens"
+
+
+def verify(folder: Path) -> None:
+    """Raise ValueError if the index of a corpus or a shard in it is damaged, OSError if it cannot be read.
+
+    Shards that are not yet encoded do not count.
+    """
+    shards, complete = read_index(folder)
+    if not (shards or complete):
+        raise ValueError(f"{folder / INDEX} is damaged.")
+    for number, shard in enumerate(shards):
+        path = shard_path(folder, number)
+        fits = [dtype for dtype in DTYPES if path.stat().st_size == shard_size(shard, dtype)]
+        if not fits:
+            raise ValueError(f"{path} is damaged: it has {path.stat().st_size:,} bytes.")
+        ShardFile(path, fits[0], shard, delete=False).verify()

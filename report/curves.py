@@ -1,0 +1,116 @@
+"""Charts of metrics over the steps, with what makes values of training differ from those of evaluations."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from lineage.report import figures, html
+
+Metrics = Sequence[Mapping[str, Any]]
+# Titles of charts, in their order. What starts with "time/" is a fraction of the time, except for speeds.
+TITLES = {
+    "loss": "Loss",
+    "accuracy": "Accuracy",
+    "perplexity": "Perplexity",
+    "learning_rate": "Learning rate",
+    "gradient_norm": "Gradient norm",
+    "time/examples_per_second": "Examples per second",
+    "time/mfu": "Model FLOP/s utilization",
+    "time/waiting": "Time waiting for data",
+    "time/evaluating": "Time in evaluations",
+    "time/saving": "Time in saves",
+    "time/goodput": "Goodput since the start",
+    "system/memory_gib": "Resident memory in GiB",
+    "system/device_memory_gib": "Maximum device memory in GiB",
+    "system/open_files": "Open files",
+}
+# Keys of configs that change the loss in training only, by their last name, in words.
+ONLY_IN_TRAINING = {
+    "label_smoothing": "label smoothing",
+    "mixup": "mixup",
+    "cutmix": "CutMix",
+    "augment": "augmentation",
+    "dropout": "dropout",
+    "attention_dropout": "attention dropout",
+    "activation_dropout": "activation dropout",
+    "head_dropout": "dropout of the head",
+    "stochastic_depth": "stochastic depth",
+    "scheduled_sampling": "scheduled sampling",
+}
+
+
+def only_in_training(settings: Mapping[str, Any], metric: str = "loss") -> str:
+    """Return what changes a metric in training only, such as "label smoothing 0.1, dropout 0.2", by a flat config."""
+    values = {key.rpartition(".")[2]: value for key, value in settings.items() if key.startswith(("model.", "task."))}
+    if "accuracy" in metric:
+        values.pop("label_smoothing", None)
+    return ", ".join(f"{name} {values[key]}" for key, name in ONLY_IN_TRAINING.items() if values.get(key))
+
+
+def remark(settings: Mapping[str, Any], metric: str, splits: Sequence[str]) -> str:
+    """Return why a metric of training differs from that of the `splits` of evaluations; "" if nothing explains it."""
+    enabled, others = only_in_training(settings, metric), " and ".join(splits)
+    averaged = "with averaged weights (EMA)" if others and settings.get("ema_decay") else ""
+    if not enabled:
+        return averaged and f"{html.title(others)}: {averaged}."
+    if not others:
+        return f"With {enabled}."
+    ours = f"without, and {averaged}" if averaged else "without"
+    return f"Train can look worse than {others}: it is measured with {enabled}, {others} {ours}."
+
+
+def keys(metrics: Metrics) -> list[str]:
+    """Return the names of the metrics in the order in which they first appear."""
+    return list(dict.fromkeys(key for line in metrics for key in line if key != "step"))
+
+
+def series(metrics: Metrics, key: str) -> figures.Curve:
+    """Return the steps and the values of a metric, [N] each."""
+    points = [(line["step"], line[key]) for line in metrics if key in line]
+    return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
+
+
+def card(
+    metric: str,
+    curves: Mapping[str, figures.Curve],
+    names: Sequence[str],
+    folder: Path,
+    *,
+    labels: Mapping[str, str] | None = None,
+    about: str = "",
+    **options: Any,
+) -> Markup:
+    """Return a card with the curves of a metric by split or by run.
+
+    Args:
+        names: names of all curves of the page, which give the colors, see `figures.chart`.
+        labels: what is written for the names; None: the names.
+        about: a remark below the chart.
+        options: other arguments of `figures.chart`.
+    """
+    shown = TITLES.get(metric, html.title(html.words(metric)))
+    percent = "accuracy" in metric or (metric.startswith("time/") and "second" not in metric)
+    smoothed = metric != "learning_rate" and not metric.startswith("system/")
+    draw = partial(figures.chart, percent=percent, smoothed=smoothed, **options)
+    curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
+    drawn = {(labels or {}).get(name, name): figures.points(*curve) for name, curve in curves.items()}
+    ends = [f"{label} from {values[0]:.4g} to {values[-1]:.4g}" for label, (_, values) in drawn.items()]
+    more = f" and {len(ends) - 4} more" if len(ends) > 4 else ""
+    values = [dict(zip(*map(np.ndarray.tolist, curve))) for curve in drawn.values()]
+    rows = ([step, *(column.get(step, "") for column in values)] for step in sorted(set().union(*values)))
+    return html.card(
+        draw,
+        shown,
+        curves,
+        names,
+        name=f"curve_{metric}",
+        folder=folder,
+        alt=f"{shown} by step: {', '.join(ends[:4])}{more}.",
+        data=[["step", *drawn], *rows],
+        about=about,
+        kind="card",
+    )

@@ -1,0 +1,82 @@
+"""Supervision of a run: its process is started again after a failure."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lineage.configs.storage import is_remote
+from lineage.runs.folder import HUNG, METRICS, PREEMPTED, STOP_SIGNALS, last_step
+from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.remote import Mirror
+
+SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable of a run that is supervised
+SIGNALS = (*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP)  # passed on to the run
+FINAL = (0, 2, 130, PREEMPTED, *(-number for number in SIGNALS))  # exit codes after which a run is not started again
+FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, which double, and their maximum
+
+
+def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> int:
+    """Run a command until it has ended well or was told to stop, and start it again if it fails; return its exit code.
+
+    A run that fails twice in a row at the same step is not started again. A line on standard error says what happened.
+
+    Args:
+        workdir: folder of the run, whose history and checkpoints tell the step.
+        most: maximum number of restarts.
+    """
+    told: list[int] = []
+    process: subprocess.Popen | None = None
+
+    def pass_on(number, _):
+        told.append(number)
+        if process:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    folder = Mirror(os.fspath(workdir), "runs").folder if is_remote(workdir) else Path(workdir)
+    failed_at, restarts = -1, 0
+    try:
+        while True:
+            # In a session of its own: a terminal's Ctrl-C reaches the supervisor only, which passes it on once.
+            process = subprocess.Popen(command, env=os.environ | {SUPERVISED: "1"}, start_new_session=True)
+            for number in told:  # before there was a process
+                process.send_signal(number)
+            code = process.wait()
+            if code in FINAL or told:
+                return code if code >= 0 else 128 - code
+            step = reached(folder)
+            said = f"the run failed at step {step:,} ({reason(code)})"
+            if step == failed_at or restarts >= most:
+                why = "for the second time" if step == failed_at else f"after {restarts} restarts"
+                print(f"{said} {why}: it is not started again", file=sys.stderr)
+                return code if code >= 0 else 128 - code
+            failed_at, seconds, restarts = step, min(FIRST * 2**restarts, LONGEST), restarts + 1
+            print(f"{said}: restart {restarts} of {most} in {seconds:.0f} s", file=sys.stderr, flush=True)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not told:
+                time.sleep(0.1)
+            if told:
+                return 128 + told[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def reached(workdir: Path) -> int:
+    """Return the last step in the history of a run, or of its checkpoints; 0 without any."""
+    steps = [last_step(workdir)]
+    with suppress(OSError, ValueError, IndexError):
+        steps.append(GrowingMetrics(workdir / METRICS).read()[-1]["step"])
+    return max(steps)
+
+
+def reason(code: int) -> str:
+    """Return what an exit code means."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}" + ": a step did not end" * (code == HUNG)

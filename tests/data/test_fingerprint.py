@@ -1,0 +1,80 @@
+import json
+import os
+
+import pytest
+
+from lineage.data import fingerprint as module
+from lineage.data.fingerprint import fingerprint, identity
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Two files whose checksums are kept, as if they were large and old, and the names of those that are read."""
+    seen, crc = [], module.crc
+    monkeypatch.setattr(module, "crc", lambda file, limit: seen.append(file.name) or crc(file, limit))
+    monkeypatch.setattr(module, "LARGE", 1)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(f"text of {name}")
+    monkeypatch.setattr(module, "SETTLED", 0)
+    return folder, seen
+
+
+def test_checksums_of_unchanged_files_are_kept(corpus, tmp_path, monkeypatch):
+    folder, seen = corpus
+    first = fingerprint([str(folder)], cache_dir=tmp_path / "kept")
+    assert seen == ["a.txt", "b.txt"]
+    assert fingerprint([str(folder)], cache_dir=tmp_path / "kept") == first
+    assert identity(folder.iterdir(), cache_dir=tmp_path / "kept") == identity(folder.iterdir())
+    assert seen == ["a.txt", "b.txt"] * 2  # the second time without a folder
+    monkeypatch.setattr(module, "LARGE", 1000)  # small files are always read
+    fingerprint([str(folder)], cache_dir=tmp_path / "kept")
+    assert len(seen) == 6
+
+
+def test_changed_files_are_read_again(corpus, tmp_path, monkeypatch):
+    """A change that keeps size and modification time changes the ctime, which cannot be set."""
+    folder, seen = corpus
+    path, kept = folder / "b.txt", tmp_path / "kept"
+    first, before = fingerprint([str(folder)], cache_dir=kept), path.stat()
+    path.write_text("text of c.txt")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    seen.clear()
+    second = fingerprint([str(folder)], cache_dir=kept)
+    assert seen == ["b.txt"]
+    assert {name for name in first if first[name] != second[name]} == {str(path)}
+    path.write_text("text of b.txt")
+    os.utime(path)
+    assert fingerprint([str(folder)], cache_dir=kept) == first  # only the time is new
+
+
+def test_files_that_were_just_written_are_read_again(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SETTLED", 2 * 10**9)
+    fingerprint([str(corpus[0])], cache_dir=tmp_path)
+    (record,) = tmp_path.glob("fingerprints-*.json")
+    assert json.loads(record.read_text().partition("\n")[2]) == [[None], [None]]
+
+
+@pytest.mark.parametrize("content", ["", "0\n[]", "1\n{}", "[[1, 2, 3, 4]]", b"\xff"])
+def test_damaged_records_are_replaced(corpus, tmp_path, content):
+    folder, _ = corpus
+    first = fingerprint([str(folder)], cache_dir=tmp_path)
+    (record,) = tmp_path.glob("fingerprints-*.json")
+    whole = record.read_bytes()
+    record.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert fingerprint([str(folder)], cache_dir=tmp_path) == first
+    assert record.read_bytes() == whole
+    flipped = bytearray(whole)
+    flipped[-3] ^= 1  # a digit of a checksum
+    record.write_bytes(flipped)
+    assert fingerprint([str(folder)], cache_dir=tmp_path) == first
+
+
+def test_folder_that_cannot_be_written_keeps_nothing(corpus, tmp_path):
+    folder, seen = corpus
+    (tmp_path / "file").write_text("")
+    for _ in range(2):
+        assert len(fingerprint([str(folder)], cache_dir=tmp_path / "file")) == 2
+    assert seen == ["a.txt", "b.txt"] * 2

@@ -1,0 +1,71 @@
+"""Inputs of predictions: files, what is refused, and the categories of a file."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from lineage.data import Facts, Loader, Question
+from lineage.data.inputs import Inputs, from_files
+from lineage.evaluation.prediction import with_categories
+from lineage.train.experiment import Experiment
+
+
+def test_tasks_without_predictions_are_refused(tiny):
+    experiment = Experiment(tiny("gpt", {"model.name": "elmo", "task.name": "bidirectional_lm", "model.width": 8}))
+    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
+        experiment.context().inputs(["a"], Loader(batch_size=8))
+    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
+        experiment.task.predict([], experiment.data.train.source, experiment.data.facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.txt", "", (), "a.txt is empty: there is no input."),
+        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review."),
+        ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
+        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
+        ("a.docx", "x", (), "a.docx must be a file of .txt, .jsonl, .csv, .tsv, .parquet, or a source such as NAME:"),
+        ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .jsonl, .csv, .tsv, .parquet, or a source such"),
+        ("b/a.txt", None, (), "There is no file"),
+    ],
+)
+def test_invalid_files_raise(name, content, options, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    columns = options[0].partition("=")[2].split(",") if options else ()
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        from_files(str(tmp_path / name), "labeled_texts", columns)
+
+
+def test_inputs_of_questions_and_images(tmp_path):
+    """Check ids, answers that are missing, lists of images, and what is refused."""
+    article = {"paragraphs": [{"context": "It is.", "qas": [{"id": "x7", "question": "Is it?"}]}]}
+    (tmp_path / "a.json").write_text(json.dumps({"data": [article]}))
+    found = from_files(str(tmp_path / "a.json"), "questions")
+    assert found.rows == [Question("Is it?", "It is.", [], "x7")]
+    assert found.about == [{"id": "x7"}]
+    (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
+    found = from_files(str(tmp_path / "a.csv"), "questions")
+    assert (found.rows[0].text, found.rows[0].context, found.about) == ("Is it?", "It is.", [{"id": "0"}])
+    Image.new("L", (4, 2)).save(tmp_path / "a.png")
+    (tmp_path / "list.txt").write_text(f"a.png\n{tmp_path / 'a.png'}\n")
+    for name in ("list.txt", "a.png", ""):
+        found = from_files(str(tmp_path / name), "images", channels=3)
+        assert found.rows[len(found.rows) - 1]["image"].shape == (2, 4, 3)
+        assert {each["file"] for each in found.about} == {"a.png"}
+        assert len(found.rows) == (2 if name == "list.txt" else 1)
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),
+                          ("a.json", "a.json is not a file in COCO's format: KeyError 'images'")):  # fmt: skip
+        with pytest.raises(ValueError, match=re.escape(message)):
+            from_files(str(tmp_path / name), "images", channels=3)
+
+
+def test_model_needs_the_categories_of_a_file():
+    facts = Facts(class_names=("cat", "dog"))
+    assert with_categories(facts, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (9, 3)
+    with pytest.raises(ValueError, match="The inputs have no category 'dog': the model's classes must be among theirs"):
+        with_categories(facts, Inputs([], categories={"cat": 9}))

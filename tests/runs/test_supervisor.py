@@ -1,0 +1,126 @@
+"""Supervised runs: restarts after failures, and signals."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from lineage.runs import supervisor
+from lineage.runs.supervisor import supervise
+
+# A run whose process number n reaches the n-th of some steps and then ends in the n-th of some ways: by an exit code,
+# or by a signal if that is negative.
+SCRIPT = """
+import json, os, pathlib, signal, sys, time
+folder, steps, codes = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+starts = folder / "starts"
+number = len(starts.read_text()) if starts.exists() else 0
+if codes[number] == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+with (folder / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps({"step": steps[number]}) + "\\n")
+starts.write_text("x" * (number + 1))
+if codes[number] == "wait":
+    time.sleep(60)
+if codes[number] < 0:
+    os.kill(os.getpid(), -codes[number])
+sys.exit(codes[number])
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Return `run(steps, codes, most)`, which returns the exit code, the number of starts and the lines."""
+    monkeypatch.setattr(supervisor, "FIRST", 0.05)
+
+    def run(steps, codes, most=5):
+        code = supervise([sys.executable, "-c", SCRIPT, str(tmp_path), str(steps), codes], tmp_path, most)
+        return code, len((tmp_path / "starts").read_text()), capfd.readouterr().err.splitlines()
+
+    return run
+
+
+def test_failed_run_is_started_again_until_it_ends(run):
+    code, starts, lines = run([3, 1200, 1300], "[1, -9, 0]")
+    assert (code, starts) == (0, 3)
+    assert lines == [
+        "the run failed at step 3 (exit code 1): restart 1 of 5 in 0 s",
+        "the run failed at step 1,200 (killed by SIGKILL): restart 2 of 5 in 0 s",
+    ]
+
+
+def test_run_that_fails_twice_at_the_same_step_is_given_up(run):
+    code, starts, lines = run([3, 7, 7, 9], "[1, 76, 76, 0]")
+    assert (code, starts) == (76, 3)
+    assert lines[-1] == (
+        "the run failed at step 7 (exit code 76: a step did not end) for the second time: it is not started again"
+    )
+
+
+def test_checkpoints_tell_the_step_of_a_failure_too(run, tmp_path):
+    (tmp_path / "checkpoints" / "8").mkdir(parents=True)
+    assert run([3, 7, 9], "[1, 1, 0]")[:2] == (1, 2)
+
+
+def test_restarts_are_limited(run):
+    code, starts, lines = run([1, 2, 3, 4], "[1, -9, -9, 0]", most=2)
+    assert (code, starts) == (137, 3)
+    assert lines[-1] == "the run failed at step 3 (killed by SIGKILL) after 2 restarts: it is not started again"
+
+
+@pytest.mark.parametrize(("code", "result"), [("0", 0), ("2", 2), ("75", 75), ("130", 130), ("-15", 143)])
+def test_run_that_ended_on_purpose_is_not_started_again(code, result, run):
+    assert run([1], f"[{code}]") == (result, 1, [])
+
+
+def tell_when(path, number):
+    """Send this process a signal as soon as a file exists."""
+
+    def tell():
+        while not path.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=tell).start()
+
+
+def test_signal_is_passed_on(run, tmp_path):
+    tell_when(tmp_path / "starts", signal.SIGTERM)
+    assert run([1], '["wait"]') == (75, 1, [])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "FIRST", 600.0)
+    tell_when(tmp_path / "starts", signal.SIGINT)
+    script = [sys.executable, "-c", SCRIPT, str(tmp_path), "[1]", "[1]"]
+    begin = time.monotonic()
+    assert supervise(script, tmp_path, 3) in (1, 130)
+    assert time.monotonic() - begin < 60
+
+
+class Clock:
+    """Clock that sleeping sets forward."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_waits_double(run, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(supervisor, "FIRST", 5.0)
+    monkeypatch.setattr(supervisor, "time", clock)
+    code, _, lines = run(list(range(9)), "[1, 1, 1, 1, 1, 1, 1, 1, 0]", most=9)
+    assert code == 0
+    waits = [5, 10, 20, 40, 80, 160, 300, 300]
+    assert [line.rpartition(" in ")[2] for line in lines] == [f"{wait} s" for wait in waits]
+    assert clock.now == pytest.approx(sum(waits), abs=2)

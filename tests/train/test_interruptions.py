@@ -1,0 +1,233 @@
+"""Runs that are interrupted by the clock, by errors, by signals in evaluations and saves, and by steps that hang."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from lineage.evaluation import Evaluation
+from lineage.runs.folder import HUNG, MEASURED, read_metrics, read_record
+from lineage.train import loop
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.profiling import watchdog
+from lineage.train.profiling.watchdog import Watchdog
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("no_report")
+ONE = jax.devices()[:1]
+# Evaluations of six batches after steps 3 and 6.
+CHANGES = {"total_steps": 6, "evaluate_every_steps": 3, "save_every_steps": 100, "log_every_steps": 4, "ema_decay": 0.9}
+
+
+def steps(workdir):
+    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
+
+
+def final(workdir):
+    """Return the bytes of the final state, the history without times, and the metrics in the last record."""
+    saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / "6" / "state")
+    history = [
+        {key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in read_metrics(workdir)
+    ]
+    metrics = read_record(workdir / "checkpoints" / "6")["metrics"]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history, metrics
+
+
+@pytest.fixture
+def train(tiny, tmp_path):
+    """Return `train(changes, name)`, which trains in a folder and returns it."""
+
+    def train(changes=None, name="run"):
+        loop.train(tiny("vit", CHANGES | (changes or {})), tmp_path / name, devices=ONE)
+        return tmp_path / name
+
+    return train
+
+
+@tiered(("minutes", "saved"), [(2.5, [3, 6, 7]), (0.0, [7]), (30.0, [7])], first=1)
+def test_run_saves_by_the_clock(minutes, saved, train, monkeypatch):
+    clock, whole = SimpleNamespace(now=0.0), loop.TrainingLoop.run
+
+    def run(self, step):
+        clock.now += 60
+        whole(self, step)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(loop.TrainingLoop, "run", run)
+    assert steps(train({"total_steps": 7, "checkpoint.every_minutes": minutes, "checkpoint.keep": 9})) == saved
+
+
+@contextlib.contextmanager
+def failing_data(step, error, poisoned=None):
+    """Raise an error instead of the batch of a step; the images of a step before may be nan."""
+    whole = loop.device_batches
+
+    def batches(experiment, start):
+        for number, batch in enumerate(whole(experiment, start), start=start + 1):
+            if number == step:
+                raise error
+            yield batch | {"image": batch["image"] * np.nan} if number == poisoned else batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "device_batches", batches)
+        with pytest.raises(type(error)):
+            yield
+
+
+@tiered("error", [OSError("the data are gone"), KeyboardInterrupt()], first=1)
+def test_state_is_saved_after_an_error_of_the_data(error, train, tmp_path, capsys):
+    reference = final(train(name="reference"))
+    with failing_data(5, error):
+        train()
+    assert steps(tmp_path / "run") == [4]
+    assert "the state after step 4 was saved before the run ends" in capsys.readouterr().err
+    assert final(train()) == reference
+
+
+def test_state_is_saved_after_an_error_of_an_evaluator(train, tmp_path, capsys):
+    reference = final(train(name="reference"))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(*_):
+            raise KeyError("no such answer")
+
+        patch.setattr(Evaluation, "__call__", fail)
+        with pytest.raises(KeyError, match="no such answer"):
+            train()
+    assert steps(tmp_path / "run") == [3]
+    assert final(train()) == reference  # the evaluation after step 3 is repeated
+    assert "resuming from step 3" in capsys.readouterr().err
+
+
+def test_state_that_is_not_finite_is_not_saved_after_an_error(train, tmp_path, capsys):
+    with failing_data(5, OSError("the data are gone"), poisoned=4):
+        train({"save_every_steps": 3})
+    assert steps(tmp_path / "run") == [3]
+    assert "the state after step 4 was not saved: train/loss is nan at step 4" in capsys.readouterr().err
+
+
+def test_nothing_is_saved_after_an_error_of_a_save(train, tmp_path, monkeypatch):
+    saves = []
+
+    def save(self, state, *_, **__):
+        saves.append(int(state.step))
+        raise OSError("no space")
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    with pytest.raises(OSError, match="no space"):
+        train({"save_every_steps": 2})
+    assert saves == [2]
+
+
+def test_error_of_the_report_loses_no_step(train, tmp_path, monkeypatch):
+    def fail(_):
+        raise ValueError("no font")
+
+    monkeypatch.setattr(loop, "write_report", fail)
+    with pytest.raises(ValueError, match="no font"):
+        train()
+    assert steps(tmp_path / "run") == [6]
+
+
+@tiered("evaluation", [1, 2], first=1)
+def test_signal_stops_an_evaluation_at_the_next_batch(evaluation, train, tmp_path):
+    """Check that the resumed run evaluates again and ends as an undisturbed one."""
+    best = {"save_every_steps": 3, "checkpoint.best": "test/loss"}
+    reference = final(train(best, "reference"))
+    records = {step: read_record(tmp_path / "reference" / "checkpoints" / step)["metrics"] for step in ("3", "6")}
+    assert all("test/loss" in metrics for metrics in records.values())
+    whole, calls = loop.to_mesh, []
+
+    def to_mesh(batch, mesh):
+        calls.append(1)
+        if len(calls) == 6 * (evaluation - 1) + 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(batch, mesh)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "to_mesh", to_mesh)
+        with pytest.raises(loop.Preempted, match=f"stopped at step {3 * evaluation} of 6 after saving"):
+            train(best)
+    assert len(calls) == 6 * (evaluation - 1) + 2
+    assert read_record(tmp_path / "run" / "checkpoints" / str(3 * evaluation))["metrics"] == {}
+    assert final(train(best)) == reference
+    for step, metrics in records.items():
+        assert read_record(tmp_path / "run" / "checkpoints" / step)["metrics"] == metrics
+
+
+def test_signal_during_a_save_ends_the_run_after_it(train, tmp_path, monkeypatch):
+    whole, saves = Checkpoints.save, []
+
+    def save(self, state, *args, **history):
+        saves.append(int(state.step))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        whole(self, state, *args, **history)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    with pytest.raises(loop.Preempted, match="stopped at step 2 of 6"):
+        train({"save_every_steps": 2})
+    assert saves == [2]
+    assert steps(tmp_path / "run") == [2]
+
+
+def test_step_that_does_not_end_is_noticed(train, monkeypatch):
+    whole, hung, noticed = loop.device_batches, threading.Event(), []
+
+    def batches(experiment, start):
+        for number, batch in enumerate(whole(experiment, start), start=start + 1):
+            assert number != 4 or hung.wait(60)
+            yield batch
+
+    monkeypatch.setattr(loop, "device_batches", batches)
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (noticed.append(self._number), hung.set()))
+    train({"step_timeout_minutes": 0.05})
+    assert set(noticed) == {4}
+
+
+def test_watchdog_ends_the_process_with_the_stacks_of_all_threads():
+    script = "import time\nfrom lineage.train.profiling.watchdog import Watchdog\ndef hangs(): time.sleep(60)\n"
+    script += "with Watchdog(0.01) as dog, dog.step(1234): hangs()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert ended.returncode == HUNG == 76
+    assert "in hangs" in ended.stderr
+    assert ended.stderr.count("hread 0x") >= 2
+    assert "\nerror: step 1,234 has not ended for 1 s (step_timeout_minutes): the stacks" in ended.stderr
+
+
+def test_limit_of_the_watchdog_follows_the_steps(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    dog, limits = Watchdog(), []
+    for seconds in (500, 100, 40, 1):
+        limits.append(dog.limit)
+        with dog.step(1):
+            clock.now += seconds
+    assert limits == [3600, 3600, 2000, 1400]
+    assert dog.limit == pytest.approx(20 * 141 / 3)
+    with dog.step(1):
+        clock.now -= 139
+    assert dog.limit == 600
+    assert Watchdog(2.0).limit == 120
+
+
+def test_compiling_is_recognized():
+    seen = []
+    jax.monitoring.register_event_listener(lambda *_, **__: seen.append(watchdog._is_compiling()))
+    try:
+        jax.jit(lambda x: jnp.sin(x) * 1234.5)(jnp.ones(7))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert True in seen
+    assert not watchdog._is_compiling()

@@ -1,0 +1,148 @@
+"""Verification of runs: what is sound, what is damaged, and runs in progress."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lineage.runs.locks import locked
+from lineage.train import loop, verification
+from lineage.train.verification import runs_below, verify
+from tests.train.test_loop import ONE
+
+
+@pytest.fixture(scope="module")
+def original(tiny, tmp_path_factory):
+    """Return a folder with a complete run and its token cache."""
+    folder = tmp_path_factory.mktemp("original")
+    changes = {"total_steps": 6, "save_every_steps": 3, "sampling.num_samples": 1, "task.cache_dir": f"{folder}/tokens"}
+    loop.train(tiny("gpt", changes | {"tokenizer": "characters"}), folder / "run", devices=ONE)
+    return folder
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """Return a copy of it."""
+    shutil.copytree(original, tmp_path / "copy")
+    config = tmp_path / "copy" / "run" / "config.json"
+    config.write_text(config.read_text().replace(str(original), str(tmp_path / "copy")))
+    return tmp_path / "copy"
+
+
+def state(folder):
+    """Return content and time of all files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(path, path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+
+
+def test_sound_run(folder, capsys):
+    before = state(folder)
+    assert verify([folder]) == 0
+    assert state(folder) == before
+    lines, said = capsys.readouterr()
+    names = [line.removesuffix(": sound").removeprefix(f"{folder}/") for line in lines.splitlines()]
+    expected = {f"run/{name}" for name in ("config.json", "run.json", "data.json", "facts.json", "metrics.jsonl")}
+    expected |= {f"run/{name}" for name in ("tokenizer.json", "checkpoints/3", "checkpoints/6", "report.html")}
+    expected |= {f"run/artifacts/{name}" for name in ("samples.jsonl", "run.json", "cost.json")}
+    assert expected <= set(names)
+    assert [name for name in names if name.startswith("tokens/")]
+    assert len(names) == len(set(names))
+    assert said == f"{len(names)} of {len(names)} are sound\n"
+
+
+def edit(old, new):
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
+
+
+def flip(path):
+    """Flip a bit in the middle of the largest file of a folder, or of a file."""
+    path = max((file for file in [path, *path.rglob("*")] if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def shorten(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+
+
+FAULTS = {
+    "weights": ("run/checkpoints/6", flip, "damaged"),
+    "record": ("run/checkpoints/3", lambda path: empty(path / "about" / "metadata"), "damaged"),
+    "hash": (
+        "run/checkpoints/3",
+        lambda path: edit(b'"next_batch": 3', b'"next_batch": 2')(path / "about/metadata"),
+        "check",
+    ),
+    "config": ("run/config.json", edit(b'"learning_rate": 0.01', b'"learning_rate": 0.02'), "schedule.learning_rate"),
+    "empty config": ("run/config.json", empty, "damaged"),
+    "no config": ("run/config.json", Path.unlink, "is missing"),
+    "no fingerprints": ("run/data.json", Path.unlink, "is missing"),
+    "tokenizer": ("run/tokenizer.json", edit(b'"a":', b'"\xc3\xa4":'), "SHA-256"),
+    "lost history": ("run/metrics.jsonl", shorten, "lines are lost"),
+    "no history": ("run/metrics.jsonl", Path.unlink, "is missing"),
+    "history": ("run/metrics.jsonl", edit(b'{"step": 2', b'"step": 2'), "line 2"),
+    "samples": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{}\n{"step": 6}\n'), "line 1"),
+    "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
+    "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
+    "changed page": ("run/report.html", flip, "does not match"),
+    "tokens": ("tokens/*/", flip, "is damaged"),
+    "index": ("tokens/*/", lambda path: empty(path / "index.json"), "index.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_damage_is_found(name, folder, capsys):
+    pattern, damage, said = FAULTS[name]
+    path = next(folder.glob(pattern)) if "*" in pattern else folder / pattern
+    damage(path)
+    before = state(folder)
+    assert verify([folder / "run"], as_json=True) == 1
+    assert state(folder) == before
+    bad = [one for one in json.loads(capsys.readouterr().out) if not one["sound"]]
+    assert [one["path"] for one in bad] == [str(path)]
+    assert said in bad[0]["problem"]
+    assert "\n" not in bad[0]["problem"]
+
+
+def test_damaged_arrays_are_found(folder, capsys):
+    (folder / "run" / "artifacts" / "more.npz").write_bytes(b"PK\x03\x04 damaged")
+    assert verify([folder]) == 1
+    assert "more.npz: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_checkpoint_that_a_run_deletes_meanwhile_is_no_error(deleted, folder, monkeypatch, capsys):
+    """Check a checkpoint that disappears while it is read, and one that is still damaged when it is read again."""
+    monkeypatch.setattr(verification.time, "sleep", lambda _: None)
+    whole, reads = verification.read_parts, []
+
+    def read(path, choose):
+        if path.name == "3":
+            reads.append(path)
+            shutil.rmtree(path / "state", ignore_errors=True)
+            if deleted and len(reads) == 2:
+                shutil.rmtree(path)
+        return whole(path, choose)
+
+    monkeypatch.setattr(verification, "read_parts", read)
+    with locked(folder / "run"):
+        assert verify([folder / "run"]) == int(not deleted)
+    assert len(reads) == (2 if deleted else verification.ATTEMPTS)
+    assert ("checkpoints/3: " in capsys.readouterr().out) == (not deleted)
+
+
+def test_runs_below_a_folder(tmp_path):
+    for name in ("b/run/checkpoints/3", "b/run/export", "a/checkpoints", "c/export"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("b/run/export/config.json", "c/export/config.json"):  # exported models
+        (tmp_path / name).write_text("{}")
+    assert list(runs_below(tmp_path)) == [tmp_path / "a", tmp_path / "b" / "run"]
+    with pytest.raises(FileNotFoundError, match="there is no run in"):
+        verify([tmp_path / "c"])

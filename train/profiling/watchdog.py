@@ -1,0 +1,80 @@
+"""End of a run whose training step does not end."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from lineage.runs.folder import HUNG
+
+FACTOR = 20  # mean steps after which a step counts as one that does not end
+LEAST, FIRST = 600.0, 3600.0  # seconds: the least limit by this factor, and the limit of the first step
+COMPILER = "jax._src.compiler"  # module that is on the stack of a thread that compiles
+
+
+class Watchdog(contextlib.AbstractContextManager):
+    """Thread that ends the process, with exit code `HUNG` and the stacks of all threads, if a step does not end.
+
+    It counts its own ticks: the time in which the process or the machine is suspended does not count.
+
+    Args:
+        minutes: limit of a step; None: by the mean of the steps so far, see `limit`; 0: none.
+    """
+
+    def __init__(self, minutes: float | None = None):
+        self._minutes, self._number, self._passed = minutes, 0, 0.0  # step in progress, 0: none; its seconds
+        self._steps, self._seconds = 0, 0.0  # number of the steps that have ended; their seconds, without the first
+        self._tick, self._ended = min(1.0, 60 * minutes / 10 if minutes else 1.0), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def limit(self) -> float:
+        """Limit of a step in seconds."""
+        if self._minutes is not None:
+            return 60.0 * self._minutes
+        return max(LEAST, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Watch a step."""
+        start, self._passed, self._number = time.monotonic(), 0.0, number
+        try:
+            yield
+        finally:
+            self._number = 0
+        self._seconds += time.monotonic() - start if self._steps else 0.0
+        self._steps += 1
+
+    def __enter__(self) -> "Watchdog":
+        if self._minutes != 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _watch(self):
+        while not self._ended.wait(self._tick):
+            if self._number and not _is_compiling():
+                self._passed += self._tick
+            if self._number and self._passed >= self.limit:
+                self._end()
+
+    def _end(self):
+        faulthandler.dump_traceback(2, all_threads=True)
+        said = f"step {self._number:,} has not ended for {self.limit:,.0f} s (step_timeout_minutes)"
+        os.write(2, f"\nerror: {said}: the stacks of all threads are above. Start the run again to resume.\n".encode())
+        os._exit(HUNG)
+
+
+def _is_compiling():
+    """Return whether a thread compiles a program, for which there is no limit."""
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_globals.get("__name__") == COMPILER:
+                return True
+            frame = frame.f_back
+    return False

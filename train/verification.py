@@ -1,0 +1,193 @@
+"""Verification of runs: every file that a run keeps is read and checked, and nothing is written."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lineage.configs import cache
+from lineage.data import shards, tokenizers
+from lineage.data.content import FACTS
+from lineage.evaluation.artifacts import SAMPLES
+from lineage.runs import folder
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, DamagedError, read_json, read_record
+from lineage.runs.locks import held
+from lineage.train.checkpoint import read_parts
+from lineage.train.hashes import hash_array
+from lineage.train.step import TrainState
+
+CHECKPOINTS = "checkpoints"
+DATA = "data.json"
+ATTEMPTS = 5  # to read a file of a run in progress, which may be replacing or deleting it, a second apart
+Check = Callable[[Path], Any]  # raises an exception if a file or folder is not sound
+
+
+class Finding(NamedTuple):
+    """Result of a check: a file or folder, and what is wrong with it, "" if it is sound."""
+
+    path: Path
+    problem: str
+
+
+def verify(folders: Iterable[Path], as_json: bool = False) -> int:
+    """Check all runs in some folders, and print a line for each of their files or folders.
+
+    Args:
+        as_json: print a list of objects with the keys `path`, `sound` and `problem` instead.
+
+    Returns:
+        0 if all is sound, 1 otherwise.
+
+    Raises:
+        FileNotFoundError: a folder has no run.
+    """
+    found: dict[Path, str] = {}
+    for place in folders:
+        runs = list(runs_below(place))
+        if not runs:
+            raise FileNotFoundError(f"there is no run in {place}.")
+        for path, problem in (finding for run in runs for finding in check_run(run, found)):
+            found[path] = problem
+            if not as_json:
+                print(f"{path}: {problem or 'sound'}", flush=True)
+    if as_json:
+        print(json.dumps([{"path": str(path), "sound": not why, "problem": why} for path, why in found.items()]))
+    bad = sum(map(bool, found.values()))
+    print(f"{len(found) - bad} of {len(found)} are sound", file=sys.stderr)
+    return int(bad > 0)
+
+
+def runs_below(place: Path) -> Iterator[Path]:
+    """Yield a folder if it is that of a run, or else those of the runs below it."""
+    for current, folders, files in os.walk(place):
+        if CHECKPOINTS in folders or {METRICS, START} & {*files}:
+            folders.clear()
+            yield Path(current)
+        folders.sort()
+
+
+def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
+    """Yield what is found about each file of a run, which may be in progress, and about its token cache.
+
+    What is `known` is not checked again.
+    """
+    for path, check, needed in _checks(run):
+        if path in known:
+            continue
+        for attempt in range(ATTEMPTS if held(run) else 1):
+            time.sleep(min(attempt, 1))
+            problem = _problem(path, check)
+            if not problem or not path.exists():
+                break
+        if path.exists() or needed:
+            yield Finding(path, problem)
+
+
+def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
+    """Yield each path of a run with its check, and whether it must exist."""
+    saved = _steps(run)
+    yield run / CONFIG, _check_config, True
+    for name, check in ((START, _object), (DATA, _object), (FACTS, _object), (METRICS, _check_history)):
+        yield run / name, check, bool(saved)
+    yield run / tokenizers.FILE, _check_tokenizer, tokenizers.FILE in _read(run / DATA)
+    for path in saved:
+        yield path, _check_checkpoint, False
+    yield run / ARTIFACTS / SAMPLES, folder.parse_metrics, False
+    for pattern, check in (
+        (f"{ARTIFACTS}/*.json", _object),
+        (f"{ARTIFACTS}/*.npz", _check_arrays),
+        ("*.html", _check_page),
+    ):
+        for path in sorted(run.glob(pattern)):
+            yield path, check, False
+    task = _read(run / CONFIG).get("task")
+    if isinstance(task, dict) and "cache_dir" in task and (task["cache_dir"] or os.environ.get("LINEAGE_CACHE") != ""):
+        for path in sorted(Path(task["cache_dir"] or cache.root() / "tokens").glob(f"*/{shards.INDEX}")):
+            yield path.parent, shards.verify, False
+
+
+def _problem(path: Path, check: Check) -> str:
+    """Return what is wrong with a path in one line, "" if it is sound."""
+    try:
+        if not path.exists():
+            return "is missing"
+        check(path)
+    except Exception as error:  # damaged files raise exceptions of many types
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    return ""
+
+
+def _steps(run: Path) -> list[Path]:
+    """Return the folders of the checkpoints of a run, from the oldest."""
+    return sorted((path for path in (run / CHECKPOINTS).glob("*") if path.name.isdigit()), key=lambda p: int(p.name))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} if it is missing or damaged, which is found elsewhere."""
+    with contextlib.suppress(ValueError, OSError):
+        return read_json(path)
+    return {}
+
+
+def _newest_record(run: Path) -> dict[str, Any]:
+    for path in reversed(_steps(run)):
+        with contextlib.suppress(DamagedError, OSError):
+            return read_record(path)
+    return {}
+
+
+def _check_checkpoint(path: Path) -> None:
+    for field in dataclasses.fields(TrainState):  # one after the other, which needs less memory
+        names: Sequence[str] = (field.name,)
+        _, found, expected = read_parts(path, lambda saved, names=names: names)
+        if jax.tree.map(hash_array, found) != expected:
+            raise DamagedError(f"the checkpoint is damaged: the hashes of {field.name} do not match")
+
+
+def _check_config(path: Path) -> None:
+    """Check that a config is that of the newest checkpoint, but for what may change when a run is resumed."""
+    here, there = (
+        dict(folder.flatten(each)) for each in (read_json(path), _newest_record(path.parent).get("config", {}))
+    )
+    changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
+    if changed:
+        raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")
+
+
+def _check_history(path: Path) -> None:
+    record = _newest_record(path.parent)
+    lines = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
+    if lines < record.get("lines", 0):
+        raise ValueError(f"{record['lines'] - lines:,} of {record['lines']:,} lines are lost")
+
+
+def _check_tokenizer(path: Path) -> None:
+    _object(path)
+    if (known := _read(path.parent / DATA).get(path.name)) and known != hashlib.sha256(path.read_bytes()).hexdigest():
+        raise ValueError(f"its SHA-256 is not that in {DATA}")
+
+
+def _object(path: Path) -> None:
+    if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+        raise ValueError("it is not a JSON object")
+
+
+def _check_arrays(path: Path) -> None:
+    with np.load(path, allow_pickle=False) as arrays:  # which verifies the checksums of the archive
+        for name in arrays:
+            _ = arrays[name]
+
+
+def _check_page(path: Path) -> None:
+    page, comment, _ = path.read_bytes().rpartition(b"<!-- SHA-256 ")
+    if not comment or path.read_bytes() != folder.sealed_page(page):
+        raise ValueError("its SHA-256, a comment at its end, does not match: `lineage report` writes the page again")
