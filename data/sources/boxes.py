@@ -147,7 +147,7 @@ class BoxedImages(ExampleSource):
         image, (width, height) = decode(self.files[index], 3), self.sizes[index]
         if width and height and image.shape[:2] != (height, width):
             found = f"{image.shape[1]}x{image.shape[0]} pixels"
-            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {width}x{height}.")
+            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {f'{width}x{height}'[:40]}.")
         return image
 
 
