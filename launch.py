@@ -144,7 +144,7 @@ def restored(options: Options, changes: Changes) -> Any:
     config, force = trained.used(config, changes), options.force_config
     experts = any(key.startswith("experts.") for key in changes)
     prompt = config.sampling.prompt if options.command == "generate" else None
-    settings = {"force": force, "choose_experts": experts, "prompt": prompt}
+    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "local": options.command == "predict"}
     return trained.restore(config, options.folder, options.checkpoint, **settings)
 
 
@@ -171,31 +171,21 @@ def run_predict(options: Options, changes: Changes) -> None:
     if options.batch_size is not None:
         changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
     from lineage.evaluation import prediction
+    from lineage.train import trained
 
     if options.model:
-        from lineage.train import trained
-
         if options.inputs is None:
             raise ValueError("--model is the folder of a model without data: give its --inputs.")
-        model = trained.load(options.model, task=options.task or "", checkpoint=options.checkpoint, changes=changes)
+        settings = {"checkpoint": options.checkpoint, "changes": changes, "local": True}
+        model = trained.load(options.model, task=options.task or "", **settings)
     else:
         model = restored(options, changes)
     columns = options.columns.split(",") if options.columns else ()
     inputs, files = model.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
-    with remote.written(options.output or "") as place:
-        output = prediction.Output(place, about) if place else None
-        progress = {"start": output.count, "errors": output.errors} if output else {}
-        found = model.predictions(inputs, skip_bad=options.skip_bad, as_features=options.features, **progress)
-        if not output:
-            for some in found:
-                print("".join(map(prediction.line, some)), end="", flush=True)
-            return
-        output.write(found)
-        output.finish(model.experiment.task.document)
-    bad = f" ({len(output.errors)} images could not be read)" * bool(output.errors)
-    print(f"{output.count} predictions{bad}: {options.output}", file=sys.stderr)
+    settings = {"skip_bad": options.skip_bad, "as_features": options.features}
+    model.write_predictions(inputs, options.output or "", about, **settings)
 
 
 def run_export(options: Options, changes: Changes) -> None:

@@ -115,7 +115,7 @@ COMMANDS = {
         (EXPERIMENT, PROCESSES),
     ),
     "predict": Command(
-        "Predict for inputs with a trained model, on all devices of this machine, and write a file of predictions.",
+        "Predict for inputs with a trained model, on all devices of all processes, and write a file of predictions.",
         (
             "predict outputs/vit --inputs=photos --output=photos.jsonl",
             "predict outputs/bert --inputs=reviews.csv --columns=review --output=classes.jsonl",
@@ -149,7 +149,7 @@ COMMANDS = {
             _option("--skip-bad N", "accept N images that cannot be read, and write an `error` for each", default=0),
             CHECKPOINT,
         ),
-        (EXPERIMENT,),
+        (EXPERIMENT, PROCESSES),
     ),
     "prepare": Command(
         "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",

@@ -2,9 +2,10 @@
 
 import re
 
-LOWER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")
+LOWER = re.compile(r"loss|perplexity|error|bits|distance|\bmse\b|\b[wt]er\b")
 HIGHER = re.compile(
-    r"accuracy|exact_match|bleu|chrf|rouge|precision|recall|correlation|spearman|auroc|reward|(\b|_)f1\b|\bap\b|\bap_\d"
+    r"accuracy|exact_match|bleu|chrf|rouge|precision|recall|correlation|pearson|spearman|matthews|psnr|auroc|reward|"
+    r"(\b|_)f1\b|\bap\b|\bap_\d"
 )
 
 

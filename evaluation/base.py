@@ -78,7 +78,7 @@ class Context:
     def rows(self, function: Function, variables: Any, batches: EvaluationBatches, model: Model | None = None) -> Any:
         """Apply a function to all batches of a split; return the concatenated results, arrays [N, ...] on the host."""
         step = self.step(function, model)
-        rows = [process_allgather(step(variables, self.to_mesh(batch)), tiled=True) for batch in batches]
+        rows = [to_host(step(variables, self.to_mesh(batch))) for batch in batches]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(batches.source)], *rows)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
@@ -86,6 +86,16 @@ class Context:
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
+
+
+def is_shared(tree: Any) -> bool:
+    """Return whether some array lies on devices of several processes."""
+    return any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(tree))
+
+
+def to_host(tree: Any) -> Any:
+    """Return arrays on the host, whole; of those that several processes share, all of these must call it."""
+    return process_allgather(tree, tiled=True) if is_shared(tree) else jax.device_get(tree)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,6 +54,7 @@ def predictions(
     skip_bad: int = 0,
     as_features: bool = False,
     helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({}),
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the predictions for some of the inputs at a time, as objects of JSON whose images are arrays uint8.
 
@@ -67,6 +68,7 @@ def predictions(
         skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
+        share: (i, n): of the yielded parts, the process i of n yields those numbered i, i + n, and so on.
     """
     task, size = context.task, loader.batch_size * BATCHES
     facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
@@ -77,11 +79,14 @@ def predictions(
             inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
         )
     count = len(inputs.rows)
-    firsts = range(start - start % size if start < count else count, count, size)
+    firsts = range(start - start % size if start < count else count, count, size)[share[0] :: share[1]]
     parts = ((first, context.inputs(inputs.part(first, first + size), loader, first)) for first in firsts)
     if generates := task.generates and not as_features:
         parts, ahead = tee(parts)
-        texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
+        if share[1] == 1:
+            texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
+        else:  # the parts do not follow each other
+            texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)
     for first, batches in parts:
         if as_features:
             rows = context.rows(task.features, variables, batches)
@@ -127,7 +132,7 @@ class Output:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
-        if self.path.exists():
+        if self.path.exists() and self.path.stat().st_size:
             before = read_json(beside)
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
                 known = f"of another {', '.join(changed[:3])}" if before else "not of this command"

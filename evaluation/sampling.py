@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches, Facts
-from lineage.evaluation.base import Context
+from lineage.evaluation.base import Context, is_shared, to_host
 from lineage.models import Model
 from lineage.models.decoding.continuous import Prompt, Slots
 from lineage.models.decoding.generate import best_of
@@ -33,16 +32,16 @@ class Sampler:
     def write(self, variables: Any, prompt: str) -> list[str]:
         """Return `num_samples` texts (at least one) for a prompt or an input."""
         request = self._request(prompt)
-        return self.texts(request, process_allgather(self.generate(variables, request), tiled=True))
+        return self.texts(request, to_host(self.generate(variables, request)))
 
     def batches(
         self, variables: Any, batches: EvaluationBatches, facts: Facts
     ) -> Iterator[tuple[Batch, Any, list[str]]]:
         """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
         for batch in batches:
-            batch = process_allgather(self.context.to_mesh(batch), tiled=True)  # of all processes
+            batch = to_host(self.context.to_mesh(batch))  # of all processes
             request = self._without_excess(self.context.task.requests(batch, facts))
-            generated = process_allgather(self.generate(variables, self._placed(request)), tiled=True)
+            generated = to_host(self.generate(variables, self._placed(variables, request)))
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
@@ -55,7 +54,7 @@ class Sampler:
             first: index of the first example among all inputs, on which its samples depend.
         """
         sampling, parts = self.context.sampling, iter(parts)
-        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or jax.process_count() > 1:
+        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or is_shared(variables):
             for batches in parts:
                 texts = (texts for *_, texts in self.batches(variables, batches, self.context.facts))
                 yield from islice(chain.from_iterable(texts), len(batches.source))
@@ -84,12 +83,13 @@ class Sampler:
                 for row, prompt in enumerate(prompts[:left]):
                     own = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
+                    self._check_room(len(tokens))
                     yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
                 left -= len(prompts)
 
-    def _placed(self, request):
+    def _placed(self, variables, request):
         """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
-        if jax.process_count() > 1 or self.context.sampling.num_beams > 1:
+        if is_shared(variables) or self.context.sampling.num_beams > 1:
             return request
         leaves, kind = jax.tree.flatten(request)
         placed = self.context.to_mesh({str(number): leaf for number, leaf in enumerate(leaves)})
@@ -147,15 +147,21 @@ class Sampler:
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
-        model, used, new = self.context.model, request.prompts.shape[1], self.context.sampling.max_new_tokens
-        if model.max_length is not None:
-            try:
-                model.check_length(used + new)
-            except ValueError:
-                given = f"the prompt has {used} tokens and sampling.max_new_tokens is {new}"
-                most = f"together they must be at most model.max_length, {model.max_length}"
-                raise ValueError(f"{given}: {most}.") from None
+        self._check_room(request.prompts.shape[1])
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
+
+    def _check_room(self, used):
+        """Raise ValueError if the model has no room for a prompt of `used` tokens and the new ones."""
+        model, new = self.context.model, self.context.sampling.max_new_tokens
+        if model.max_length is None:
+            return
+        try:
+            model.check_length(used + new)
+        except ValueError:
+            raise ValueError(
+                f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
+                f"model.max_length, {model.max_length}."
+            ) from None
 
     @property
     def _settings(self):

@@ -13,7 +13,8 @@ from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import CHOICES, LanguageModel
-from lineage.evaluation.scorers import LIKELIHOODS, METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
+from lineage.evaluation.records import readers
+from lineage.evaluation.scorers import LIKELIHOODS, METRICS
 from lineage.metrics import translation
 from lineage.runs.folder import versions
 
@@ -63,10 +64,10 @@ def score_files(
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    raw, own = name in ("coco", "voc", *CHOICES), OWN_KEYS.get(name, ())
-    given = read(predictions, () if raw else (*own, *PREDICTIONS))
-    columns = [read(path, () if raw else (*own, *REFERENCES)) for path in references]
-    free = raw or name == "detector" or (name == "squad" and isinstance(given, dict))  # of any number of entries
+    of_predictions, of_references = readers(name)
+    given, columns = of_predictions(predictions), list(map(of_references, references))
+    free = name in ("coco", "voc", "detector", *CHOICES)  # of any number of entries
+    free |= name == "squad" and isinstance(given, dict)
     for path, column in [] if free else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
             raise ValueError(f"{path} must be a list of texts.")

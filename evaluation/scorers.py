@@ -1,82 +1,26 @@
-"""Metrics of the command `score`, and the files of predictions and references that they take.
+"""Metrics of the command `score`.
 
 A metric is a function of the entries of the predictions, of the entries of each file of references if it needs any, and
 of its options, which are keyword arguments. It returns values by name, and may return its own `signature`.
-
-A file has one text per line, or is a .jsonl of texts, lists of texts, or objects with one of these as `prediction` or
-`text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a column; or it is a
-.json document in the format of COCO or SQuAD. Of a folder of images, the labels are the names of the folders that the
-images are in. The tags of a sentence are a list, or separated by spaces. Files may be gzipped.
 """
 
-import csv
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lineage.data.inputs import image_files
-from lineage.data.sources.files import read_lines
+from lineage.data.transforms.pillow import decode
 from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
+from lineage.evaluation.records import PREDICTIONS, read
 from lineage.metrics import answers, diversity, embedding, summary, translation
-from lineage.metrics.classification import precision_recall_f1
+from lineage.metrics.classification import precision_recall_f1, regression
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc
-from lineage.metrics.tagging import Spans
+from lineage.metrics.states import Matthews
+from lineage.metrics.tagging import Spans, is_chunk, word_accuracy
 
-PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
-OWN_KEYS = {"accuracy": ("label",), "tagging": ("tags",)}  # metric -> keys that come before these
 Entries = Sequence[Any]  # texts, or lists of texts, of a file
-
-
-def read(path: str, keys: Sequence[str] = ()) -> Any:
-    """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
-    """
-    if Path(path).is_dir():
-        return [file.parent.name for file in image_files(path)]
-    lines, suffix = read_lines(path), Path(path.removesuffix(".gz")).suffix
-    if not lines:
-        raise ValueError(f"{path} is empty: there is nothing to score.")
-    if suffix in (".csv", ".tsv"):
-        return _column(path, lines, keys, "," if suffix == ".csv" else "\t")
-    if suffix not in (".json", ".jsonl"):
-        return lines
-    if suffix == ".json":
-        rows = _parsed("\n".join(lines), path)
-    else:
-        rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-    if not keys or isinstance(rows, dict):
-        return rows
-    for number, row in enumerate(rows):
-        if isinstance(row, dict):
-            rows[number] = row = next((row[key] for key in keys if key in row), None)
-        if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
-            known = " or ".join(keys)
-            raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
-    return rows
-
-
-def _column(path, lines, keys, delimiter):
-    """Return the values of the first of the columns `keys` that a table has."""
-    rows = list(csv.DictReader(lines, delimiter=delimiter))
-    found = next((key for key in keys if rows and key in rows[0]), None)
-    if found is None or any(row[found] is None for row in rows):
-        raise ValueError(f"{path} must be a table with a header and, in each row, a column {' or '.join(keys)}.")
-    return [row[found] for row in rows]
-
-
-def _parsed(text, where):
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from None
 
 
 def _texts(entries: Entries) -> list[str]:
@@ -199,19 +143,67 @@ def _squad(predictions, references):
 
 
 def _accuracy(predictions, references):
-    """Compute the accuracy of labels, and the mean of the F1 of the classes."""
+    """Compute the accuracy of labels, the mean of the F1 of the classes, and the Matthews correlation."""
     labels, truths = _texts(predictions), _texts(_only(references))
     numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
     counts = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
-    return {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+    found = {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+    return found | {"matthews": float(Matthews(counts, np.int64(0)).compute())}
+
+
+def _regression(predictions, references):
+    """Compute the correlations of predicted values and labels, and their mean squared error."""
+    try:
+        values, labels = (np.array(_texts(some), float) for some in (predictions, _only(references)))
+    except ValueError as error:
+        raise ValueError(f"The values must be numbers: {error}.") from None
+    return regression(values, labels)
 
 
 def _tagging(predictions, references, *, scheme=""):
+    """Compute the accuracy of the words, and unless the tags are others, such as NOUN, precision and recall of chunks.
+
+    `scheme` is one of `metrics.tagging.spans`; "": the lenient one.
+    """
     tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _only(references)))
+    found = {"accuracy": word_accuracy(tags, truths)}
+    if not scheme and not any(is_chunk(tag) for sentence in truths for tag in sentence):
+        return found
     state = Spans.empty().update(tags, truths, scheme or None)
-    found = state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
+    found |= state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
     return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
+
+
+def _fill_mask(predictions, references):
+    """Compute how often the most probable token, and how often any candidate, is the hidden one.
+
+    The references have the hidden tokens of each text as a list `masks`, or as a text of words.
+    """
+    hits = []
+    for number, (row, truth) in enumerate(zip(predictions, _only(references)), 1):
+        hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
+        if len(hidden) != len(row["masks"]):
+            raise ValueError(f"Text {number} has {len(row['masks'])} masks and {len(hidden)} hidden tokens.")
+        hits += [
+            [token in (each["token"], each["token"].strip()) for each in mask]
+            for token, mask in zip(hidden, row["masks"])
+        ]
+    if not hits:
+        raise ValueError("The predictions have no masks: there is nothing to score.")
+    return {"accuracy": float(np.mean([hit[0] for hit in hits])), "any_accuracy": float(np.mean(list(map(any, hits))))}
+
+
+def _reconstruction(predictions, references):
+    """Compute the mean squared error of pixels from 0 to 1, and the peak signal-to-noise ratio in dB."""
+    errors = []
+    for ours, theirs in zip(predictions, _only(references)):
+        image, truth = (decode(file, 3).astype(float) / 255 for file in (ours, theirs))
+        if image.shape != truth.shape:
+            raise ValueError(f"{ours} has {image.shape[:2]} pixels and {theirs} {truth.shape[:2]}: they must be equal.")
+        errors.append(np.mean((image - truth) ** 2))
+    error = float(np.mean(errors))
+    return {"mse": error, "psnr": 10 * math.log10(1 / error) if error else math.nan}
 
 
 def _coco(predictions, references):
@@ -310,4 +302,5 @@ LIKELIHOODS |= {"lambada": _lambada} | {name: partial(_choices, name) for name i
 METRICS = {name: partial(_sacrebleu, name) for name in translation.SACREBLEU}
 METRICS |= {"d2l_bleu": _d2l_bleu, "rouge": _rouge, "bert_score": _bert_score, "mover_score": _mover_score}
 METRICS |= {"distinct": _distinct, "self_bleu": _self_bleu, "repetition": _repetition, "burstiness": _burstiness}
-METRICS |= {"accuracy": _accuracy, "squad": _squad, "tagging": _tagging, "coco": _coco, "voc": _voc} | LIKELIHOODS
+METRICS |= {"accuracy": _accuracy, "regression": _regression, "squad": _squad, "tagging": _tagging}
+METRICS |= {"fill_mask": _fill_mask, "reconstruction": _reconstruction, "coco": _coco, "voc": _voc} | LIKELIHOODS

@@ -1,6 +1,5 @@
 """Evaluators of tasks of texts."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,9 @@ from lineage.data.examples.encoded import Encoded
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.evaluation.score import check, score_texts
-from lineage.metrics import classification
 from lineage.metrics.answers import exact_match, f1
-from lineage.metrics.tagging import Spans
+from lineage.metrics.classification import regression
+from lineage.metrics.tagging import Spans, is_chunk
 from lineage.metrics.translation import bleu, bleu_by_length
 from lineage.tasks.text_classification import pooled
 from lineage.tasks.token_classification import tags_of
@@ -103,16 +102,17 @@ class PooledAccuracy(Evaluator):
         return pooled_accuracy(logits(context, variables, split), source) if source.is_cut else {}
 
 
-@EVALUATORS.register("spearman")
+@EVALUATORS.register("regression")
 @dataclass(frozen=True)
-class Spearman(Evaluator):
-    """Spearman's rank correlation of predicted and true values; 0 if one of them is constant."""
+class Regression(Evaluator):
+    """Pearson's and Spearman's correlation of predicted and true values, and their mean squared error."""
 
-    returns = ("spearman",)
+    returns = ("pearson", "spearman", "mse")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_sequence["label"]
-        return {"spearman": np.nan_to_num(classification.spearman(values, labels)).item()}
+        source = split.batches.source
+        found = context.task.predict(logits(context, variables, split), source, split.facts)
+        return regression([each["value"] for each in found], source.per_sequence["label"][source.firsts])
 
 
 @EVALUATORS.register("tagging")
@@ -128,8 +128,7 @@ class Tagging(Evaluator):
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source
-        chunks = all(name == "O" or re.match("[BIESLU]-", name) for name in names)
-        if not chunks or set(names) == {"O"}:
+        if not all(map(is_chunk, names)) or set(names) == {"O"}:
             return {}
         found = context.task.predict(logits(context, variables, split), source, split.facts)
         truth = tags_of(source.per_token["targets"], source, names)

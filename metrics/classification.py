@@ -74,6 +74,17 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     return float((rankdata(scores)[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
+def regression(predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """Return the correlations `pearson` and `spearman` (0 if either variable is constant) and the `mse` of values [N].
+
+    All are computed in float64 from the float32 labels that a regression is trained on.
+    """
+    x, y = _pair(np.asarray(predictions, np.float64), np.asarray(labels, np.float32).astype(np.float64))
+    defined = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+    pearson = float(np.corrcoef(x, y)[0, 1]) if defined else 0.0
+    return {"pearson": pearson, "spearman": spearman(x, y) if defined else 0.0, "mse": float(np.mean((x - y) ** 2))}
+
+
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Return Spearman's rank correlation of values [N]; nan for fewer than two values or a constant variable."""
     x, y = _pair(x, y)

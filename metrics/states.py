@@ -1,7 +1,7 @@
 """Streaming metric states with `empty`, `update`, `merge` and `compute`.
 
 A state is a pytree of sums, so two states are merged by adding them: in any order, over any split of the data, on any
-host. There are two exceptions: `Correlation` merges centered moments, and `Values` stores every value.
+host. The exception is `Values`, which stores every value.
 """
 
 from typing import Any
@@ -116,41 +116,6 @@ class Matthews(Confusion):
         covariance = counts.trace() - actual @ predicted
         spread = ((1 - actual @ actual) * (1 - predicted @ predicted)).clip(1e-12) ** 0.5
         return _nan_unless(self.outside == 0, covariance / spread)
-
-
-@struct.dataclass
-class Correlation(State):
-    """Pearson correlation of two variables; 0 if one is constant."""
-
-    sums: Leaf  # [6]: count, mean x, mean y, and the centered sums of x², y² and x y
-
-    @classmethod
-    def empty(cls) -> "Correlation":
-        return cls(jnp.zeros(6))
-
-    def update(self, x: Float[Array, "N"], y: Float[Array, "N"], mask: Bool[Array, "N"]) -> "Correlation":
-        """Add pairs; pairs whose mask is False are ignored."""
-        pairs = jnp.where(mask, jnp.stack([x, y]), 0)
-        origin = pairs[:, mask.argmax()]  # one pair is subtracted from all, to avoid cancellation for a large mean
-        shifted, count = jnp.where(mask, pairs - origin[:, None], 0), mask.sum()
-        mean = shifted.sum(axis=1) / count.clip(1)
-        x, y = jnp.where(mask, shifted - mean[:, None], 0)
-        products = jnp.stack([x * x, y * y, x * y]).sum(axis=1)
-        return self.merge(Correlation(jnp.concatenate([count[None], origin + mean, products])))
-
-    def merge(self, other: "Correlation") -> "Correlation":
-        """Return the state of the pairs of both states (Chan et al. 1979)."""
-        count, means, products = self.sums[0], self.sums[1:3], self.sums[3:]
-        share = other.sums[0] / (count + other.sums[0]).clip(1)
-        x, y = difference = other.sums[1:3] - means
-        xp = jnp if isinstance(count, jax.Array) else np
-        products = products + other.sums[3:] + count * share * xp.stack([x * x, y * y, x * y])
-        return Correlation(xp.concatenate([count[None] + other.sums[:1], means + share * difference, products]))
-
-    def compute(self) -> Leaf:
-        xx, yy, xy = self.sums[3:]
-        spread = xx**0.5 * yy**0.5
-        return xy / (spread + (spread == 0))
 
 
 @struct.dataclass

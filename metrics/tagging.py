@@ -52,6 +52,29 @@ def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
     return found
 
 
+def is_chunk(tag: str) -> bool:
+    """Return whether a tag is O or one of a span with a type, such as B-PER; NOUN is not."""
+    return tag == "O" or re.match("[BIESLU]-", tag) is not None
+
+
+def word_accuracy(tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]]) -> float:
+    """Return the fraction of the words of some sentences whose tags are correct."""
+    words = [ours == theirs for pair in _pairs(tags, true_tags) for ours, theirs in zip(*pair)]
+    return sum(words) / len(words)
+
+
+def _pairs(tags, true_tags):
+    """Return the predicted and true tags of each sentence; raise ValueError for unequal numbers."""
+    if len(tags) != len(true_tags):
+        given = f"Got {len(tags)} predicted and {len(true_tags)} true sentences"
+        raise ValueError(f"{given}: the numbers must be equal.")
+    pairs = list(zip(tags, true_tags))
+    for number, (guess, truth) in enumerate(pairs):
+        if len(guess) != len(truth):
+            raise ValueError(f"Sentence {number} has {len(guess)} predicted and {len(truth)} true tags.")
+    return pairs
+
+
 def _parsed(tag, letters, scheme):
     """Return the letter and the type of a tag."""
     letter, _, kind = tag.partition("-")
@@ -77,13 +100,8 @@ class Spans:
         self, tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]], scheme: str | None = None
     ) -> "Spans":
         """Add sentences; for `scheme`, see `spans`."""
-        if len(tags) != len(true_tags):
-            given = f"Got {len(tags)} predicted and {len(true_tags)} true sentences"
-            raise ValueError(f"{given}: the numbers must be equal.")
         ours, theirs = [], []
-        for number, (guess, truth) in enumerate(zip(tags, true_tags)):
-            if len(guess) != len(truth):
-                raise ValueError(f"Sentence {number} has {len(guess)} predicted and {len(truth)} true tags.")
+        for number, (guess, truth) in enumerate(_pairs(tags, true_tags)):
             ours += [(number, *span) for span in spans(guess, scheme)]
             theirs += [(number, *span) for span in spans(truth, scheme)]
         correct = set(ours) & set(theirs)

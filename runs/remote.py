@@ -30,11 +30,12 @@ SILENCE = 60.0  # seconds without a change of the lock file after which its run 
 
 
 @contextlib.contextmanager
-def opened(workdir: str | os.PathLike, training: bool = False) -> Iterator[Path]:
+def opened(workdir: str | os.PathLike, training: bool = False, primary: bool = True) -> Iterator[Path]:
     """Yield the local folder of a run: that of `workdir`, or a copy of it if it is remote.
 
     Changes of a copy are uploaded: those of a training run while it is in progress, others at the end. The copy of a
-    run that is in progress on this machine is used as it is.
+    run that is in progress on this machine is used as it is. Of a training run of several processes, the `primary` one
+    downloads and uploads, and the others use its copy.
 
     Raises:
         ValueError: for training, if another run uses the folder.
@@ -45,8 +46,16 @@ def opened(workdir: str | os.PathLike, training: bool = False) -> Iterator[Path]
         yield Path(workdir)
         return
     mirror = Mirror(os.fspath(workdir), "runs")
-    with mirror.training() if training else mirror.reading():
+    with (mirror.training() if training else mirror.reading()) if primary else contextlib.nullcontext():
         yield mirror.folder
+
+
+def holder(workdir: str | os.PathLike) -> str:
+    """Return the id of the last training run in the local copy of a remote folder; "" without one."""
+    try:
+        return Mirror(os.fspath(workdir), "runs").lease.read_text() if is_remote(workdir) else ""
+    except FileNotFoundError:
+        return ""
 
 
 def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager:
@@ -95,6 +104,7 @@ class Mirror:
         url: URL of the remote folder.
         folder: the local folder.
         known: size and time of each file, see `storage.stamp`, when it was last the same on both sides.
+        lease: local file that a command locks while it uses the folder; it has the id of the last training run.
     """
 
     def __init__(self, url: str, kind: str, chosen: Callable[[str], bool] = lambda name: True):
@@ -110,12 +120,12 @@ class Mirror:
         self._system, self._at = self._files.system, self._files.at
         self._ended, self._lost = threading.Event(), ""
         self._id = uuid.uuid4().hex  # of this run of the process, in the lock file
-        self._lease = self.folder.with_name(f".{self.folder.name}.lock")  # locked here, with the id of the last run
+        self.lease = self.folder.with_name(f".{self.folder.name}.lock")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Download the folder, and upload at the end what has been added to it."""
-        with locked_file(self._lease) as free:
+        with locked_file(self.lease) as free:
             if free and not self._is_ours(self._locked()):
                 self._files.download(self.folder)
             self.known = self.local()
@@ -129,7 +139,7 @@ class Mirror:
 
         After a run that could not upload its last changes to the local folder, that is uploaded instead.
         """
-        with locked_file(self._lease) as free:
+        with locked_file(self.lease) as free:
             found = self._locked()
             if not free or (found and not self._is_ours(found) and self._is_alive(found)):
                 host = found.get("host", "this machine")
@@ -226,7 +236,7 @@ class Mirror:
 
     def _is_ours(self, found: dict[str, Any]) -> bool:
         """Return whether the lock file is that of the last run in the local folder, which is newer then."""
-        return bool(found) and self.folder.is_dir() and found.get("id") == self._lease.read_text()
+        return bool(found) and self.folder.is_dir() and found.get("id") == self.lease.read_text()
 
     def _is_alive(self, found: dict[str, Any]) -> bool:
         """Wait until the lock file changes; return False if it does not, or is deleted."""
@@ -252,7 +262,7 @@ class Mirror:
         self._beat()
         if self._locked().get("id") != self._id:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
-        self._lease.write_text(self._id)
+        self.lease.write_text(self._id)
 
     def _holds(self) -> bool:
         """Return whether the lock file is still that of this run, which may have been suspended for too long."""

@@ -15,7 +15,7 @@ from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
-from lineage.metrics.states import F1, Correlation, Matthews
+from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
@@ -209,7 +209,7 @@ class TextRegression(LabeledTextTask):
     """Predict a number for a text or a pair of texts, with the squared error as the loss."""
 
     arrays = LabeledTextTask.arrays | {"label": "float32 B"}
-    evaluators = ("loss", "spearman")
+    evaluators = ("loss", "regression")
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -228,7 +228,7 @@ class TextRegression(LabeledTextTask):
         if values.shape[-1] != 1:
             raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")
         values = values[..., 0].astype(jnp.float32)
-        return sums((values - label) ** 2, mask, pearson=Correlation.empty().update(values, label, mask))
+        return sums((values - label) ** 2, mask)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         return [{"value": value} for value in pooled(outputs, inputs)[:, 0].tolist()]

@@ -5,12 +5,14 @@ import contextlib
 import ctypes
 import itertools
 import os
+import pickle
 import re
 import signal
 import sys
 import zlib
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +114,28 @@ def agreed() -> Iterator[None]:
 def failures(failed: bool = True) -> list[int]:
     """Return the numbers of the processes that have failed; every process must call it."""
     return np.flatnonzero(process_allgather(np.array([failed]), tiled=True)).tolist() if jax.process_count() > 1 else []
+
+
+def shared(item: Any) -> list[Any]:
+    """Return the item of each process, in their order; every process must call it."""
+    content = np.frombuffer(pickle.dumps(item), np.uint8)
+    sizes = process_allgather(np.array([len(content)]), tiled=True)
+    rows = process_allgather(np.pad(content, (0, sizes.max() - len(content))))
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows.reshape(len(sizes), -1), sizes)]
+
+
+def in_turns(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of all processes on each: their first ones in the order of the processes, the second ones, ...
+
+    In this order, the first process without a further item is followed by others without one.
+    """
+    while True:
+        with agreed():
+            item = next(items, None)
+        for each in shared(item):
+            if each is None:
+                return
+            yield each
 
 
 def check_same(what: str, text: str) -> None:

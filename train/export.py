@@ -28,7 +28,6 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             examples: `jax.export.deserialize(content).call` maps a dictionary of the arrays that `model.json` lists to
             the model's outputs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
     if kind == "safetensors":
         try:
@@ -45,7 +44,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         write_atomic(folder / tokenizers.FILE, content)
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
-        companions.save_tokenizer(folder, names, experiment.model.max_length)
+        companions.save_tokenizer(folder, names, experiment.model)
     return sorted(folder.iterdir())
 
 
@@ -56,6 +55,7 @@ def _write_program(experiment, variables, folder):
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in experiment.task.inputs}
     program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "model.stablehlo", bytes(program.serialize()))
     arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
     about = {"inputs": arrays, "platforms": PLATFORMS}

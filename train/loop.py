@@ -14,14 +14,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
-from lineage.configs.storage import is_remote
 from lineage.data.content import FACTS
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
-from lineage.runs import folder
+from lineage.runs import folder, remote
 from lineage.runs.folder import StopSignal, plain
 from lineage.runs.locks import locked
-from lineage.runs.remote import opened
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
@@ -73,10 +71,12 @@ def train(
         MemoryError: the device has too little memory.
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
-    if is_remote(workdir) and jax.process_count() > 1:
-        raise ValueError(f"{workdir} is remote: a run of several processes needs a folder that all of them can write.")
     memory: dict[str, int] = {}
-    with opened(workdir, training=True) as workdir, contextlib.ExitStack() as kept, out_of_memory_explained(memory):
+    with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
+        with distributed.agreed():
+            copy = kept.enter_context(remote.opened(workdir, training=True, primary=jax.process_index() == 0))
+        distributed.check_same(f"$LINEAGE_CACHE must be shared: the copy of {workdir}", remote.holder(workdir))
+        workdir = copy
         folder.make(workdir)
         with distributed.agreed():
             experiment = Experiment(config, workdir, devices)

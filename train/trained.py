@@ -20,8 +20,9 @@ from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
+from lineage.runs import remote
 from lineage.runs.folder import CONFIG, check_config
-from lineage.train import expert_mixture, pretrained, sharding
+from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
 
 
@@ -66,8 +67,42 @@ class Trained:
         """Yield the predictions for some of the inputs at a time; the options are those of `prediction.predictions`."""
         if not isinstance(inputs, Inputs):
             inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
-        options["helpers"] = self.helpers
-        return prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+        options |= {"helpers": self.helpers, "share": (jax.process_index(), jax.process_count())}
+        found = prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+        return self._of_all_processes(found, **options) if jax.process_count() > 1 else found
+
+    def _of_all_processes(self, found, start=0, errors=None, skip_bad=0, **_):
+        """Yield the predictions of all processes in the order of the inputs, and add the `errors` of the others."""
+        errors = {} if errors is None else errors
+        for some in distributed.in_turns(found):
+            errors |= {number: row["error"] for number, row in enumerate(some, start) if "error" in row}
+            if len(errors) > skip_bad:
+                raise ValueError(f"{[*errors.values()][-1]} (--skip-bad=N continues without N such images.)")
+            start += len(some)
+            yield some
+
+    def write_predictions(self, inputs: Inputs, path: str, about: Mapping[str, Any], **options: Any) -> None:
+        """Write predictions to a file, see `prediction.Output`, or print them; of several processes, the first does so.
+
+        Args:
+            path: of the file, which may be remote; "": print the objects.
+            about: metadata by which a file is continued.
+            options: those of `predictions`.
+        """
+        with remote.written("" if jax.process_index() else path) as place:
+            with distributed.agreed():
+                output = prediction.Output(place, about) if place else None
+            progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
+            found = self.predictions(inputs, **progress, **options)
+            if not output:
+                for some in found:
+                    if not path:
+                        print("".join(map(prediction.line, some)), end="", flush=True)
+                return
+            output.write(found)
+            output.finish(self.experiment.task.document)
+        bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
+        print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
 
     def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.
@@ -101,7 +136,8 @@ class Trained:
         found, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
-                other = load(folder, changes={"weights": config.weights} if config.weights else {})
+                quantized = {"weights": config.weights} if config.weights else {}
+                other = load(folder, changes=quantized, local=self.experiment.devices is not None)
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir
@@ -116,19 +152,20 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
+    local: bool = False,
 ) -> Trained:
-    """Return the trained model in a folder; see `lineage.load`."""
+    """Return the trained model in a folder; see `lineage.load`, and `restore` for `local`."""
     folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         config, _ = cli.load(str(folder / CONFIG))
-        return restore(used(config, changes), folder, checkpoint)
-    config = used(pretrained.config_of(folder, task), changes)
+        return restore(used(config, changes), folder, checkpoint, local=local)
+    config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if local else None
     model, variables = convert.load(folder)
-    experiment = Experiment(config, folder, kept=Facts())
+    experiment = Experiment(config, folder, devices, kept=Facts())
     facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
-    experiment = Experiment(config, folder, kept=facts)
+    experiment = Experiment(config, folder, devices, kept=facts)
     experiment.task.check_model(experiment.model)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
@@ -158,17 +195,20 @@ def restore(
     force: bool = False,
     choose_experts: bool = False,
     prompt: str | None = None,
+    local: bool = False,
 ) -> Trained:
     """Return the model of a run, from its folder alone if the folder has the metadata of the data.
 
     Args:
         checkpoint: "latest" or "best".
         force: accept changes of keys on which the training depends.
+        local: whether the model is on the devices of this process alone, not on those of all processes.
         choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
-    experiment = Experiment(config, folder, kept=pretrained.kept_facts(folder))
+    devices = jax.local_devices() if local else None
+    experiment = Experiment(config, folder, devices, kept=pretrained.kept_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, said = expert_mixture.choose(experiment, state, prompt)

@@ -5,10 +5,13 @@ The families of its descendants are subclasses of `Bert`, see `bert_descendants`
 
 import typing
 
+import numpy as np
+
 from lineage.models import MODELS
 from lineage.models.bert import OUTPUTS, POOLED, WORDS
 from lineage.models.convert.family import ENCODER, Family, Rule, block, labels, linear, norm, num_labels, register
 
+SEGMENTS = 2  # in a file of a model without segments
 # Suffix of a class in `transformers` -> our head, the first of these that the model has.
 HEADS = {
     "ForPreTraining": ("pretraining", "replaced"),
@@ -96,9 +99,19 @@ class Bert(Family):
 
     def embeddings(self, model) -> list[Rule]:
         """Return the rules of the embeddings and of their LayerNorm."""
-        if not model.num_segments:
-            raise ValueError(f"num_segments is 0: `transformers` has {type(model).__name__} with at least 1.")
-        return self.tables(word="embed", position="position", token_type="segment")
+        segments = {"token_type": "segment"} if model.num_segments else {}
+        return self.tables(word="embed", position="position", **segments)
+
+    def value(self, model, setting):
+        found = super().value(model, setting)
+        return found or SEGMENTS if setting == "num_segments" else found
+
+    def constants(self, model):
+        """Return the segment embeddings that a model without segments lacks: zeros, with which it is read again."""
+        if model.num_segments or "type_vocab_size" not in self.fields:
+            return {}
+        shape = SEGMENTS, model.embed_width or model.width
+        return {f"{self.body}.embeddings.token_type_embeddings.weight": np.zeros(shape, np.float32)}
 
     def tables(self, **tables: str) -> list[Rule]:
         """Return the rules of some embeddings, by their names in the reference, and of their LayerNorm."""

@@ -100,10 +100,15 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     write_atomic(folder / PREPROCESSOR, json.dumps(about, indent=2) + "\n")
 
 
-def save_tokenizer(folder: Path, names: Mapping[str, str], max_length: int | None) -> None:
-    """Write `tokenizer_config.json`: the names of the special tokens by role, and the longest sequence of the model."""
+def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
+    """Write `tokenizer_config.json`: the names of the special tokens by role, and what the model takes.
+
+    That is its longest sequence and, of an encoder that tells segments apart, the segments.
+    """
     about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     about |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
-    if max_length is not None:
-        about["model_max_length"] = max_length
+    if model.max_length is not None:
+        about["model_max_length"] = model.max_length
+    if getattr(model, "num_segments", 0) > 1:  # `transformers` 5 leaves them out by default
+        about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_atomic(folder / TOKENIZER, json.dumps(about, indent=2) + "\n")

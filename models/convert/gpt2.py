@@ -1,5 +1,7 @@
 """GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (the head is the embedding anyway) <-> `GPT`. Weights are (in, out)."""
 
+import numpy as np
+
 from lineage.models.convert.family import Family, Rule, linear, norm, register
 
 
@@ -25,11 +27,9 @@ class GPT2(Family):
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 
     def rules(self, model):
-        if not model.use_bias:
-            raise ValueError("use_bias is False: GPT-2 has biases.")
         layer, ours = "transformer.h.*.", "stack/layers/"
         qkv = [f"{ours}attention/{part}/" for part in ("query", "key", "value")]
-        return [
+        rules = [
             Rule("transformer.wte.weight", "embed/table"),
             Rule("transformer.wpe.weight", "position/table"),
             *norm(f"{layer}ln_1", f"{ours}attention_norm"),
@@ -41,6 +41,18 @@ class GPT2(Family):
             *linear(f"{layer}mlp.c_proj", f"{ours}mlp/down", ""),
             *norm("transformer.ln_f", "norm"),
         ]
+        return [rule for rule in rules if model.use_bias or not rule.reference.endswith(".bias")]
+
+    def constants(self, model):
+        """Return the biases that a model without biases lacks: zeros, with which it is read again."""
+        if model.use_bias:
+            return {}
+        width, hidden = model.width, model.mlp_dim or 4 * model.width
+        of_layer = {"ln_1": width, "attn.c_attn": 3 * width, "attn.c_proj": width, "ln_2": width}
+        of_layer |= {"mlp.c_fc": hidden, "mlp.c_proj": width}
+        sizes = {f"h.{layer}.{name}": size for layer in range(model.depth) for name, size in of_layer.items()}
+        biases = {**sizes, "ln_f": width}
+        return {f"transformer.{name}.bias": np.zeros(size, np.float32) for name, size in biases.items()}
 
     def config(self, model):
         # The reference's end of text is a token of the published vocabulary only.

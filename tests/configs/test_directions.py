@@ -3,6 +3,7 @@
 import pytest
 
 from lineage.configs.directions import higher_is_better
+from lineage.configs.paper import bert_glue
 from lineage.configs.run import Checkpoint
 from lineage.configs.sweeps import Search
 
@@ -10,13 +11,18 @@ from lineage.configs.sweeps import Search
 @pytest.mark.parametrize(
     ("names", "higher"),
     [
-        ("loss masked_lm_loss perplexity bits_per_character cardinality_error wer ter", False),
-        ("accuracy knn_accuracy exact_match bleu rouge_l f1 entity_f1 recall ap ap_50 spearman auroc", True),
+        ("loss masked_lm_loss perplexity bits_per_character cardinality_error mse wer ter", False),
+        ("accuracy knn_accuracy exact_match bleu rouge_l f1 entity_f1 recall ap ap_50 spearman pearson auroc", True),
         ("charm map_size capacity tf1x water", None),
     ],
 )
 def test_directions_by_name(names, higher):
     assert {name: higher_is_better(f"test/{name}") for name in names.split()} == dict.fromkeys(names.split(), higher)
+
+
+@pytest.mark.parametrize("task", bert_glue.TASKS)
+def test_best_checkpoint_of_each_task_of_glue(task):
+    assert Checkpoint(best=bert_glue.get_config(task).checkpoint.best).highest
 
 
 def test_direction_of_the_best_checkpoint_and_of_a_search():

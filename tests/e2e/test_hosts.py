@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
@@ -24,17 +25,17 @@ hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
 
 @pytest.fixture(scope="session")
 def start_all(environment, tmp_path_factory):
-    """Return `start_all(count, *command)`, which starts the processes of a run with four devices in total.
+    """Return `start_all(count, *command)`, which starts the processes of a run with four, or `devices`, in total.
 
     {coordinator}, {count} and {number} in the command are replaced by their values.
     """
     compiled = str(tmp_path_factory.mktemp("compiled"))
 
-    def start_all(count, *command):
+    def start_all(count, *command, devices=4):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             own = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
-        flags = f"--xla_force_host_platform_device_count={4 // count} {environment['XLA_FLAGS']}"
+        flags = f"--xla_force_host_platform_device_count={devices // count} {environment['XLA_FLAGS']}"
         paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
         kept = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         return [
@@ -180,14 +181,56 @@ def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     assert len(list((tmp_path / "checkpoints").iterdir())) >= 4  # they agree one step later
 
 
+def predict_all(start_all, count, output, run, inputs, *more):
+    """Start a command `predict` over several processes, each with one device."""
+    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
+    options = f"--inputs={inputs}", f"--output={output}", "--batch-size=2", *more
+    return start_all(count, "launch.py", "predict", run, *options, *(several if count > 1 else ()), devices=count)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", ["gpt", "vit"])
+def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny_config, tmp_path):
+    """Check texts, which are sampled, and images, of which one cannot be read, and that a file is continued."""
+    config = tiny_config({"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4}, model)
+    loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
+    inputs = tmp_path / "inputs.txt"
+    more = ("--config.sampling.temperature=1.0",) if model == "gpt" else ("--skip-bad=1",)
+    if model == "gpt":
+        inputs.write_text("".join(f"text {number}\n" for number in range(29)))
+    else:
+        images = [tmp_path / f"{number}.png" for number in range(29)]
+        for number, image in enumerate(images):
+            Image.fromarray(np.full((8, 8), 8 * number, np.uint8)).save(image)
+        images[17].write_bytes(b"no image")
+        inputs.write_text("".join(f"{image}\n" for image in images))
+
+    def predict(count, output, *options):
+        return outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
+
+    said = predict(1, tmp_path / "one.jsonl", *more)
+    expected = (tmp_path / "one.jsonl").read_bytes()
+    assert expected.count(b"\n") == 29, said
+    said = predict(2, tmp_path / "two.jsonl", *more)
+    assert (tmp_path / "two.jsonl").read_bytes() == expected, said
+    assert [output.count("29 predictions") for output in said] == [1, 0], said
+    (tmp_path / "two.jsonl").write_bytes(expected[: len(expected) // 2])  # as after a kill
+    said = predict(2, tmp_path / "two.jsonl", *more)
+    assert (tmp_path / "two.jsonl").read_bytes() == expected, said
+    if model == "vit":
+        said = predict(2, tmp_path / "bad.jsonl")
+        assert any("Image 17: " in output and "(--skip-bad=N continues" in output for output in said)
+        assert all("error: " in output for output in said)
+
+
 @pytest.fixture
 def tiny_config(monkeypatch):
-    """Return `tiny_config(changes)`, which returns a config of `tests/tiny.py`, and disable reports."""
+    """Return `tiny_config(changes, model)`, which returns a config of `tests/tiny.py`, and disable reports."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
 
-    def make(changes):
-        config, _ = hosts["cli"].load(f"{ROOT}/tests/tiny.py:gpt")
+    def make(changes, model="gpt"):
+        config, _ = hosts["cli"].load(f"{ROOT}/tests/tiny.py:{model}")
         hosts["cli"].override(config, changes)
         return config
 

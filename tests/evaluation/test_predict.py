@@ -65,13 +65,24 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
         assert printed(folder, inputs, *options) == found, number
 
 
-def test_values_of_texts(trained, predict, tmp_path):
+def test_values_of_texts(trained, predict, score, call, tmp_path):
+    """Check the scores of values, of which some are means over the windows of a long text."""
     table = tmp_path / "numbers.tsv"
-    table.write_text("".join(f"{'a' * n}\t{n / 4}\n" for n in range(1, 9)))
+    table.write_text("".join(f"{'ab' * n}\t{n / 10}\n" for n in range(1, 19)))
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_regression"}
-    folder, metrics = trained("bert", BERT | source | {"model.num_classes": 1})
-    values = np.array([each["value"] for each in predict(folder, f"labels:{table}")])
-    assert metrics["validation/loss"] == pytest.approx(((values - np.arange(1, 9) / 4) ** 2).mean(), rel=1e-4)
+    folder, _ = trained("bert", BERT | source | {"model.num_classes": 1, "task.long_text": "segments"}, steps=5)
+    code, printed, said = call("evaluate", f"--workdir={folder}")
+    assert code == 0, said
+    metrics = json.loads(printed)
+    found = predict(folder, f"labels:{table}")
+    assert len(found) == 18
+    labels = write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": n / 10} for n in range(1, 19)])
+    scores = score("regression", "out.jsonl", labels)
+    assert scores == {name: metrics[f"validation/{name}"] for name in ("pearson", "spearman", "mse")}
+    assert 0 < abs(scores["pearson"]) < 1
+    values = np.array([each["value"] for each in found])
+    assert scores["mse"] == pytest.approx(((values - np.arange(1, 19) / 10) ** 2).mean(), rel=1e-6)
+    assert scores["pearson"] == pytest.approx(np.corrcoef(values, np.arange(18))[0, 1], abs=1e-5)
 
 
 def test_tags_of_words(trained, predict, score, tmp_path):
@@ -92,8 +103,9 @@ def test_tags_of_words(trained, predict, score, tmp_path):
     assert [len(each["tags"]) for each in found] == [4, 1, 9, 30, 2, 7]
     scores = score("tagging", "out.jsonl", write_jsonl(tmp_path / "true.jsonl", tags))
     assert scores["f1"] > 0
-    for name in ("f1", "precision", "recall"):
-        assert scores[name] == pytest.approx(metrics[f"validation/{name}"], abs=1e-9)
+    for name in ("f1", "precision", "recall", "accuracy"):
+        assert scores[name] == metrics[f"validation/{name}"]
+    assert score("tagging", "out.jsonl", path) == scores
     (tmp_path / "words.txt").write_text("".join(" ".join(some) + "\n" for some in words))
     write_jsonl(tmp_path / "words.jsonl", [{"words": some} for some in words])
     for name in ("words.txt", "words.jsonl"):
@@ -191,9 +203,16 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     (tmp_path / "prompts.txt").write_text("import\n\n")
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
+    retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
+    code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
+    assert code == 1
+    assert "error: the prompt has 12 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
+    code, _, said = call(*retried, "--config.sampling.max_new_tokens=2")  # the file is empty
+    assert code == 0, said
 
 
-def test_filled_masks(trained, printed, tmp_path):
+def test_filled_masks(trained, predict, score, printed, call, tmp_path):
     """Check tokens and probabilities against the model."""
     folder, _ = trained("bert", MASKED | {"task.name": "masked_lm", "model.dropout": 0.0})
     (tmp_path / "masked.txt").write_text("def <mask>oo(<mask>)\nno mask\n")
@@ -206,6 +225,14 @@ def test_filled_masks(trained, printed, tmp_path):
         assert len(chances) == 5
     best = [mask[0]["token"] for mask in first["masks"]]
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
+    predict(folder, tmp_path / "masked.txt")
+    hidden = write_jsonl(tmp_path / "hidden.jsonl", [{"masks": [best[0], first["masks"][1][2]["token"]]}, {}])
+    assert score("fill_mask", "out.jsonl", hidden) == {"accuracy": 0.5, "any_accuracy": 1}
+    (tmp_path / "hidden.txt").write_text("a b\nc\n")
+    code, _, said = call("score", "--metric=fill_mask", f"--predictions={tmp_path / 'out.jsonl'}",
+                         f"--references={tmp_path / 'hidden.txt'}")  # fmt: skip
+    assert code == 1
+    assert "Text 2 has 0 masks and 1 hidden tokens." in said
 
 
 @pytest.mark.thorough

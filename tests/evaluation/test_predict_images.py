@@ -128,8 +128,8 @@ def test_features(trained, predict, refused, tmp_path):
 
 
 @pytest.mark.thorough
-def test_reconstructed_images(trained, predict, refused, tmp_path):
-    """Check the masked images, that they do not depend on the batch size, and that they need a file."""
+def test_reconstructed_images(trained, predict, score, refused, tmp_path):
+    """Check the masked images, that they do not depend on the batch size, their error, and that they need a file."""
     sizes = {"model.patch_size": 2, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}
     folder, _ = trained("mae", sizes | {"task.name": "masked_autoencoding", "task.mask_rate": 0.5}, steps=1)
     found = predict(folder, "digits", "--split=test")
@@ -143,5 +143,11 @@ def test_reconstructed_images(trained, predict, refused, tmp_path):
         assert (painted == digits[number, ..., 0])[seen & (masked != 128)].all()
         again = np.asarray(Image.open(tmp_path / f"small/{number:06}_masked.png"))
         np.testing.assert_array_equal(masked, again)
+    images, _ = write_digits(tmp_path)
+    painted = np.stack([np.asarray(Image.open(tmp_path / each["reconstructed"])) for each in found])
+    error = np.mean((painted / 255 - digits[..., 0] / 255) ** 2)
+    scores = score("reconstruction", "out.jsonl", images)
+    assert scores == pytest.approx({"mse": error, "psnr": -10 * np.log10(error)})
+    assert score("reconstruction", "out.jsonl", tmp_path / "out.jsonl") == {"mse": 0, "psnr": None}
     said = refused(folder, "--split=test")
     assert "The predictions have images (masked, reconstructed): give an --output to write them beside." in said

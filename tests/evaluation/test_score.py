@@ -142,9 +142,24 @@ def test_json_objects_lists_and_tags(scored):
     truths = [["O", "B-X", "O"], ["B-Y"]]
     scores, _ = scored("tagging", list(map(json.dumps, tags)), list(map(json.dumps, truths)), suffix="jsonl")
     expected = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "macro_f1": 0.5, "weighted_f1": 0.5, "f1 X": 0, "f1 Y": 1}
+    expected["accuracy"] = 0.75
     assert scores == expected
     assert scored("tagging", map(" ".join, tags), map(" ".join, truths))[0] == expected
     assert scored("tagging", ["O I-X"], ["O I-X"], options=["scheme=IOB2"])[0]["f1"] == 0
+
+
+def test_tags_that_are_not_chunks_have_an_accuracy(scored):
+    assert scored("tagging", ["NOUN VERB", "X"], ["NOUN NOUN", "X"])[0] == {"accuracy": 2 / 3}
+
+
+def test_values_and_numbers(scored):
+    """Check labels that are numbers in JSON, and those of a regression."""
+    truth = [json.dumps({"text": "a", "label": label}) for label in (1, 0, 1)]
+    found = [json.dumps({"label": label}) for label in ("1", "0", "0")]
+    assert scored("accuracy", found, truth, suffix="jsonl")[0]["accuracy"] == 2 / 3
+    values = [json.dumps({"value": value}) for value in (0.1, 0.2, 1e-7)]
+    expected = {"pearson": -0.8660255, "spearman": -0.8660254, "mse": (0.9**2 + 0.2**2 + 1) / 3}
+    assert scored("regression", values, truth, suffix="jsonl")[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_squad_documents(scored):
@@ -221,13 +236,16 @@ def test_voc_boxes(scored):
         ("metric=rouge predictions=P references=P option=samples=0", "samples is 0: it must be at"),
         ("metric=rouge predictions=P references=P option=confidence=95", "confidence is 95.0: it must be between 0"),
         ("metric=ter predictions=P references=P option=baseline=R", "R has 1 texts and the predictions 2: they must"),
-        ("metric=tagging predictions=P references=P", "The tag 'b' is not valid in the scheme CoNLL"),
+        ("metric=tagging predictions=P references=T", "The tag 'b' is not valid in the scheme CoNLL"),
+        ("metric=tagging predictions=P references=B", "Sentence 1 has 1 predicted and 2 true tags."),
+        ("metric=regression predictions=P references=T", "The values must be numbers: could not"),
         ("metric=rouge predictions=P references=P option=tokenize=x", "tokenize is 'x', stem False: it"),
     ],
 )
 def test_invalid_files_raise(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {"P": "b\nc\n", "R": "a\n", "E": "", "J.jsonl": '"a"\n{"x": 1}\n', "K.jsonl": "a\nb\n", "C.json": "[1]"}
+    files |= {"T": "O\nB-X\n", "B": "O\nB-X O\n"}
     files |= {"D.json": '{"a": "b", "c": "d"}', "Q.json": json.dumps(squad({"a": ["b"], "q": []}))}
     for name, text in files.items():
         (tmp_path / name).write_text(text)

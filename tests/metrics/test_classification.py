@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from lineage.metrics.classification import auroc, precision_recall_f1, spearman
+from lineage.metrics.classification import auroc, precision_recall_f1, regression, spearman
 from lineage.metrics.states import Confusion, ExpectedCalibrationError, Values
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
@@ -46,6 +46,17 @@ def test_spearman_matches_scipy(pairs):
         warnings.simplefilter("ignore")
         expected = scipy.stats.spearmanr(x, y).statistic
     np.testing.assert_allclose(spearman(x, y), expected, atol=1e-12)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=30))
+def test_scores_of_a_regression_match_scipy(pairs):
+    x, y = np.array(pairs, float).T
+    found = regression(1e3 + 1e-3 * x, y)
+    expected = {"pearson": 0.0, "spearman": 0.0, "mse": np.mean((1e3 + 1e-3 * x - y) ** 2)}
+    if len(x) > 1 and np.ptp(x) and np.ptp(y):
+        expected |= {"pearson": scipy.stats.pearsonr(x, y).statistic, "spearman": scipy.stats.spearmanr(x, y).statistic}
+    assert found == pytest.approx(expected, abs=1e-8)
 
 
 def test_calibration_matches_worked_example_in_any_split():

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lineage.metrics import states
 from lineage.metrics.classification import auroc, correct, correct_top_k, spearman
-from lineage.metrics.states import F1, Confusion, Correlation, ExpectedCalibrationError, Matthews, Mean, Total, Values
+from lineage.metrics.states import F1, Confusion, ExpectedCalibrationError, Matthews, Mean, Total, Values
 
 CLASSES, SIZE = 3, 24
 RANDOM = np.random.default_rng(0)
@@ -38,7 +37,6 @@ UPDATED = {  # state -> function from a mask of examples to the state of the sel
     Confusion: confusion(Confusion),
     F1: confusion(F1),
     Matthews: confusion(Matthews),
-    Correlation: jax.jit(lambda some: Correlation.empty().update(jnp.asarray(X), jnp.asarray(Y), some & MASK)),
     ExpectedCalibrationError: jax.jit(
         lambda s: ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), s)
     ),
@@ -67,26 +65,6 @@ def test_result_does_not_depend_on_split_and_order(kind, part_of, random):
     else:
         assert np.isfinite(whole)
         np.testing.assert_allclose(found, whole, atol=1e-6)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=8, max_size=8))
-def test_correlation_matches_scipy(pairs):
-    x, y = np.array(pairs, np.float32).T
-    ours = Correlation.empty().update(*map(jnp.asarray, (x, y, np.ones(8, bool)))).to_host().compute()
-    if np.ptp(x) and np.ptp(y):
-        np.testing.assert_allclose(ours, scipy.stats.pearsonr(x, y).statistic, atol=1e-6)
-    else:
-        assert ours == 0
-
-
-@pytest.mark.parametrize(("offset", "scale"), [(1000, 1), (0, 1e-6)])
-def test_correlation_with_large_offset_or_small_scale(offset, scale):
-    x, y = np.float32(offset + scale * X), np.float32(offset + scale * (X + Y))
-    parts = [Correlation.empty().update(*map(jnp.asarray, (x, y, part & MASK))) for part in (X > 0, X <= 0)]
-    expected = scipy.stats.pearsonr(x[MASK].astype(float), y[MASK].astype(float)).statistic
-    for merged in (parts[0].merge(parts[1]), parts[0].to_host().merge(parts[1].to_host())):
-        np.testing.assert_allclose(merged.compute(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Confusion, F1, Matthews])
@@ -119,7 +97,7 @@ def test_empty_states():
     for state in (Mean.empty(), ExpectedCalibrationError.empty()):
         assert np.isnan(state.compute())
         assert np.isnan(state.to_host().compute())
-    for state in (F1.empty(2), F1.empty(3), Matthews.empty(2), Correlation.empty()):
+    for state in (F1.empty(2), F1.empty(3), Matthews.empty(2)):
         assert state.compute() == state.to_host().compute() == 0
 
 

@@ -211,3 +211,22 @@ def test_old_file_formats(randomize, ours, tmp_path):
     again, restored = convert.load(folder)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("bert", {}), ("roberta", {}), ("albert", {"embed_width": 6})])
+def test_models_without_segments_are_exported(family, sizes, tmp_path):
+    """Check that the reference computes the same, and that the model is read again with segments of zeros."""
+    sizes |= {"vocab_size": 17, "max_length": 10, "depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 24}
+    model = models.MODELS[family](**sizes, head="token_classification", num_classes=3, num_segments=0)
+    tokens = np.random.default_rng(0).integers(3, 17, (2, 8)).astype(np.int32)
+    random, shapes = np.random.default_rng(1), jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variables = jax.tree.map(lambda x: random.normal(0, 0.2, x.shape).astype(np.float32), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert reference.config.type_vocab_size == 2
+    expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    assert_close(jax.jit(model.apply)(variables, tokens), expected)
+    again, restored = convert.load(tmp_path)
+    assert again.num_segments == 2
+    assert_close(jax.jit(again.apply)(restored, tokens), expected)

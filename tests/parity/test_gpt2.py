@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 import transformers
 
-from lineage.models import gpt
+from lineage.models import convert, gpt
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -53,3 +54,20 @@ def test_export_round_trip(round_trip):
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
     found, expected = round_trip(model, transformers.GPT2LMHeadModel, input_ids=tokens)
     assert_close(found, expected.logits)
+
+
+@pytest.mark.parametrize("mlp_dim", [40, None])
+def test_models_without_biases_are_exported(mlp_dim, tmp_path):
+    """Check that the reference computes the same, and that the model is read again with biases of zero."""
+    model = gpt.GPT(vocab_size=31, max_length=12, depth=3, width=24, num_heads=3, mlp_dim=mlp_dim, use_bias=False)
+    tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
+    random, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variables = jax.tree.map(lambda x: random.normal(0, 0.2, x.shape).astype(np.float32), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    again, restored = convert.load(tmp_path)
+    assert again == model.clone(use_bias=True)
+    for one, params in ((model, variables), (again, restored)):
+        assert_close(jax.jit(one.apply)(params, tokens), expected)

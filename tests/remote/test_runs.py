@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from lineage.runs import remote
 from lineage.runs.folder import MEASURED, last_step
 from lineage.tasks import TASKS
 from lineage.train import loop
+from lineage.train.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 8
@@ -332,11 +334,57 @@ def test_paths_that_cannot_be_remote_are_refused(capsys):
     assert "hf:org/run is on the Hugging Face Hub, which is only read" in capsys.readouterr().err
 
 
-def test_runs_of_several_processes_are_refused(bucket, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="is remote: a run of several processes needs a folder that all of them can"):
-        train(bucket.url)
-    assert bucket.get() == {}
+@pytest.mark.thorough
+def test_a_run_of_two_processes_is_killed_and_resumed(bucket, cache, tmp_path):
+    """Check that the processes use one copy, that it is refused if each has its own, and that its state is whole."""
+    url, folders = f"{bucket.url}/run", {"cache": (tmp_path / "both",) * 2, "own": (tmp_path / "a", tmp_path / "b")}
+    command = ["launch.py", f"--config={ROOT}/tests/tiny.py:gpt", "--config.model.depth=1", "--config.mesh.fsdp=2"]
+    command += ["--config.total_steps=60", "--config.save_every_steps=3", "--config.evaluate_every_steps=60"]
+
+    def start(workdir, kind):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
+        several = [f"--workdir={workdir}", address, "--num-processes=2", "--heartbeat=10"]
+        return [
+            subprocess.Popen(
+                [sys.executable, *command, *several, f"--process={number}"],
+                cwd=ROOT,
+                env=os.environ | {"JAX_PLATFORMS": "cpu", "LINEAGE_CACHE": str(folders[kind][number]), "XLA_FLAGS": ""},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(2)
+        ]
+
+    def ended(processes):
+        try:
+            return [process.communicate(timeout=400)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+
+    refused = ended(start(f"{bucket.url}/no", "own"))
+    said = f"$LINEAGE_CACHE must be shared: the copy of {bucket.url}/no of process 1 differs from that of process 0."
+    assert all(said in output for output in refused), refused
+    processes = start(url, "cache")
+    while all(process.poll() is None for process in processes):
+        time.sleep(0.2)
+        if any(key.startswith("run/") and key.endswith(storage.RECORD) for key in bucket.get()):
+            processes[0].kill()
+    outputs = ended(processes)
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 1], outputs
+    processes = start(url, "cache")
+    outputs = ended(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "resuming from step" in outputs[0]
+    assert not [key for key in bucket.get() if key.endswith(".lock")]
+    assert [*bucket.get()] == [key for key in bucket.get() if key.startswith("run/")]
+    cache("elsewhere")
+    with remote.opened(url) as folder:
+        experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder, jax.devices()[:2])
+        assert int(experiment.restore().step) == 60  # hashes are verified
 
 
 @pytest.mark.thorough

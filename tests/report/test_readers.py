@@ -63,11 +63,10 @@ def test_colors_of_runs_have_enough_contrast_in_both_modes(count):
     assert all(contrast(found[2], figures.PALETTE["card"][DARK]) >= 3 for found in modes)
 
 
-def test_counts_of_a_confusion_matrix_have_enough_contrast(monkeypatch):
-    shares = np.arange(1, 400) / 400
-    for share in shares:
-        count = round(400 * share)
-        drawn = figures.confusion(np.array([[count, 400 - count], [0, 1]]), ["a", "b"]).axes[0]
+def test_counts_of_a_confusion_matrix_have_enough_contrast():
+    for share in (0.01, 0.1, 0.18, 0.19, 0.2, 0.3, 0.4, 0.6, 1):
+        count = round(100 * share)
+        drawn = figures.confusion(np.array([[count, 100 - count], [0, 1]]), ["a", "b"]).axes[0]
         text = next(text for text in drawn.texts if text.get_text() == str(count))
         image = drawn.images[0]
         assert contrast(image.cmap(image.norm(share))[:3], text.get_color()) >= 4.5

@@ -108,6 +108,25 @@ def test_export_keeps_the_length_of_the_model(exported):
     assert tokenizer.model_max_length == experiment.model.max_length == 16
 
 
+def test_tokenizer_of_an_encoder_has_the_segments_of_pairs(exported):
+    """Check that the reference gets segments from a model that tells them apart, and no others."""
+    segments = {}
+    for kind in ("bert", "gpt"):
+        *_, experiment, state = exported[kind]
+        folder = experiment.workdir / "segments"
+        export.write(experiment, state.variables(average=True), "safetensors", folder)
+        segments[kind] = transformers.AutoTokenizer.from_pretrained(folder)("def f", "x").get("token_type_ids")
+    assert set(segments["bert"]) == {0, 1}
+    assert segments["gpt"] is None
+
+
+def test_refused_export_leaves_no_folder(exported):
+    *_, experiment, state = exported["transformer"]
+    with pytest.raises(ValueError, match=r"a Transformer cannot be written .* --format=stablehlo\."):
+        export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "none")
+    assert not (experiment.workdir / "none").exists()
+
+
 def test_image_model_with_its_preprocessing(exported):
     """Check the logits and the classes of the default architecture, through the image processor of `transformers`."""
     *_, experiment, state = exported["vit"]

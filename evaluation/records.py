@@ -1,0 +1,92 @@
+"""Files of predictions and references of the command `score`.
+
+A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, or objects with one of these as
+`prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
+column; or it is a .json document in the format of COCO or SQuAD, or a .conllu. Of a folder of images, the labels are
+the names of the folders that the images are in. The tags of a sentence are a list, or separated by spaces. Files may be
+gzipped.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lineage.data.inputs import image_files
+from lineage.data.sources.files import read_lines
+from lineage.data.sources.lines import read_sentences
+from lineage.evaluation.likelihood import CHOICES
+
+PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
+# Metric -> the keys of predictions, and of references, that come before these.
+OWN_KEYS = {"accuracy": ("label", "label"), "regression": ("value", "label"), "tagging": ("tags", "tags")}
+
+
+def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
+    """Return the functions that read the predictions and the references of a metric from a path."""
+    if name == "reconstruction":
+        return pictures, pictures
+    if name in ("coco", "voc", "fill_mask", *CHOICES):
+        return read, read
+    own = [(key,) for key in OWN_KEYS.get(name, ())] or [(), ()]
+    return tuple(partial(read, keys=keys + rest) for keys, rest in zip(own, (PREDICTIONS, REFERENCES)))
+
+
+def read(path: str, keys: Sequence[str] = ()) -> Any:
+    """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
+    """
+    suffix = Path(path.removesuffix(".gz")).suffix
+    if Path(path).is_dir():
+        return [file.parent.name for file in image_files(path)]
+    if suffix == ".conllu":
+        return [sentence.tags for sentence in read_sentences(path)]
+    lines = read_lines(path)
+    if not lines:
+        raise ValueError(f"{path} is empty: there is nothing to score.")
+    if suffix in (".csv", ".tsv"):
+        return _column(path, lines, keys, "," if suffix == ".csv" else "\t")
+    if suffix not in (".json", ".jsonl"):
+        return lines
+    if suffix == ".json":
+        rows = _parsed("\n".join(lines), path)
+    else:
+        rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if not keys or isinstance(rows, dict):
+        return rows
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            row = next((row[key] for key in keys if key in row), None)
+        rows[number] = row = str(row) if type(row) in (int, float) else row
+        if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
+            known = " or ".join(keys)
+            raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
+    return rows
+
+
+def pictures(path: str) -> list[Path]:
+    """Return the files of the images in a folder, or of those that a file of predictions, or of names, has."""
+    if Path(path).is_dir():
+        return image_files(path)
+    return [Path(path).parent / name for name in read(path, ("reconstructed", "file"))]
+
+
+def _column(path, lines, keys, delimiter):
+    """Return the values of the first of the columns `keys` that a table has."""
+    rows = list(csv.DictReader(lines, delimiter=delimiter))
+    found = next((key for key in keys if rows and key in rows[0]), None)
+    if found is None or any(row[found] is None for row in rows):
+        raise ValueError(f"{path} must be a table with a header and, in each row, a column {' or '.join(keys)}.")
+    return [row[found] for row in rows]
+
+
+def _parsed(text, where):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
