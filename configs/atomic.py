@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextlib.contextmanager
@@ -23,14 +24,23 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
-        with temporary.open("ab") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with naming(path), _locked(temporary) as file:
             yield temporary
             os.fsync(file.fileno())
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Create a file and lock it; until it is locked, another process may take it for that of a killed one."""
+    while True:
+        file = path.open("ab")
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return file
+        file.close()
 
 
 def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
@@ -40,11 +50,19 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
         OSError: the file cannot be written, for example because the disk is full.
     """
     with replacing(path) as temporary:
-        try:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Let an OSError of the block name a file if it names none, as those of writes do, or a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not str(error.filename or ".partial").endswith(".partial"):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextlib.contextmanager

@@ -30,7 +30,11 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """
     path, argument = find(file)
     if path.endswith(".json"):
-        return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
+        try:
+            return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ValueError(f"{path} cannot be read as a config: {said}") from error
     arguments = [argument] if argument else []
     try:
         module = modules.execute(Path(path))

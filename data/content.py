@@ -148,7 +148,9 @@ class Question:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
             if self.context[start : start + len(answer)] != answer:
-                raise ValueError(f"The answer {answer!r} to {self.text!r} is not at character {start} of its context.")
+                raise ValueError(
+                    f"The answer {answer[:80]!r} to {self.text[:80]!r} is not at character {start} of its context."
+                )
 
     @property
     def references(self) -> list[str]:
@@ -284,7 +286,7 @@ class Facts:
         try:
             values = json.loads(path.read_text(encoding="utf-8")).items()
             return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None
 
 

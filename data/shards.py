@@ -2,7 +2,7 @@
 
 The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
 another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
-(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `Shard` for each shard.
+(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). It has an index: a `Shard` each, a CRC-32.
 """
 
 import contextlib
@@ -133,12 +133,12 @@ class ShardFile:
 
 
 def read_index(folder: Path) -> tuple[list[Shard], bool]:
-    """Return the shards in the index of a corpus, and whether they are all; none if there is no index."""
-    try:
+    """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return [Shard(**values) for values in index["shards"]], bool(index["complete"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return [], False
+        if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
+            return [Shard(**values) for values in index["shards"]], index["complete"]
+    return [], False
 
 
 def shard_size(shard: Shard, dtype: np.dtype) -> int:

@@ -152,7 +152,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
 
 def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
     entries = [shard._asdict() for shard in shards]
-    write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries}))
+    crc32 = zlib.crc32(json.dumps(entries).encode())
+    write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries, "crc32": crc32}))
 
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:

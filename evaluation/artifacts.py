@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import replacing, write_atomic
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
@@ -52,7 +52,12 @@ def write_snapshot(context: Context, variables: Any, workdir: Path, step: int) -
     name, batches = next(iter(context.data.splits.items()))
     split = Split(name, name, batches, context.data.facts)
     for name, arrays in context.task.snapshot(context, variables, split).items():
-        np.savez_compressed(folder(workdir) / f"{name}_{step:09}.npz", **arrays)
+        _write_arrays(folder(workdir) / f"{name}_{step:09}.npz", arrays)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, about: Mapping[str, Any]) -> None:
@@ -70,7 +75,7 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
         artifacts |= context.task.pictures(context, variables, Split(name, name, batches, data.facts))
     for name, content in artifacts.items():
         if all(isinstance(value, np.ndarray | tuple | bool | np.bool_) for value in content.values()):
-            np.savez_compressed(out / f"{name}.npz", **content)
+            _write_arrays(out / f"{name}.npz", content)
         else:
             write_atomic(out / f"{name}.json", json.dumps(content, ensure_ascii=False))
     write_atomic(out / "cost.json", json.dumps(budget.to_dict(), indent=2))

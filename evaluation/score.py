@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import CHOICES, LanguageModel
@@ -33,7 +34,7 @@ def write_scores(
     result = score_files(name, predictions, references, options, load) | {"command": command}
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
+    write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False))
     scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}
     widths = [max(map(len, column)) for column in (scores, scores.values())]
     rows = [f"{key:{widths[0]}}  {value:>{widths[1]}}" for key, value in scores.items()]

@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.image import imsave
 
+from lineage.configs.atomic import write_atomic
 from lineage.report import figures
 from lineage.report.html import (
     card,
@@ -90,7 +91,7 @@ def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
         truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
         picture = _png(image.repeat(scale, 0).repeat(scale, 1))
-        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(picture)
+        write_atomic(folder / f"{file_name(key)}_{i + 1:02}.png", picture)
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         rows.append((str(truth), str(guess), float(data["probability"][i])))
         caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(*rows[-1])

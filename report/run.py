@@ -192,5 +192,5 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None

@@ -79,7 +79,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
 
@@ -102,7 +102,7 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(piece)
             line["step"] + 0
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(pieces):  # torn because the process was killed while it wrote
                 break
             raise ValueError(
@@ -136,7 +136,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / storage.RECORD
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (ValueError, TypeError, RecursionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
     if "checksums" in record:
         raise ValueError(

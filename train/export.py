@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
+from lineage.configs.atomic import write_atomic
 from lineage.data import tokenizers
 from lineage.models import convert
 from lineage.models.convert import companions
@@ -40,7 +41,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
         content = experiment.tokenizer.exported(*experiment.task.ends)
-        (folder / tokenizers.FILE).write_text(content, encoding="utf-8")
+        write_atomic(folder / tokenizers.FILE, content)
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
         companions.save_tokenizer(folder, names, experiment.model)
@@ -55,7 +56,7 @@ def _write_program(experiment, variables, folder):
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in experiment.task.inputs}
     program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.stablehlo").write_bytes(program.serialize())
+    write_atomic(folder / "model.stablehlo", bytes(program.serialize()))
     arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
     about = {"inputs": arrays, "platforms": PLATFORMS}
-    (folder / "model.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
+    write_atomic(folder / "model.json", json.dumps(about, indent=2))

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress_bar import ProgressBar as Bar
 
-from lineage.configs.atomic import replacing
+from lineage.configs.atomic import naming, write_atomic
 from lineage.runs import folder
 from lineage.runs.folder import number
 
@@ -76,10 +76,11 @@ class MetricsWriter(AbstractContextManager):
         self._file, self._left = self._path.open("ab", buffering=0), b""
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         # Two runs that start in the same second must not share a file.
-        self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
-        # TensorBoard hides the events of earlier files from this step on.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
+        with naming(workdir / "events"):
+            self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
+            # TensorBoard hides the events of earlier files from this step on.
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
         if wandb:
             from wandb import init
 
@@ -105,20 +106,19 @@ class MetricsWriter(AbstractContextManager):
             return
         self._left += json.dumps(line).encode() + b"\n"
         self.lines += 1
-        try:
+        with naming(self._path):
             self._write_left()
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
             self._write_event(line["step"], summary=self._summary(value=values))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from None
         if self._wandb is not None:
             self._wandb.log(scalars, step=line["step"])
 
     def flush(self) -> None:
         """Force `metrics.jsonl` to the disk; called before a checkpoint is saved, whose history must exist too."""
         if self._file is not None:
-            self._write_left()
-            os.fsync(self._file.fileno())
+            with naming(self._path):
+                self._write_left()
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write what is pending and close all files; closing twice is harmless."""
@@ -300,6 +300,5 @@ def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
     lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in kept)
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept

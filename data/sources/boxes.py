@@ -147,7 +147,7 @@ class BoxedImages(ExampleSource):
         image, (width, height) = decode(self.files[index], 3), self.sizes[index]
         if width and height and image.shape[:2] != (height, width):
             found = f"{image.shape[1]}x{image.shape[0]} pixels"
-            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {width}x{height}.")
+            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {f'{width}x{height}'[:40]}.")
         return image
 
 
@@ -183,7 +183,7 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
     number = {category: number for number, category in enumerate(categories)}
     try:
         images = {image["id"]: image for image in content["images"]}
-        names = [image["file_name"] for image in images.values()]
+        names = ["" + image["file_name"] for image in images.values()]  # TypeError if one is not a text
     except (KeyError, TypeError):
         raise ValueError(f"{path} has an image without `id` and `file_name`.") from None
     if not names:

@@ -10,12 +10,17 @@ MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Raise ValueError if a token id is out of range or a `precompiled_charsmap` is damaged."""
+    """Raise ValueError if a token id is out of range, a merge or a `precompiled_charsmap` damaged."""
     model = spec["model"]
     ids = list(model["vocab"].values()) if isinstance(model["vocab"], dict) else []
     wrong = next((id for id in ids if type(id) is not int or not 0 <= id <= MAX_ID), None)
     if wrong is not None:
         raise ValueError(f"a token has the id {wrong!r}, which must be an integer from 0 to {MAX_ID:,}")
+    prefix = model.get("continuing_subword_prefix") or ""  # the library cuts it off by its length
+    for merge in model.get("merges", ()) if prefix else ():
+        _, second = merge.split(" ") if isinstance(merge, str) else merge
+        if not second.startswith(prefix):
+            raise ValueError(f"a merge has {second!r}, which must begin with continuing_subword_prefix, {prefix!r}")
     for part in _nested(spec.get("normalizer")):
         if part.get("type") == "Precompiled" and not _is_sound(base64.b64decode(part["precompiled_charsmap"])):
             raise ValueError("its precompiled_charsmap is damaged")

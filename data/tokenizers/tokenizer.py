@@ -169,7 +169,9 @@ class Tokenizer:
             check(json.loads(content))
             return cls(tokenizers.Tokenizer.from_str(content))
         except Exception as error:  # The library raises nothing narrower.
-            raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {error}.") from error
+            raise ValueError(
+                f"{path} is not a tokenizer that the tokenizers library can read: {str(error)[:200]}."
+            ) from error
 
     def to_str(self) -> str:
         """Return the content of `tokenizer.json`."""

@@ -83,7 +83,7 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             yield image
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: some damaged PNG files
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # by format
         where = where or ("An example" if isinstance(file, bytes) else file)
         raise ValueError(f"{where} cannot be read as an image: {error}.") from None
 

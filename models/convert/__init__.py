@@ -87,8 +87,11 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as path:
-        save_file(tensors, path, metadata={"format": "pt"})
+    with replacing(target := folder / "model.safetensors") as path:
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{target} cannot be written: {error}.") from None
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
@@ -273,6 +276,6 @@ def _files(folder):
         try:
             file = safe_open(path, "numpy")
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}.") from None
+            raise ValueError(f"{path} is not a safetensors file: {str(error)[:200]}.") from None
         files |= dict.fromkeys(file.keys(), file)
     return files

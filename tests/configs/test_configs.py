@@ -241,6 +241,14 @@ def test_config_json_round_trip(config, tmp_path):
     assert sweep == []
 
 
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"model": 5}', "[" * 100_000])
+def test_damaged_config_json_is_named(content, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"^{path} cannot be read as a config: .+"):
+        cli.load(str(path))
+
+
 def test_argument_selects_the_sweep():
     path = ROOT / "configs" / "small" / "vit_ablations.py"
     config, sweep = cli.load(f"{path}:pooling,folder")

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from lineage.data.sources.boxes import COCO
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 from tests.data.conftest import png, train
@@ -26,6 +27,7 @@ def header(width, height):
         header(100_000, 100_000) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b""),  # DecompressionBomb
         header(64, 64) + chunk(b"IDAT", zlib.compress(bytes(13000), 0)[:5000]) + b"\0\0\0\5\0\0\0\0" * 9,  # SyntaxError
         png(np.zeros((4, 4, 3), np.uint8))[:30],
+        b"P6\n4 four\n255\n" + bytes(48),  # ValueError of a PPM file
     ],
 )
 def test_hostile_images(tmp_path, content):
@@ -34,6 +36,13 @@ def test_hostile_images(tmp_path, content):
     for file, name in ((path, str(path)), (content, "An example")):
         with pytest.raises(ValueError, match=f"^{name} cannot be read as an image: .+"):
             decode(file, 3)
+
+
+def test_coco_with_a_list_for_a_name(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"images": [{"id": 1, "file_name": ["a"]}], "annotations": [], "categories": []}))
+    with pytest.raises(ValueError, match=r"a\.json has an image without `id` and `file_name`"):
+        COCO(str(path)).images_with_boxes()
 
 
 NESTED = "[" * 100_000

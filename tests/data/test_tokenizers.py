@@ -298,6 +298,10 @@ def test_sound_table_of_replacements(tmp_path):
     [
         (with_id("BPE", 4294967290), "a token has the id 4294967290, which must be an integer from 0 to 16,777,215"),
         (with_id("BPE", "1"), "a token has the id '1'"),
+        (
+            {"model": {"vocab": {}, "continuing_subword_prefix": "x", "merges": [["ã", "Ĥ"]]}},
+            "a merge has 'Ĥ', which must begin with continuing_subword_prefix, 'x'",
+        ),
         *((with_charsmap(table), "its precompiled_charsmap is damaged") for table in DAMAGED),
         ("[" * 100_000, "recursion"),
     ],

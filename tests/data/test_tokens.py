@@ -281,6 +281,7 @@ def damaged(path, change):
         ("index", lambda shard, index: index.write_text("")),
         ("index", lambda shard, index: index.write_text("[1]")),
         ("index", lambda shard, index: index.write_text('{"complete": true, "shards": [{"tokens": 7}]}')),
+        ("index", lambda shard, index: index.write_text(index.read_text().replace('"bytes": ', '"bytes": 1'))),
         ("end", lambda shard, index: index.write_text(index.read_text().replace("true", "false"))),
     ],
 )
@@ -297,6 +298,16 @@ def test_incomplete_corpus_is_completed(small, tmp_path, lost, damage, monkeypat
     assert files(tmp_path) == expected
     chunks = [shard["chunks"] for shard in entries(index)]
     assert len(seen) == {"shard": chunks[2], "index": sum(chunks), "end": 0}[lost]
+
+
+def test_index_that_cannot_be_read_is_an_error(small, tmp_path):
+    """Check that the text is not taken for an empty one."""
+    tokenize(Documents(TEXTS), BYTES, tmp_path)
+    index = next(tmp_path.glob("*/index.json"))
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(IsADirectoryError, match=r"index\.json"):
+        tokenize(Documents(TEXTS), BYTES, tmp_path)
 
 
 @pytest.mark.parametrize("place", [0, 700, -1], ids=["ends", "tokens", "checksums"])

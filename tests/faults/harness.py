@@ -4,6 +4,7 @@ import contextlib
 import errno
 import faulthandler
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -19,13 +20,15 @@ from lineage import launch
 from lineage.runs.folder import MEASURED, PREEMPTED, read_record
 from lineage.train import loop, profiling
 
+for _name in ("report.run", "train.export", "train.trained"):  # otherwise each process would import them
+    importlib.import_module(f"lineage.{_name}")
 ROOT = Path(__file__).parents[2]
 TOTAL, SAVE_EVERY = 20, 4
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
 HOW = ("flip", "empty", "truncate", "delete", "replace")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ERRORS = (errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOSPC, errno.EMFILE)
-STOPPED = {0, PREEMPTED, 130, -signal.SIGKILL}  # exit codes of a command that receives signals
+STOPPED = {0, PREEMPTED, 130}  # exit codes of a command that receives signals
 SENTENCE = re.compile(r"^error: (.{1,400})\n\(use --traceback", re.MULTILINE)
 
 
@@ -134,13 +137,14 @@ def quick():
 
 
 def inject(fault, subject, events, trained, reference):
-    """Inject a fault and run its command again; return the result ("same", "sentence" or "WRONG") and a description.
+    """Inject a fault, unless it has been, and run its command again; return the result and a description.
 
-    "sentence": the command named what is damaged, and after it was repaired gave the same result.
+    Results are "same", "no fault" (the command ended before its moment), "sentence" (the command named what is damaged,
+    and gave the same result after the repair), "killed" (another process must go on), and "WRONG".
     """
     try:
-        repair = disturb(fault, subject, events, trained, reference)
-        sound = subject.sound()
+        repair = None if fault.detail else disturb(fault, subject, events, trained, reference)
+        sound = subject.sound() - (repair.steps if repair else set())
         code, output = subject.call(fault.command)
         refused = code == 1 and repair
         if refused:
@@ -158,16 +162,15 @@ def inject(fault, subject, events, trained, reference):
             found.pop(key), expected.pop(key)
         assert found == expected, f"the result differs: {output[-2000:]}"
         return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
+    except Killed:
+        return "killed", fault.detail
     except AssertionError as error:
-        return "WRONG", f"{fault.detail}: {error}"
+        return "WRONG", f"{fault.detail}: {str(error)[-1500:]}"
 
 
 def disturb(fault, subject, events, trained, reference):
     """Bring the folder into the state after a fault; return the `Damage`, None for another kind of fault."""
     rng = fault.rng
-    if fault.kind == "killed":  # the folder is in this state
-        fault.detail = f"{fault.command} at {fault.moment:.4f}"
-        return None
     fault.command = rng.choice([*["train"] * 6, *subject.commands])
     subject.restore(trained)
     if fault.command == "train" and rng.random() < 0.6:  # interrupted before its end
@@ -184,6 +187,8 @@ def disturb(fault, subject, events, trained, reference):
         code, output = subject.call(fault.command)
     fault.reached = events.count >= place
     fault.detail = f"{fault.command} with {name} at {place} of {events.count}: exit code {code}"
+    if code == -signal.SIGKILL:
+        raise Killed
     assert "Traceback (most recent" not in output, output
     if code == 1 and fault.kind != "signals":
         fault.detail += f": {refusal(output, [subject.root])}"
@@ -207,6 +212,7 @@ class Damage:
 
     Attributes:
         names: the file and the folders that it is in, one of which an error must name.
+        steps: the step of the checkpoint that it is in, if any.
         changes: parts of a result that the damage may change.
     """
 
@@ -217,6 +223,7 @@ class Damage:
         self.how, self.before = rng.choice(HOW), self.path.read_bytes()
         self.names = [path for path in (self.path, *self.path.parents) if path.parent.is_relative_to(subject.root)]
         self.names = [path for path in self.names if path != subject.run]
+        self.steps = {int(part) for part in self.path.parts if part.isdigit()}
         self.changes = {"metrics.jsonl": ["history"], "samples.jsonl": ["samples"]}.get(self.path.name, ())
         place = rng.randrange(len(self.before) or 1)
         flipped = bytes([*self.before[place : place + 1]] or b"?")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 
 import flax.linen as nn
 import jax
@@ -312,3 +313,14 @@ def test_full_disk_keeps_existing_files(folder, variables, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         convert.save(path, TINY_GPT, variables(TINY_GPT, INPUTS[GPT], seed=1))
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_full_disk_is_named(variables, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors cannot be written: .*File too large"):
+            convert.save(tmp_path, TINY_GPT, variables(TINY_GPT, INPUTS[GPT]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]

@@ -387,6 +387,18 @@ def test_missing_or_damaged_workdir_raises(tmp_path):
         write_report(tmp_path)
 
 
+def test_arrays_of_an_unknown_compression_are_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "artifacts/attention_text.npz"
+    path.parent.mkdir()
+    np.savez(path, weights=np.ones(3))
+    content = path.read_bytes()
+    place = content.index(b"PK\1\2") + 10  # the method in the directory
+    path.write_bytes(content[:place] + b"\x63" + content[place + 1 :])
+    with pytest.raises(ValueError, match=r"attention_text\.npz cannot be read"):
+        write_report(tmp_path)
+
+
 def test_import_loads_neither_jax_nor_pyplot():
     code = (
         "import sys, lineage.report.run; print(*(m for m in ('jax', 'torch', 'matplotlib.pyplot') if m in sys.modules))"

@@ -1,6 +1,8 @@
 """Files of a run folder are written atomically."""
 
+import fcntl
 import os
+import resource
 import subprocess
 import sys
 
@@ -52,6 +54,20 @@ with replacing({str(tmp_path / "a")!r}) as temporary:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "half", "b": "b"}
 
 
+def test_temporary_file_that_is_deleted_before_it_is_locked(tmp_path, monkeypatch):
+    lock, deleted = fcntl.flock, []
+
+    def raced(file, how):
+        if not deleted:
+            deleted.append(next(tmp_path.glob(".a.*")))
+            deleted[0].unlink()
+        return lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", raced)
+    assert write_atomic(tmp_path / "a", "new").read_text() == "new"
+    assert deleted
+
+
 def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch):
     path, synced = tmp_path / "a", []
     path.write_text("old")
@@ -70,3 +86,27 @@ def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
 def test_runs_and_reports_do_not_import_jax(room):
     code = f"import sys, lineage.{room}; print(sorted(sys.modules.keys() & {{'jax', 'flax', 'lineage.train'}}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_errors_name_the_file(tmp_path):
+    """Check that an error without a file gets that of the block, and that one of another file keeps it."""
+
+    def write(path):
+        with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
+            file.write(bytes(99))
+            file.write(b"more")
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (99, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/a'$"):
+            write(tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(FileNotFoundError, match=r"'.*absent/a'$"):
+        write(tmp_path / "absent" / "a")
+    with pytest.raises(FileNotFoundError, match=r"'.*source'$"), replacing(tmp_path / "a"):
+        (tmp_path / "source").read_bytes()
+    with pytest.raises(OSError, match=r"^a sentence$"), replacing(tmp_path / "a"):
+        raise OSError("a sentence")
+    assert not [*tmp_path.iterdir()]

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -150,6 +151,16 @@ def test_full_disk_error_names_the_file(tmp_path):
         writer._file.close()
         writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         writer.write(1, {"train/loss": 1.0})
+
+
+def test_full_disk_at_the_start_names_the_file(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*events'"):
+            MetricsWriter(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("flush", [False, True])
