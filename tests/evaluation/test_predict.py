@@ -164,6 +164,7 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in found]
 
 
+@pytest.mark.thorough
 def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     """Check that each device generates its part of a batch, and that the tokens are those of one device."""
     config = tiny("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0})
@@ -187,6 +188,7 @@ def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     assert len(set(found[1])) == 16
 
 
+@pytest.mark.thorough
 def test_continued_prompts(trained, call, refused, printed, tmp_path):
     """Check that prompts of different lengths in a batch are continued as one by one."""
     folder, _ = trained("gpt", {"tokenizer": "bytes"})

@@ -165,6 +165,7 @@ def test_the_loop_over_tokens_reads_8_bit_matrices(kind):
     assert max(sizes[False]) < min(sizes[True])
 
 
+@pytest.mark.thorough
 def test_speculative_decoding_with_a_quantized_draft():
     """Check that the tokens are those of the float model, most of which its quantized copy has proposed."""
     model, _, variables, quantized, _ = pair("stacked", "int8")

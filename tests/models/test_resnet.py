@@ -13,6 +13,7 @@ from lineage.models import budget, build, resnet
 TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
 
 
+@pytest.mark.thorough
 def test_multiply_adds_match_published_models():
     """Check 4.1 G multiply-adds at 224, which include those with zero padding; the budget excludes these."""
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)

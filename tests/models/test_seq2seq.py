@@ -131,6 +131,7 @@ def test_full_scheduled_sampling_matches_greedy_decoding(model):
     assert (own.argmax(-1) != given.argmax(-1)).any()
 
 
+@pytest.mark.thorough
 def test_scheduled_sampling_keeps_the_first_token_and_has_finite_gradients():
     module = KINDS["additive"]
     params = jax.jit(module.init)(jax.random.key(0), INPUTS, TOKENS)

@@ -165,6 +165,7 @@ def test_acceptance_rule_is_exact_and_incorrect_rules_are_detected(rule, right):
         assert p_value(third, p[2]) > 0.01
 
 
+@pytest.mark.thorough
 def test_sequences_are_independent():
     target, draft = weights(TARGET, 3, scale=0.35), weights(DRAFT, 4, scale=0.35)
     prompts = np.random.default_rng(0).integers(0, VOCAB, (4, 5))

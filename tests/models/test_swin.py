@@ -37,6 +37,7 @@ def test_parameters_and_flops_match_the_papers(variant, size, parameters, multip
     assert round(flops(model.apply, variables, image)["model"] / 2e9, 1) == multiply_adds
 
 
+@pytest.mark.thorough
 @tiered("version", ["v1", "v2"])
 def test_work_is_proportional_to_the_area(version):
     model = TINY.clone(version=version, image_size=16)
@@ -103,6 +104,7 @@ def test_stochastic_depth_rate_increases_over_the_stages(variables, normal):
     assert (found[1] != plain[1]).any()
 
 
+@pytest.mark.thorough
 def test_dropout_needs_its_rng_and_initial_logits_are_zero(variables, normal):
     image = normal(2, 8, 8, 1)
     np.testing.assert_array_equal(jit(TINY.init_with_output)(jax.random.key(0), image)[0], 0)

@@ -117,6 +117,7 @@ def test_names_and_shapes_match_the_published_file(tmp_path, monkeypatch):
     assert {name: array.shape for name, array in written.items()} == B16 | layers
 
 
+@pytest.mark.thorough
 def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
     """Check R50+ViT: standardized kernels, norms after convolutions, and the padding of TensorFlow."""
     model = ViT(num_classes=3, image_size=32, patch_size=8, depth=1, hybrid=(1, 2), **SIZES)

@@ -141,6 +141,7 @@ def test_outputs_hidden_states_and_gradients_match(family, name, head, seed, ran
     assert_same_encoder(model, variables, batch, *run(reference, batch), trained)
 
 
+@pytest.mark.thorough
 def test_albert_with_several_groups_of_layers(randomize, ours, assert_same_encoder, exported):
     config = config_of("albert", "masked_lm", 2)
     config.num_hidden_layers, config.num_hidden_groups = 5, 2

@@ -177,6 +177,7 @@ def test_export_round_trip(round_trip, tmp_path):
         convert.load(config.parent)
 
 
+@pytest.mark.thorough
 def test_pre_norm_encoder_has_a_final_norm():
     backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
     model = detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES)

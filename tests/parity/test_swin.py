@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -94,6 +95,7 @@ def test_logits_hidden_states_and_gradients_match(seed, case, randomize, ours, g
     assert_same_gradients(grads, gradients(reference), relative=1e-5)
 
 
+@pytest.mark.thorough
 @tiered("kind", CLASSES)
 def test_feature_maps_and_a_model_without_a_classifier(kind, randomize, ours, exported):
     reference = reference_of(2, randomize, kind, [2, 1], 3, 8, without_classifier=True)

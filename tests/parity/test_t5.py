@@ -98,6 +98,7 @@ def test_untied_output_projection_is_not_scaled():
         convert.FAMILIES["t5"].config(model)
 
 
+@pytest.mark.thorough
 def test_old_files_with_repeated_embeddings(tmp_path):
     """Check files that repeat the embedding and have an unused bias."""
     model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, mlp_dim=5)

@@ -314,6 +314,7 @@ def test_run_that_is_shorter_than_before(error, trained):
     )
 
 
+@pytest.mark.thorough
 def test_prompt_with_unknown_characters(error, tiny, tmp_path):
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
     changes = {"source": f"text:{tmp_path}/input.txt", "tokenizer": "characters", "source.max_bytes": 0}

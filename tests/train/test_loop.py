@@ -172,6 +172,7 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 def test_offloaded_state_changes_nothing(tiny, tmp_path):
     """Check a run whose optimizer state is kept on the host, and that it is there; the second half is resumed."""
     changes = {"evaluate_every_steps": 6, "ema_decay": 0.9, "skip_nonfinite": 2}
@@ -247,6 +248,7 @@ def test_evaluation_uses_the_parameter_average(tiny, tmp_path):
     assert evaluation(swapped.variables(average=True))["test/loss"] != metrics["test/loss"]
 
 
+@pytest.mark.thorough
 def test_best_and_newest_checkpoints_are_kept(tiny, tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 4.0])
     monkeypatch.setattr(Evaluation, "__call__", lambda *args: {"test/loss": next(losses)})
@@ -330,6 +332,7 @@ def test_nonfinite_loss_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypa
     assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it resumes
 
 
+@pytest.mark.thorough
 @tiered("on_error", ["stop", "continue"], first=lambda on_error: on_error == "continue")
 def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
     """Check that with `on_error="continue"`, lines that could not be written are written when there is space again."""
@@ -357,6 +360,7 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
     assert capsys.readouterr().err.count("The run continues.") == 1
 
 
+@pytest.mark.thorough
 def test_lost_history_is_reported(tiny, tmp_path, capsys):
     changes = {"log_every_steps": 1, "evaluate_every_steps": 100}
     run(tiny("gpt", changes | {"total_steps": 3}), tmp_path)

@@ -82,6 +82,7 @@ def test_cast_keeps_8_bit_numbers():
     ]
 
 
+@pytest.mark.thorough
 def test_training_is_not_quantized(tiny, tmp_path, no_report):
     """Check that the parameters after some steps are the same, and the evaluations are not."""
     states, metrics = [], []

@@ -149,6 +149,7 @@ def test_fsdp_splits_the_first_dimension_where_parts_of_the_last_would_be_narrow
     assert found["narrow"] == PartitionSpec(("tensor", "fsdp"), None, ())
 
 
+@pytest.mark.thorough
 def test_described_memory_matches_each_device(tiny, tmp_path):
     config = tiny("gpt", MESHES["mixed"] | {"ema_decay": 0.9})
     experiment, state = start(config, jax.devices(), tmp_path)

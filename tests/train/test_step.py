@@ -83,6 +83,7 @@ def test_masked_example_has_no_effect(name):
     jax.tree.map(np.testing.assert_array_equal, states[2].params, other_states[2].params)
 
 
+@pytest.mark.thorough
 def test_micro_batches_of_unequal_weight_match_the_full_batch():
     batch = setting("vit")[2]
     states, metrics = steps(compiled("vit", optax.sgd(0.1)), batch, 3)
@@ -181,6 +182,7 @@ class Normed(Model):
         return nn.Dense(5)(self.norm(nn.Dense(4)(image.reshape(len(image), -1))))
 
 
+@pytest.mark.thorough
 @tiered("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
 def test_running_statistics_with_sharding_and_accumulation(norm):
     model, rng = Normed(norm=norm), np.random.default_rng(0)
@@ -208,6 +210,7 @@ def test_running_statistics_with_sharding_and_accumulation(norm):
     jax.tree.map(close, accumulated.collections, one_by_one.collections)
 
 
+@pytest.mark.thorough
 @tiered("norm", ["batch", "power"])
 def test_running_statistics_exclude_padding(norm):
     sizes = {"vocab_size": 11, "max_length": 6, "depth": 1, "width": 8, "num_heads": 2, "dropout": 0.0}

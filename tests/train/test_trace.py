@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
 GPT = "--config=tests/tiny.py:gpt"
 
 
+@pytest.mark.thorough
 def test_steps_are_traced(tiny, tmp_path, capsys):
     changes = {"total_steps": 6, "evaluate_every_steps": 6}
     loop.train(tiny("gpt", changes), tmp_path / "traced", profile=(3, 4))
@@ -39,6 +40,7 @@ def test_steps_of_a_profile():
         parse("2-3")
 
 
+@pytest.mark.thorough
 def test_profiles_that_are_not_in_the_run_are_refused(tiny, tmp_path):
     for steps in ((0, 1), (3, 2), (2, 5)):
         with pytest.raises(ValueError, match=f"the profile is of the steps {steps[0]} to {steps[1]}: they must be"):
@@ -48,6 +50,7 @@ def test_profiles_that_are_not_in_the_run_are_refused(tiny, tmp_path):
         loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, profile=(2, 3))
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_ends_its_trace(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.TrainingLoop, "_evaluate", lambda self, step: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -55,6 +58,7 @@ def test_an_interrupted_run_ends_its_trace(tiny, tmp_path, monkeypatch):
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flag", [[], ["--debug-nans"]])
 def test_first_nan_is_found_where_it_is_made(flag, tmp_path, capsys):
     diverging = ["schedule.learning_rate=1e38", "optimizer.name=sgd", "optimizer.clip_norm=0.0", "total_steps=4"]

@@ -65,6 +65,7 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert "facts.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_generator_without_its_training_data(tiny, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("abcdefgh" * 400)
     changes = {"source": f"text:{tmp_path}/a.txt", "total_steps": 2, "sampling.temperature": 0.0}
@@ -82,6 +83,7 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
         lineage.load(tmp_path / "run", task="causal_lm")
 
 
+@pytest.mark.thorough
 def test_student_without_its_teacher(tiny, tmp_path):
     """Check that a distilled model does not need the folder of its teacher."""
     masked = {"source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24, "total_steps": 1}
@@ -129,6 +131,7 @@ def test_folder_of_transformers(tmp_path):
         lineage.load(tmp_path / "bert", task="text_classification")
 
 
+@pytest.mark.thorough
 def test_architecture_comes_from_the_folder(tiny, tmp_path):
     """Check what is taken over, what typed keys keep, and that a classifier of other classes is new."""
     bert_folder(tmp_path / "bert", head="classification", num_classes=5, epsilon=1e-4)
@@ -172,6 +175,7 @@ def test_fine_tuning_resumes_without_the_model_it_began_with(tmp_path, capsys):
     assert "bert', which is not a folder: it must be the workdir of a run" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_sizes_come_from_a_model_of_another_kind(tiny, tmp_path):
     """Check a masked autoencoder that is fine-tuned, half of its layers, and a backbone, which keeps the model."""
     sizes = {"depth": 4, "width": 24, "num_heads": 3, "patch_size": 2, "image_size": 8, "channels": 1}

@@ -139,6 +139,7 @@ def test_visited_blocks_are_those_with_a_visible_key(causal, window, sizes):
     assert kernels.visited_blocks((768, 768), sizes, causal, window) == (blocks.sum(), blocks.size)
 
 
+@pytest.mark.thorough
 def test_backward_blocks_of_long_sequences_are_larger(monkeypatch):
     """Check sizes, and five blocks of which the backward pass makes three, with padding."""
     assert kernels.block_sizes(4096, 4096) == (512, 512, 512)

@@ -110,6 +110,7 @@ def test_cached_stack_equals_uncached(variables, normal):
     assert cache.length.tolist() == [6]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_precomputed_memory_matches_the_context(use_bias, variables, normal):
     x, context, mask = normal(2, 3, 8), normal(2, 5, 12), jnp.arange(5) < jnp.array([[5], [2]])
@@ -127,6 +128,7 @@ def test_precomputed_memory_matches_the_context(use_bias, variables, normal):
     np.testing.assert_allclose(found, expected[rows], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_remat_reduces_memory_without_changing_results(variables, normal):
     x = normal(2, 16, 8)
     stacks = {remat: Stack(BLOCK, 2, remat=remat) for remat in (None, "dots", "full")}
