@@ -1,4 +1,4 @@
-"""The examples of the README section on metrics run and return the values in their comments."""
+"""The examples of docs/metrics.md run and return the values in their comments."""
 
 import json
 import re
@@ -9,13 +9,11 @@ import pytest
 
 from lineage import launch
 
-SECTION = re.search(
-    r"^## Metrics$(.*?)^## ", (Path(__file__).parent.parent / "README.md").read_text("utf-8"), re.M | re.S
-)
+TEXT = (Path(__file__).parent.parent / "docs/metrics.md").read_text("utf-8")
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION[1], re.M | re.S)
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
 def test_code_examples_run():
