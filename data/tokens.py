@@ -9,18 +9,16 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,33 +185,65 @@ def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:
 
 
 def _encoded(chunks: Iterable[list[tuple[str, bool]]], encode: _Encode, workers: int) -> Iterator[_Part]:
-    """Yield the encoded chunks in their order; a few of them are in memory at a time."""
+    """Yield the encoded chunks in their order; there is one in each worker process at a time.
+
+    Each worker has a pipe of its own, which ends with it. The workers of a pool of `concurrent.futures` share one, so
+    that the pool waits forever for the rest of a result if a worker is killed while it sends one.
+    """
     if not workers:
         yield from map(encode, chunks)
         return
-    waiting: deque[Future] = deque()
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(workers, context, _start_worker, (encode,)) as pool:
-            for chunk in chunks:
-                waiting.append(pool.submit(_encode_in_worker, chunk))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise ChildProcessError("A process that encodes texts was killed, perhaps for lack of memory.") from None
+    context, waiting = multiprocessing.get_context("spawn"), deque[Connection]()
+    with contextlib.ExitStack() as stack:
+        free = [_start_worker(encode, context, stack) for _ in range(workers)]
+        for chunk in chunks:
+            if not free:
+                yield _receive(waiting[0])
+                free.append(waiting.popleft())
+            waiting.append(free.pop())
+            with _killed():
+                waiting[-1].send(chunk)
+        while waiting:
+            yield _receive(waiting.popleft())
 
 
-_ENCODE: list[_Encode] = []  # of a worker process
+def _start_worker(encode: _Encode, context: Any, stack: contextlib.ExitStack) -> Connection:
+    """Start a process that encodes the chunks that it gets by a connection until the stack is closed."""
+    connection, other = context.Pipe()
+    process = context.Process(target=_work, args=(encode, other), daemon=True)
+    process.start()
+    other.close()
+    for end in (process.join, process.kill, connection.close):  # the last one first
+        stack.callback(end)
+    return connection
 
 
-def _start_worker(encode: _Encode) -> None:
+def _work(encode: _Encode, connection: Connection) -> None:
+    """Encode what comes by a connection, in a worker process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker uses one core
     live_as_long_as_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool ends the workers if one of them is killed
-    _ENCODE.append(encode)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            chunk = connection.recv()
+            try:
+                result = encode(chunk)
+            except Exception as error:
+                result = error
+            connection.send(result)
 
 
-def _encode_in_worker(chunk: list[tuple[str, bool]]) -> _Part:
-    return _ENCODE[0](chunk)
+def _receive(connection: Connection) -> _Part:
+    with _killed():
+        part = connection.recv()
+    if isinstance(part, Exception):
+        raise part
+    return part
+
+
+@contextlib.contextmanager
+def _killed() -> Iterator[None]:
+    """Raise ChildProcessError if the worker at the other end of a connection is gone."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise ChildProcessError("A process that encodes texts was killed, perhaps for lack of memory.") from None
