@@ -153,7 +153,7 @@ def test_preempted_job_of_a_sweep_resumes(slurm, launch, tmp_path):
     assert "2 of 2 runs are done already" in finished.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
     """Check that both processes save after the signal that precedes the time limit, and that the job is requeued."""
     changes = {"total_steps": 60, "mesh.data": 2, "cluster.tasks_per_node": 2, "cluster.cpus_per_task": 1}

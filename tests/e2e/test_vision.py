@@ -58,7 +58,7 @@ def test_report_of_a_run(name, workdirs):
     assert ("test/teacher_accuracy" in last) == (name == "deit")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_positions_transfer_to_another_resolution(tmp_path, monkeypatch):
     """Check that a model trained at 8x8 keeps most of its accuracy at 12x12 with resampled position embeddings,
     and loses it with new ones.

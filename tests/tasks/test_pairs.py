@@ -112,7 +112,7 @@ def test_sampler_generates_from_prompts(trained):
         sampler.write(variables, "1" * 80)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_training_with_buckets_resumes_exactly(files, tiny, tmp_path):
     """Check that pairs of three and of four digits are in separate batches, and that a resumed run is identical."""
     (tmp_path / "train.tsv").write_text(

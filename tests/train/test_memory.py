@@ -117,7 +117,7 @@ def test_resume_restores_the_memory(run, tmp_path):
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_adaptive_softmax_trains_alike_on_a_mesh(tiny, tmp_path):
     """Check losses, accuracies and gradient norms of steps and evaluations, on one device and on four."""
     changes = CHANGES | {"model.cutoffs": (64, 100, 110), "model.divisor": 2}
