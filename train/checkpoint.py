@@ -338,12 +338,12 @@ def read_parts(folder: Path, choose: Callable[[Mapping[str, Any]], Sequence[str]
 
     `choose` returns the names of the fields, given the saved state without its arrays; empty ones are left out.
     """
-    record = read_record(folder)
+    record, state = read_record(folder), (folder / "state").absolute()  # Orbax finds nothing in a relative folder
     with _read_errors(folder, None), _checkpointer() as checkpointer:
-        saved = checkpointer.metadata(folder / "state").item_metadata.tree
+        saved = checkpointer.metadata(state).item_metadata.tree
         wanted = {name: saved[name] for name in choose(saved) if saved.get(name)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder / "state", args=args) if wanted else {}
+        found = checkpointer.restore(state, args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
     return record, found, {name: getattr(hashes, name) for name in wanted}

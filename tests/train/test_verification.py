@@ -52,6 +52,12 @@ def test_sound_run(folder, capsys):
     assert said == f"{len(names)} of {len(names)} are sound\n"
 
 
+def test_relative_folder(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    assert verify([Path("run")]) == 0
+    assert "run/checkpoints/6: sound" in capsys.readouterr().out
+
+
 def edit(old, new):
     return lambda path: path.write_bytes(path.read_bytes().replace(old, new, 1))
 
