@@ -93,7 +93,6 @@ COMMANDS = {
                 "--max-restarts N",
                 "start a run that fails again, up to N times and after a growing wait, unless it fails twice in a row "
                 "at the same step",
-                type=int,
                 default=0,
             ),
         ),

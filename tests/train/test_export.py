@@ -148,6 +148,17 @@ def test_image_model_with_its_preprocessing(exported):
     np.testing.assert_allclose(logits, ours, atol=1e-4)
 
 
+def assert_same_pixels(task, folder, size):
+    """Compare the pixels of an image of some height and width with those of the processor in a folder."""
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    transform = task.evaluation_transform(Facts(mean=(0.4,), std=(0.2,)))
+    ours = transform({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
+    assert theirs.shape == ours.shape == (1, 16, 16, 3)
+    np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
+
+
 @tiered(
     ("crop", "resample", "squash"),
     [(0.875, "bicubic", True), (1.0, "bilinear", True), (0.875, "bicubic", False), (1.0, "bilinear", False)],
@@ -159,13 +170,7 @@ def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path
     )
     model = models.build("vit", image_size=16, num_classes=2)
     companions.save_preprocessing(tmp_path, model, vars(task))
-    image = np.random.default_rng(0).integers(0, 256, (40, 32, 3), np.uint8)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
-    theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    facts = Facts(mean=(0.4,), std=(0.2,))
-    ours = task.evaluation_transform(facts)({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
-    assert theirs.shape == ours.shape == (1, 16, 16, 3)
-    np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
+    assert_same_pixels(task, tmp_path, (40, 32))
     assert companions.preprocessing(tmp_path) == {
         "image_size": 16, "evaluation_crop": pytest.approx(crop, abs=0.03), "resample": resample,
         "mean": (0.4,) * 3, "std": (0.2,) * 3, "squash": squash,
@@ -188,13 +193,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     task = TASKS["image_classification"](**companions.preprocessing(tmp_path))
-    image = np.random.default_rng(0).integers(0, 256, (48, 24, 3), np.uint8)
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, use_fast=False)
-    theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    facts = Facts(mean=(0.4,), std=(0.2,))
-    ours = task.evaluation_transform(facts)({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
-    assert theirs.shape == ours.shape == (1, 16, 16, 3)
-    np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
+    assert_same_pixels(task, tmp_path, (48, 24))
 
 
 def test_unsupported_export_raises(exported):
