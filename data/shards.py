@@ -2,7 +2,8 @@
 
 The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
 another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
-(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). It has an index: a `Shard` each, a CRC-32.
+(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `Shard` for each shard, and
+the CRC-32 of these entries.
 """
 
 import contextlib

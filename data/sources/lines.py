@@ -190,14 +190,16 @@ def read_sentences(path: str) -> list[TaggedSentence]:
             columns = line.split("\t")
             if len(columns) != 10:
                 raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10.")
-            id = columns[0]
-            if not _ID.fullmatch(id):
-                raise ValueError(f"{path}, line {number} begins with {id[:20]!r}, not with an ID such as 1 or 1-2.")
+            word_id = columns[0]
+            if not _ID.fullmatch(word_id):
+                raise ValueError(
+                    f"{path}, line {number} begins with {word_id[:20]!r}, not with an ID such as 1 or 1-2."
+                )
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
-            if "-" in id:
-                multiword = int(id.partition("-")[2]), after
-            elif "." not in id:
-                index = int(id)
+            if "-" in word_id:
+                multiword = int(word_id.partition("-")[2]), after
+            elif "." not in word_id:
+                index = int(word_id)
                 words.append(space + columns[1])
                 tags.append(columns[3])
                 space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
