@@ -198,8 +198,8 @@ def _encoded(chunks: Iterable[list[tuple[str, bool]]], encode: _Encode, workers:
         free = [_start_worker(encode, context, stack) for _ in range(workers)]
         for chunk in chunks:
             if not free:
-                yield _receive(waiting[0])
                 free.append(waiting.popleft())
+                yield _receive(free[0])
             waiting.append(free.pop())
             with _killed():
                 waiting[-1].send(chunk)
