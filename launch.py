@@ -6,7 +6,6 @@
 import argparse
 import contextlib
 import json
-import logging
 import os
 import sys
 import traceback
@@ -21,7 +20,7 @@ from lineage.configs import cache
 from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
-from lineage.runs import memory, remote
+from lineage.runs import process, remote
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
 from lineage.runs.supervisor import SUPERVISED, supervise
 
@@ -42,8 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workdir = next(filter(None, chosen))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
         return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
-    # Orbax logs the tracebacks of errors that it raises too.
-    logging.getLogger("absl").setLevel(logging.ERROR if options.traceback else logging.CRITICAL)
+    with process.brief_errors(options.traceback):
+        return execute(options, changes, workdir)
+
+
+def execute(options: Options, changes: Changes, workdir: str) -> int:
+    """Run a command in a folder; print an error that users can cause as one sentence."""
     try:
         with processes(options), remote.for_command(options.command, workdir) as options.folder:
             return globals()[f"run_{options.command}"](options, changes) or 0
@@ -71,7 +74,7 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
         os.environ["JAX_PLATFORMS"] = "cpu"
     if "coordinator" not in options:
         return contextlib.nullcontext()
-    memory.keep_freed()
+    process.keep_freed()
     from lineage.train.distributed import joined
 
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)

@@ -38,7 +38,7 @@ from lineage.models.decoding.continuous import Prompt, Slots
 from lineage.models.decoding.generate import empty, generate, separate_layers
 from lineage.models.decoding.speculative import speculate
 from lineage.models.llama import Llama
-from lineage.runs.memory import keep_freed
+from lineage.runs.process import keep_freed
 from lineage.train.experiment import Experiment
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 
 from lineage.configs import cli
-from lineage.runs.memory import keep_freed
+from lineage.runs.process import keep_freed
 from lineage.train import profiling
 from lineage.train.experiment import Experiment
 from lineage.train.loop import TrainingLoop, device_batches

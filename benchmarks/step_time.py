@@ -65,7 +65,7 @@ def ours(file, text):
     import jax
 
     from lineage.configs import cli
-    from lineage.runs.memory import keep_freed
+    from lineage.runs.process import keep_freed
     from lineage.train.experiment import Experiment
     from lineage.train.loop import compile_step, device_batches
 

@@ -1,0 +1,66 @@
+"""Six optimizers of a character-level GPT on tiny Shakespeare, tuned equally and then compared with three seeds.
+
+    lineage sweep --config=optimizers_shakespeare:muon --optuna --config.source=text:PATH/input.txt
+    lineage sweep --config=optimizers_shakespeare --config.source=text:PATH/input.txt
+
+The first command, repeated for each optimizer, searches its learning rate and weight decay with 20 trials. `TUNED`
+holds what was found; the second command compares the optimizers with it. The model and the data are those of
+`gpt_shakespeare_char`, without its moving average of the parameters. All schedules are cosine ones but that of the
+schedule-free optimizer, which is constant. Results: RESULTS.md.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from lineage.configs.schema import section
+from lineage.configs.small import gpt_shakespeare_char
+from lineage.configs.sweeps import Floats, Search
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
+
+# Centers of the searched learning rates; Prodigy multiplies its own estimate by them.
+RATES = {
+    "adamw": 3e-3,
+    "muon": 3e-3,
+    "ademamix": 3e-3,
+    "sophia": 1e-3,
+    "prodigy": 1.0,
+    "schedule_free_adamw": 1e-2,
+}
+TUNED = {name: (rate, 0.1) for name, rate in RATES.items()}
+
+
+def get_config(optimizer: str = "adamw") -> ConfigDict:
+    """Return the config of an optimizer."""
+    config = gpt_shakespeare_char.get_config()
+    config.update(total_steps=500, evaluate_every_steps=100, save_every_steps=500, ema_decay=0.0)
+    config.checkpoint.best = ""
+    config.sampling.num_samples = 0
+    config.optimizer = section(OPTIMIZERS, optimizer, no_decay=config.optimizer.no_decay)
+    config.schedule = section(SCHEDULES, schedule_of(optimizer), learning_rate=RATES[optimizer], warmup_steps=50)
+    return config
+
+
+def search(optimizer: str = "adamw") -> Search:
+    """Return the search of an optimizer: the learning rate within a factor of 10, and the weight decay."""
+    center = RATES[optimizer]
+    return Search(
+        {
+            "schedule.learning_rate": Floats(center / 10, center * 10, log=True),
+            "optimizer.weight_decay": Floats(0.01, 1.0, log=True),
+        }
+    )
+
+
+def sweep() -> Iterator[dict[str, Any]]:
+    """Yield the tuned runs."""
+    for optimizer, (rate, decay) in TUNED.items():
+        for seed in (1, 2, 3):
+            tuned = {"schedule.learning_rate": rate, "optimizer.weight_decay": decay, "seed": seed}
+            yield {"optimizer.name": optimizer, "schedule.name": schedule_of(optimizer), **tuned}
+
+
+def schedule_of(optimizer: str) -> str:
+    """Return the schedule of an optimizer."""
+    return "constant" if optimizer == "schedule_free_adamw" else "cosine"
