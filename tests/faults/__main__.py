@@ -63,12 +63,13 @@ class Fault:
         command: command that is disturbed, or is run after the damage.
         detail: description, as far as it is known.
         reached: whether the command came to that moment.
+        loses: parts of the results that the fault may change.
     """
 
     def __init__(self, seed, number, kinds):
         self.rng, self.seed, self.number = random.Random(f"{seed} {number}"), seed, number
         self.kind = self.rng.choices([*kinds], kinds.values())[0]
-        self.moment, self.command, self.detail, self.reached = self.rng.random(), "", "", True
+        self.moment, self.command, self.detail, self.reached, self.loses = self.rng.random(), "", "", True, ()
 
 
 def forked(function, log):

@@ -62,11 +62,11 @@ class Subject:
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(copy, self.root)
 
-    def call(self, command):
+    def call(self, command, *more):
         """Run a command in this process; return its exit code, or that of a kill, and its output."""
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
             try:
-                code = launch.main(self.commands[command])
+                code = launch.main([*self.commands[command], *more])
             except Killed:
                 code = -signal.SIGKILL
             except Exception:
@@ -159,7 +159,7 @@ def inject(fault, subject, events, trained, reference):
             used = int(resumed[1]) if resumed else 0
             assert used >= max(kept), f"of the checkpoints {kept}, {used} is used: {output}"
         found, expected = subject.result(fault.command, output), reference[fault.command]["result"]
-        for key in repair.changes if repair and not refused else ():
+        for key in fault.loses if not repair else () if refused else repair.changes:
             found.pop(key), expected.pop(key)
         assert found == expected, f"the result differs: {output[-2000:]}"
         return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
@@ -183,12 +183,15 @@ def disturb(fault, subject, events, trained, reference):
         return found
     if fault.command == "train" and rng.random() < 0.6:
         subject.begin()
+    more = ()
+    if fault.kind == "full disk" and fault.command == "train" and rng.random() < 0.5:
+        more, fault.loses = ("--config.checkpoint.on_error=continue",), ("history", "samples")
     count = reference[fault.command]["count"] - (fault.command == "train") * reference["report"]["count"]  # see `quick`
     place = 1 + int(fault.moment * count)
     with DISTURBANCES[fault.kind](rng) as (act, name), events.acting(act, range(place, place + rng.randint(1, 5))):
-        code, output = subject.call(fault.command)
+        code, output = subject.call(fault.command, *more)
     fault.reached = events.count >= place
-    fault.detail = f"{fault.command} with {name} at {place} of {events.count}: exit code {code}"
+    fault.detail = f"{' '.join((fault.command, *more))} with {name} at {place} of {events.count}: exit code {code}"
     if code == -signal.SIGKILL:
         raise Killed
     assert "Traceback (most recent" not in output, output

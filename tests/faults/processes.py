@@ -19,10 +19,11 @@ from jax import tree
 from lineage.runs.folder import LAUNCH, MEASURED, PREEMPTED
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
+from lineage.runs.process import brief_errors
 from lineage.train.checkpoint import read_parts
 from tests.faults.harness import ROOT, Damage, sound
 
-KINDS = {"sweep": 1, "search": 1, "hosts": 1}
+KINDS = {"sweep": 3, "search": 1, "hosts": 3}  # a search takes longer
 TOTAL, SECONDS = 8, 600
 CONFIG = f"""
 import sys
@@ -113,7 +114,8 @@ class Group:
         """Return what must be equal to that of an undisturbed start."""
         found = {}
         for run in self.runs():
-            _, state, _ = read_parts(run / "checkpoints" / str(TOTAL), list)
+            with brief_errors():
+                _, state, _ = read_parts(run / "checkpoints" / str(TOTAL), list)
             digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in tree.leaves(state))).hexdigest()
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]
@@ -176,27 +178,31 @@ def inject(fault, group):
 
 
 def disturb(fault, group):
-    """Send a signal to the first process, to a run or the second process, or to all, when a history has some lines."""
-    rng = fault.rng
-    place, seconds = rng.randint(0, group.lines), 2 * rng.random()
-    how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
+    """Start the command one to three times, and send a signal to the first process, to a run or the second process, or
+    to all, when the histories have some number of lines.
+    """
+    rng, said, fault.reached = fault.rng, [], False
     shutil.rmtree(group.run)
-    group.start()
-    while group.count() < place and group.is_alive():
-        time.sleep(0.01)
-    time.sleep(seconds)
-    parents, children = [process.pid for process in group.processes], group.children()
-    chosen = {"parent": parents[:1], "child": children or parents[1:], "all": parents + children}[whom]
-    fault.detail = f"{how} {whom} ({len(chosen)} processes) {seconds:.2f} s after {place} of {group.lines} lines"
-    fault.reached = bool(chosen) and group.is_alive()
-    group.send(chosen, SIGNALS[how])
-    if how == "suspend":
-        time.sleep(3)
-        group.send(chosen, signal.SIGCONT)
-    codes = group.wait()
-    assert {*codes} <= ENDS[how], f"exit codes {codes}: {group.output()}"
-    assert "Traceback" not in group.output(), group.output()
-    assert codes != [PREEMPTED] or not group.children(), "a run of a sweep that was told to end goes on"
+    for _ in range(rng.randint(1, 3)):
+        place, seconds = rng.randint(min(group.count(), group.lines), group.lines), 2 * rng.random()
+        how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
+        group.start()
+        while group.count() < place and group.is_alive():
+            time.sleep(0.01)
+        time.sleep(seconds)
+        parents, children = [process.pid for process in group.processes], group.children()
+        chosen = {"parent": parents[:1], "child": children or parents[1:], "all": parents + children}[whom]
+        said.append(f"{how} {whom} ({len(chosen)}) {seconds:.2f} s after {place} of {group.lines} lines")
+        fault.reached |= bool(chosen) and group.is_alive()
+        group.send(chosen, SIGNALS[how])
+        if how == "suspend":
+            time.sleep(3)
+            group.send(chosen, signal.SIGCONT)
+        codes = group.wait()
+        fault.detail = "; ".join(said) + f": {codes}"
+        assert {*codes} <= ENDS[how], group.output()
+        assert "Traceback" not in group.output(), group.output()
+        assert codes != [PREEMPTED] or not group.children(), "a run of a sweep that was told to end goes on"
 
 
 def damage(fault, group):
