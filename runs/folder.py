@@ -11,14 +11,13 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from lineage.configs import storage
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -78,7 +77,7 @@ def make(workdir: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return unsealed(dict(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
@@ -114,11 +113,6 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
 
 class DamagedError(ValueError):
     """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
-
-
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a checkpoint with a checksum of its own."""
-    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
 def sealed_page(page: bytes) -> bytes:

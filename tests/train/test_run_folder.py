@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lineage.configs import cli, schema
+from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.runs import folder, locks
@@ -171,9 +172,7 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
     for step in (5, 10):
         about = tmp_path / "checkpoints" / str(step) / "about"
         about.mkdir(parents=True)
-        record = folder.sealed(
-            {"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan}
-        )
+        record = sealed({"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan})
         (about / "metadata").write_text(json.dumps(record))
     other = tiny("gpt", {"schedule.learning_rate": 0.5})
     path = tmp_path / "config.json"
