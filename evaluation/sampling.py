@@ -162,8 +162,8 @@ class Sampler:
         except ValueError:
             if used < model.max_length:
                 return model.max_length - used
-            limit = f"fewer than model.max_length, {model.max_length}"
-            raise ValueError(f"the prompt has {used} tokens: it must have {limit}, so that a token can follow.") from None
+            allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
+            raise ValueError(f"the prompt has {used} tokens: {allowed}.") from None
         return new
 
     @property
