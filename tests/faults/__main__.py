@@ -131,7 +131,7 @@ def batch(base, faults):
         same = all(stopped[command]["result"] == about["result"] for command, about in reference.items())
         yield "stopped", "same" if same else "WRONG"
     while faults:
-        stopped = False
+        again = False
         reading, writing = os.pipe()
         pid = forked(partial(work, base, faults, places, reference, writing), base / "log.txt")
         os.close(writing)
@@ -140,14 +140,14 @@ def batch(base, faults):
                 number, kind, result, detail = json.loads(line)
                 if result == "killed":
                     faults[0].command, faults[0].detail = detail.split()[0], detail
-                    stopped = True
+                    again = True
                     break
                 said = f"fault {number}, {kind}, {result}: {detail}"
                 print(said if result != "WRONG" else f"{said}\n  --seed={faults[0].seed} --first={number}", flush=True)
                 yield kind, result
-                faults, stopped = faults[1:], result == "WRONG"
+                faults, again = faults[1:], result == "WRONG"
         os.waitpid(pid, 0)
-        if faults and not stopped:
+        if faults and not again:
             log = (base / "log.txt").read_text()[-3000:]
             print(f"fault {faults[0].number}, {faults[0].kind}: the process died\n{log}")
             yield faults[0].kind, "DIED"
