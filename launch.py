@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
     """
+    process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
     options.line, given = displayed([*LAUNCH, *arguments]), vars(options)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -30,7 +30,8 @@ LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line fro
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
 HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
+# Sent by clusters before they take a machine, and by a terminal that is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.
@@ -258,6 +259,14 @@ def _text(config):
     return json.dumps(plain(config), indent=2)
 
 
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
+    hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
+    # signal.signal returns None for a handler that was not installed from Python.
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
+
+
 class StopSignal(contextlib.AbstractContextManager):
     """Context manager that records stop signals in `received`.
 
@@ -271,9 +280,7 @@ class StopSignal(contextlib.AbstractContextManager):
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (*STOP_SIGNALS, signal.SIGINT):
-                # signal.signal returns None for a handler that was not installed from Python.
-                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL
+            self._before = handle_signals(self._receive)
         return self
 
     def _receive(self, number, frame):

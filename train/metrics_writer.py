@@ -212,9 +212,7 @@ class ProgressBar(AbstractContextManager):
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._primary:
-            self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n")
-            self._draw(only_bar=True)
+        self._draw(before=f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n", only_bar=True)
 
     def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Print a line for each split of an evaluation: `step 1,200  validation  loss 0.0312  accuracy 0.991`."""
@@ -228,20 +226,23 @@ class ProgressBar(AbstractContextManager):
 
     def close(self) -> None:
         """Draw the last state and end the line; closing twice is harmless."""
-        self._draw()
-        if self._primary and self._terminal:
-            self._stream.write("\n")
+        self._draw(after="\n" if self._terminal else "")
         self._primary = False
 
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _draw(self, only_bar: bool = False) -> None:
-        if self._primary and self._terminal:
-            self._stream.write("\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1))
-        elif self._primary and not only_bar:
-            self._stream.write(self._line() + "\n")
-        self._stream.flush()
+    def _draw(self, before: str = "", after: str = "", only_bar: bool = False) -> None:
+        """Write the bar or a line; a terminal or pipe that is closed, or a full disk, does not stop the run."""
+        if not self._primary:
+            return
+        with suppress(OSError):
+            if self._terminal:
+                before += "\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1)
+            elif not only_bar:
+                before += self._line() + "\n"
+            self._stream.write(before + after)
+            self._stream.flush()
         self._drawn = time.monotonic()
 
     def _line(self, width: int | None = None) -> str:

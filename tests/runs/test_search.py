@@ -111,12 +111,23 @@ def test_search_resumes_after_a_kill(tmp_path):
     assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
 
 
-def test_torn_line_of_the_storage_does_not_end_the_search(tmp_path):
-    run(tmp_path, trials=2)
+@pytest.mark.parametrize("lines", [0, 3, 5, 11, 19])
+def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
+    run(tmp_path, 1, trials=4, startup=2)
+    expected, journal = rows(tmp_path), tmp_path / module.STORAGE
+    written = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(written[:lines]) + written[lines][:20])
+    assert run(tmp_path, 1, trials=4, startup=2) == 0
+    assert rows(tmp_path) == expected
+    assert len(ran(tmp_path)) == 4
+
+
+def test_damaged_storage_is_named(tmp_path):
+    run(tmp_path, trials=1)
     journal = tmp_path / module.STORAGE
-    journal.write_bytes(journal.read_bytes()[:-20])
-    assert run(tmp_path, trials=3) == 0
-    assert [row["state"] for row in rows(tmp_path)] == ["done"] * 3
+    journal.write_bytes(journal.read_bytes().replace(b"{", b"(", 3))
+    with pytest.raises(ValueError, match=f"{module.STORAGE} is damaged"):
+        run(tmp_path, trials=1)
 
 
 def test_invalid_search_raises(tmp_path, monkeypatch):

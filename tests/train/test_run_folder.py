@@ -95,7 +95,7 @@ def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
 def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
@@ -115,6 +115,16 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
         assert caught == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with folder.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.received
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
