@@ -147,7 +147,7 @@ class Question:
         if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
-            if self.context[start : start + len(answer)] != answer:
+            if start < 0 or not answer or self.context[start : start + len(answer)] != answer:
                 raise ValueError(
                     f"The answer {answer[:80]!r} to {self.text[:80]!r} is not at character {start} of its context."
                 )

@@ -25,6 +25,8 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
+# Files of a run that may be those of somebody else in a folder that has no run.
+OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
@@ -178,11 +180,11 @@ def discard(workdir: Path, force: bool = False) -> None:
     """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
 
     Raises:
-        ValueError: unless `force`, if `config.json` is that of another program.
+        ValueError: unless `force`, if there are such files, but no `config.json` of a run.
     """
-    path = workdir / CONFIG
-    if path.exists() and not force and "model" not in read_json(path):
-        raise ValueError(f"{path} is not the config of a run: choose another workdir, or force_config=True.")
+    found = [name for name in OWN if (workdir / name).exists()]
+    if found and not force and "model" not in read_json(workdir / CONFIG):
+        raise ValueError(f"{workdir / found[0]} is not of a run: choose another workdir, or force_config=True.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
