@@ -37,11 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
     options, changes = parse(arguments, displayed(LAUNCH))
-    options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
+    given = vars(options)
+    options.line = displayed([*LAUNCH, *arguments])
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
-    chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
-    workdir = next(filter(None, chosen))
+    folders = filter(None, [given.get("workdir"), given.get("run"), *given.get("folders", ())])
+    workdir = next(folders, default_workdir(options.file))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
         return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     with process.brief_errors(options.traceback):
