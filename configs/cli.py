@@ -44,7 +44,11 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
             wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
             raise ValueError(f"get_config() of {path} {wants}.")
         config = module.get_config(*arguments)
-    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
         raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
