@@ -34,11 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
-    options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
+    given = vars(options)
+    options.line = displayed([*LAUNCH, *arguments])
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
-    chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
-    workdir = next(filter(None, chosen))
+    folders = filter(None, [given.get("workdir"), given.get("run"), *given.get("folders", ())])
+    is_sweep = options.command == "sweep" or given.get("sweep", False)
+    workdir = next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
         return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     with process.brief_errors(options.traceback):
