@@ -23,7 +23,7 @@ from lineage.runs.locks import locked
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
+from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar, history_problem
 from lineage.train.preparation import (
     compile_step,
     device_batches,
@@ -152,9 +152,9 @@ class TrainingLoop:
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
             record = self.checkpoints.record(self.start)
-            self.averages, lost = Averages(record.get("averages", {})), record.get("lines", 0) - self.writer.lines
-            if primary and lost > 0:
-                self.progress.message(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
+            self.averages, path = Averages(record.get("averages", {})), workdir / folder.METRICS
+            if primary and (problem := history_problem(path, record)):
+                self.progress.message(f"{path}: {problem}")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
@@ -253,8 +253,8 @@ class TrainingLoop:
 
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
-        history = {"lines": self.writer.lines, "averages": self.averages.sums}
-        return history | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
+        written = {"lines": self.writer.lines, "history_crc32": self.writer.crc32, "averages": self.averages.sums}
+        return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager
     def saved_on_error(self) -> Iterator[None]:
