@@ -102,16 +102,22 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     pieces = path.read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
-            line = json.loads(piece)
-            line["step"] + 0
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number == len(pieces):  # torn because the process was killed while it wrote
-                break
-            raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
-            ) from None
-        lines.append(line)
+            lines.append(parse_line(piece, path, number))
+        except ValueError:
+            if number < len(pieces):  # the last one is torn if the process was killed while it wrote
+                raise
     return lines
+
+
+def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """Return a line of a file of metrics or samples; raise ValueError if it is damaged."""
+    try:
+        found = json.loads(line)
+        found["step"] + 0
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}."
+        raise ValueError(message) from None
+    return found
 
 
 class DamagedError(ValueError):
@@ -251,10 +257,15 @@ def check_config(config: Any, workdir: Path) -> None:
 
 def saved_config(workdir: Path) -> dict[str, Any]:
     """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
+    return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
+
+
+def newest_record(workdir: Path) -> dict[str, Any]:
+    """Return the newest sound record of a checkpoint in a run folder, {} without one."""
     for step in sorted(_steps(workdir), reverse=True):
         with contextlib.suppress(DamagedError):
-            return read_record(workdir / "checkpoints" / str(step))["config"]
-    return read_json(workdir / CONFIG)
+            return read_record(workdir / "checkpoints" / str(step))
+    return {}
 
 
 def _text(config):

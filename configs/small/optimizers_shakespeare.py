@@ -1,4 +1,4 @@
-"""Six optimizers of a character-level GPT on tiny Shakespeare, tuned equally and then compared with three seeds.
+"""Six optimizers of a GPT on tiny Shakespeare, tuned equally and compared with three seeds.
 
     lineage sweep --config=optimizers_shakespeare:muon --optuna --config.source=text:PATH/input.txt
     lineage sweep --config=optimizers_shakespeare --config.source=text:PATH/input.txt

@@ -100,7 +100,7 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.schedule=cos"],
             "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer, ",
         ),
-        ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' matches no parameter"),
+        ([GPT, "--config.optimizer.frozen=('atention',)"], "has 'atention', which matches no parameter; one is '"),
         (
             [GPT, "--config.precision=float12"],
             "precision is 'float12'. Did you mean 'float32'? Available: float32, bfloat16.",
