@@ -21,7 +21,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
+from lineage.runs.folder import CONFIG, LAUNCH, displayed, last_step, plain, saved_config
+from lineage.runs.process import PREEMPTED
 from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
