@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
     folders = filter(None, [given.get("workdir"), given.get("run"), *given.get("folders", ())])
-    workdir = next(folders, default_workdir(options.file))
+    is_sweep = options.command == "sweep" or given.get("sweep", False)
+    workdir = next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
         return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     with process.brief_errors(options.traceback):

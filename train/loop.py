@@ -122,7 +122,7 @@ class TrainingLoop:
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.checkpoints.say = say
         self.state = initial_state(experiment, self.checkpoints, say)
-        self.start = int(self.state.step)
+        self.start = self.progress.step = int(self.state.step)
         self.step = self.attempted = self.start  # the last step, and the last that a save has begun for
         self.stop = stack.enter_context(StopSignal())
         self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
@@ -131,12 +131,14 @@ class TrainingLoop:
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
         self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, say))
+        say(f"writing to {workdir}")
         for note in start_notes(experiment, self.start):
             say(f"note: {note}")
         record = self.checkpoints.record(self.start) if self.start else {}
         self.averages = Averages(record.get("averages", {}))
         if self.start:
-            say(f"resuming from step {self.start:,}")
+            done = self.start >= self.total
+            say(f"the run has all of its {self.total:,} steps" if done else f"resuming from step {self.start:,}")
             if primary and (problem := history_problem(workdir / folder.METRICS, record)):
                 say(f"{workdir / folder.METRICS}: {problem}")
         self.log_every = interval(experiment, "log_every", 10)

@@ -187,10 +187,13 @@ class ProgressBar(AbstractContextManager):
         stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
         primary: whether this process shows anything, `jax.process_index() == 0`.
+
+    Attributes:
+        step: number of steps that are done.
     """
 
     def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
-        self._total, self._step, self._primary = total, 0, primary
+        self._total, self.step, self._primary = total, 0, primary
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._console = Console(file=self._stream)
@@ -204,7 +207,7 @@ class ProgressBar(AbstractContextManager):
 
         Cheap enough for every step: it draws at most ten times a second.
         """
-        self._step = step
+        self.step = step
         self._metrics.update(metrics or {})
         self._left = self._pace.left(step, self._total)
         if time.monotonic() - self._drawn >= self._interval and (self._terminal or self._metrics):
@@ -247,8 +250,8 @@ class ProgressBar(AbstractContextManager):
 
     def _line(self, width: int | None = None) -> str:
         """Return the line of a terminal of this width, with a bar, or the whole line without a bar."""
-        fraction = min(self._step / max(self._total, 1), 1.0)
-        head = f"step {self._step:,}/{self._total:,} {fraction:4.0%}"
+        fraction = min(self.step / max(self._total, 1), 1.0)
+        head = f"step {self.step:,}/{self._total:,} {fraction:4.0%}"
         fields = {"bar": " " * MIN_BAR} if width else {}
         for name in ("loss", "accuracy"):
             if (value := self._metrics.get(f"train/{name}")) is not None:

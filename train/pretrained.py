@@ -164,8 +164,8 @@ def check(experiment: Any) -> None:
     folder = local(init.path)
     if folder and not Path(folder).exists():
         raise FileNotFoundError(
-            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
-            "layout of transformers."
+            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
+            "layout of transformers, or hf:ORG/NAME."
         )
     if not folder or (is_run(folder) and not kept_facts(Path(folder))):
         return

@@ -67,7 +67,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many': it must be of type int."),
         ([GPT, "--config.schedule.learning_rate=fast"], "schedule.learning_rate is 'fast': it must be of type float."),
         (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?"),
-        ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt."),
+        ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt: source.path must name"),
         (
             [GPT, "--config.model.name=gtp"],
             f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
@@ -267,7 +267,10 @@ def test_workdir_that_cannot_be_written(error, tmp_path):
 
 def test_initial_parameters_from_no_folder(error, tmp_path):
     said = error(GPT, "--config.init.path=bert-base-uncased", f"--workdir={tmp_path}")
-    assert said.startswith("init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run")
+    assert said == (
+        "init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run, a folder in the "
+        "layout of transformers, or hf:ORG/NAME."
+    )
 
 
 def test_platform_without_devices(error, tmp_path, monkeypatch):
