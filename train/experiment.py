@@ -37,7 +37,7 @@ class Experiment:
     workdir: Path | None = None  # where a trained tokenizer is kept; None keeps none
     devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
     # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
-    kept: Facts | None = None
+    saved_facts: Facts | None = None
 
     def __post_init__(self):
         for module in self.config.imports:
@@ -76,7 +76,7 @@ class Experiment:
     @cached_property
     def evaluation_data(self) -> Data:
         """The data, of a trained model without the training split where the others can be read without it."""
-        return self.data if self.kept is None else self.read(self.source, self.kept)
+        return self.data if self.saved_facts is None else self.read(self.source, self.saved_facts)
 
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
@@ -93,11 +93,11 @@ class Experiment:
     @property
     def facts(self) -> Facts:
         """Metadata of the training data."""
-        return self.data.facts if self.kept is None else self.kept
+        return self.data.facts if self.saved_facts is None else self.saved_facts
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        if self.kept is None:
+        if self.saved_facts is None:
             return self.data.tokenizer
         return Tokenizer.load(self.workdir) if (self.workdir / tokenizers.FILE).is_file() else None
 
@@ -198,7 +198,7 @@ class Experiment:
         self.task.check_model(self.model)
         sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.facts, length)
         batch = self.task.zeros(sizes)
-        if self.kept is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
+        if self.saved_facts is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
             teach = nn.init_with_output(self.task.teach, self.model)
             said = jax.eval_shape(teach, jax.random.key(0), batch)[0]
         else:

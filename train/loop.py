@@ -133,9 +133,10 @@ class TrainingLoop:
         for note in start_notes(experiment, self.start):
             say(f"note: {note}")
         record = self.checkpoints.record(self.start) if self.start else {}
-        self.averages, lost = Averages(record.get("averages", {})), record.get("lines", 0) - self.writer.lines
+        self.averages = Averages(record.get("averages", {}))
         if self.start:
             say(f"resuming from step {self.start:,}")
+        lost = record.get("lines", 0) - self.writer.lines
         if primary and lost > 0:
             say(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
         self.log_every = interval(experiment, "log_every", 10)
