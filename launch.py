@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
     """
+    process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
     options, changes = parse(arguments, displayed(LAUNCH))
     given = vars(options)
     options.line = displayed([*LAUNCH, *arguments])
@@ -205,7 +208,7 @@ def run_prepare(options: Options, changes: Changes) -> None:
     config, _ = configured(options, changes)
     from lineage.train.experiment import Experiment
 
-    experiment = Experiment(config, options.workdir and options.folder)
+    experiment = Experiment(config)
     facts = experiment.read(experiment.source, workers=options.workers or len(os.sched_getaffinity(0))).facts
     counts = (f"{count:,} examples of {split}" for split, count in facts.examples.items())
     print(f"{experiment.task.cache_dir} has {', '.join(counts)}")

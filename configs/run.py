@@ -167,7 +167,7 @@ class Sampling:
     Attributes:
         prompt: text to continue, or input of an encoder-decoder.
         num_samples: number of samples at each evaluation.
-        max_new_tokens: maximum number of new tokens.
+        max_new_tokens: maximum number of new tokens; a text also ends where it has `model.max_length` tokens.
         temperature: temperature of the softmax; 0 always takes the most probable token.
         top_k: sample from the k most probable tokens; 0 disables it.
         top_p: nucleus sampling: sample from the most probable tokens that reach this total; 0 disables it.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import unsealed, write_record
 from lineage.data import shuffle
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
@@ -147,7 +147,7 @@ class Question:
         if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
-            if self.context[start : start + len(answer)] != answer:
+            if start < 0 or not answer or self.context[start : start + len(answer)] != answer:
                 raise ValueError(
                     f"The answer {answer[:80]!r} to {self.text[:80]!r} is not at character {start} of its context."
                 )
@@ -278,13 +278,13 @@ class Facts:
 
     def save(self, path: Path) -> None:
         """Write the metadata as JSON."""
-        write_atomic(path, json.dumps(asdict(self), ensure_ascii=False, indent=2))
+        write_record(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Facts":
         """Read what `save` wrote; raise ValueError if the file is damaged."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8")).items()
+            values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None

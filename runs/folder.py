@@ -11,13 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from lineage.configs import storage
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -25,12 +24,15 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
+# Files of a run that may be those of somebody else in a folder that has no run.
+OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
 HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
+# Sent by clusters before they take a machine, and by a terminal that is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.
@@ -78,7 +80,7 @@ def make(workdir: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return unsealed(dict(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
@@ -120,11 +122,6 @@ def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 class DamagedError(ValueError):
     """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
-
-
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a checkpoint with a checksum of its own."""
-    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
 def sealed_page(page: bytes) -> bytes:
@@ -192,11 +189,11 @@ def discard(workdir: Path, force: bool = False) -> None:
     """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
 
     Raises:
-        ValueError: unless `force`, if `config.json` is that of another program.
+        ValueError: unless `force`, if there are such files, but no `config.json` of a run.
     """
-    path = workdir / CONFIG
-    if path.exists() and not force and "model" not in read_json(path):
-        raise ValueError(f"{path} is not the config of a run: choose another workdir, or force_config=True.")
+    found = [name for name in OWN if (workdir / name).exists()]
+    if found and not force and "model" not in read_json(workdir / CONFIG):
+        raise ValueError(f"{workdir / found[0]} is not of a run: choose another workdir, or force_config=True.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -278,6 +275,14 @@ def _text(config):
     return json.dumps(plain(config), indent=2)
 
 
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
+    hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
+    # signal.signal returns None for a handler that was not installed from Python.
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
+
+
 class StopSignal(contextlib.AbstractContextManager):
     """Context manager that records stop signals in `received`.
 
@@ -291,9 +296,7 @@ class StopSignal(contextlib.AbstractContextManager):
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (*STOP_SIGNALS, signal.SIGINT):
-                # signal.signal returns None for a handler that was not installed from Python.
-                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL
+            self._before = handle_signals(self._receive)
         return self
 
     def _receive(self, number, frame):

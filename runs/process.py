@@ -1,8 +1,9 @@
-"""Settings of this process: memory allocation, and messages of libraries about errors."""
+"""Settings of this process: memory allocation, standard streams, and messages of libraries about errors."""
 
 import contextlib
 import ctypes
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +18,14 @@ def keep_freed() -> None:
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8
         for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, 2**31 - 1), (arena_max, 1)):
             libc.mallopt(option, value)
+
+
+def open_streams() -> None:
+    """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 @contextlib.contextmanager

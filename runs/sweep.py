@@ -139,7 +139,7 @@ class Launcher:
     def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
         """Run what `todo` yields, asking for the next run when a share of the devices is free; show `shown`.
 
-        On SIGTERM and SIGINT all runs save and end.
+        On SIGINT and `STOP_SIGNALS` all runs save and end.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:

@@ -19,10 +19,10 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
 from lineage.configs import schema
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, last_step, read_record, sealed
+from lineage.runs.folder import DamagedError, last_step, read_record
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import hash_array, hash_leaves
@@ -129,8 +129,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def amend(self, step: int, **entries: Any) -> None:
         """Replace entries of the record of a saved step."""
-        record = {key: value for key, value in self.record(step).items() if key != "crc32"}
-        self._records[step] = sealed(record | entries)
+        self._records[step] = sealed(unsealed(self.record(step)) | entries)
         if jax.process_index() == 0:
             write_atomic(self.folder / str(step) / RECORD, json.dumps(self._records[step]))
 

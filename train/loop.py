@@ -21,7 +21,7 @@ from lineage.runs.locks import locked
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
+from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar, history_problem
 from lineage.train.preparation import (
     check_start,
     compile_step,
@@ -136,9 +136,8 @@ class TrainingLoop:
         self.averages = Averages(record.get("averages", {}))
         if self.start:
             say(f"resuming from step {self.start:,}")
-        lost = record.get("lines", 0) - self.writer.lines
-        if primary and lost > 0:
-            say(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
+            if primary and (problem := history_problem(workdir / folder.METRICS, record)):
+                say(f"{workdir / folder.METRICS}: {problem}")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
@@ -232,8 +231,8 @@ class TrainingLoop:
 
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
-        history = {"lines": self.writer.lines, "averages": self.averages.sums}
-        return history | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
+        written = {"lines": self.writer.lines, "history_crc32": self.writer.crc32, "averages": self.averages.sums}
+        return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager
     def saved_on_error(self) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """Start of a run: checks and notes, the initial state, intervals, the compiled step and the batches."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import jax
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import write_atomic, write_record
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import notes
@@ -35,7 +34,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
     folder.keep_config(config, workdir, force_config)
     artifacts.check(workdir)
-    write_atomic(workdir / START, json.dumps(dict(about), indent=2))
+    write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
     folder.keep_data(files, workdir, force_config)
     clean(workdir)

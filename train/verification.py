@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lineage.configs import cache
+from lineage.configs.atomic import unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.content import FACTS
 from lineage.evaluation.artifacts import SAMPLES
@@ -21,6 +22,7 @@ from lineage.runs import folder
 from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, read_json
 from lineage.runs.locks import held
 from lineage.train.checkpoint import read_fields
+from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
 DATA = "data.json"
@@ -145,10 +147,8 @@ def _check_config(path: Path) -> None:
 
 
 def _check_history(path: Path) -> None:
-    record = folder.newest_record(path.parent)
-    lines = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
-    if lines < record.get("lines", 0):
-        raise ValueError(f"{record['lines'] - lines:,} of {record['lines']:,} lines are lost")
+    if problem := history_problem(path, folder.newest_record(path.parent)):
+        raise ValueError(problem)
 
 
 def _check_tokenizer(path: Path) -> None:
@@ -158,8 +158,9 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _object(path: Path) -> None:
-    if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+    if not isinstance(record := json.loads(path.read_text(encoding="utf-8")), dict):
         raise ValueError("it is not a JSON object")
+    unsealed(record)
 
 
 def _check_arrays(path: Path) -> None:

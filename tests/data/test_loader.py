@@ -112,7 +112,7 @@ if __name__ == "__main__":
     batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
     next(batches)
     (worker,) = multiprocessing.active_children()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         os.kill(worker.pid, number)
     for _ in range(20):
         next(batches)

@@ -8,6 +8,7 @@ import pytest
 import sacrebleu
 
 from lineage import launch
+from lineage.evaluation import records
 from lineage.evaluation.score import METRICS, parse, score_files
 from lineage.metrics import embedding
 from lineage.metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
@@ -284,5 +285,41 @@ def test_references_in_tables_and_folders(tmp_path):
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
-    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label"):
+    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header that has the column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "label,text\na, b,c\n", "a.csv, line 2 has 3 columns: the header has 2"),
+        ("a.csv", "label\na\rb\n", "a.csv, line 2 cannot be read: new-line character"),
+        ("a.csv", 'label\n"a\n', "a.csv, line 2 cannot be read: unexpected end of data"),
+        ("a.csv", "label,label\na,b\n", "a.csv has the column 'label' twice"),
+        ("a.json", "null", "a.json must have a list or an object, not None"),
+        ("a.json", '"abc"', "a.json must have a list or an object, not abc"),
+        ("a.json", "[" * 100_000, "a.json is not JSON: maximum recursion depth"),
+    ],
+)
+def test_damaged_files(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "out.txt").write_text("a\n")
+    with pytest.raises(ValueError, match=message):
+        score_files("accuracy", str(tmp_path / "out.txt"), [str(tmp_path / name)], [])
+
+
+def test_multiline_cells_and_entries_that_name_no_image(tmp_path):
+    (tmp_path / "a.csv").write_text('prediction\n"a\nb"\n')
+    assert records.read(str(tmp_path / "a.csv"), ["text", "prediction"]) == ["a\nb"]
+    (tmp_path / "a.jsonl").write_text('["a.png"]\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl has \['a.png'\]: each entry must be the name of one image"):
+        records.pictures(str(tmp_path / "a.jsonl"))
+
+
+def test_files_to_score_are_not_overwritten(tmp_path, capsys):
+    (texts := tmp_path / "a.txt").write_text("a b\n")
+    (link := tmp_path / "link.txt").symlink_to(texts)
+    for output in (texts, link):
+        assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 1
+        assert f"--output is {output}, which is one of the files to score" in capsys.readouterr().err
+    assert texts.read_text() == "a b\n"

@@ -110,3 +110,10 @@ def test_errors_name_the_file(tmp_path):
     with pytest.raises(OSError, match=r"^a sentence$"), replacing(tmp_path / "a"):
         raise OSError("a sentence")
     assert not [*tmp_path.iterdir()]
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
+    script = "import sys; from lineage.runs.process import open_streams; open_streams(); sys.stderr.isatty()\n"
+    script += f"with open({str(tmp_path / 'file')!r}, 'w') as file: print(file.fileno(), file=file)"
+    subprocess.run(f'exec {sys.executable} -c "{script}" <&- >&- 2>&-', shell=True, check=True)
+    assert int((tmp_path / "file").read_text()) > 2

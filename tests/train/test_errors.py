@@ -161,8 +161,8 @@ def trained(tiny, tmp_path_factory):
             "checkpoint.best is 'test/acuracy': did you mean 'test/accuracy'?",
         ),
         (
-            [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
-            "the prompt has 1 tokens and sampling.max_new_tokens is 90: together they must be at most model.max_length",
+            [GPT, "--config.sampling.num_samples=1", f"--config.sampling.prompt={'a' * 16}"],
+            "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow.",
         ),
         (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
@@ -230,9 +230,8 @@ def test_invalid_commands(error, trained):
         "ViT does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
     )
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
-    long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
-    limit = "together they must be at most model.max_length, 16."
-    assert long == f"the prompt has 12 tokens and sampling.max_new_tokens is 8: {limit}"
+    long = error("generate", f"--workdir={trained}/gpt", f"--prompt={'b' * 16}")
+    assert long == "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow."
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"

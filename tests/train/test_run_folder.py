@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lineage.configs import cli, schema
+from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.runs import folder, locks
@@ -94,7 +95,7 @@ def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
 def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
@@ -114,6 +115,16 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
         assert caught == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with folder.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.received
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
@@ -171,9 +182,7 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
     for step in (5, 10):
         about = tmp_path / "checkpoints" / str(step) / "about"
         about.mkdir(parents=True)
-        record = folder.sealed(
-            {"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan}
-        )
+        record = sealed({"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan})
         (about / "metadata").write_text(json.dumps(record))
     other = tiny("gpt", {"schedule.learning_rate": 0.5})
     path = tmp_path / "config.json"
@@ -193,9 +202,17 @@ def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
     files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"config.json is not the config of a run: choose another workdir"):
+    with pytest.raises(ValueError, match=r"config.json is not of a run: choose another workdir"):
         loop.train(tiny(), tmp_path)
     assert {name: (tmp_path / name).read_text() for name in files} == files
+    (tmp_path / "config.json").unlink()
+    for name in ("tokenizer.json", "data.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match=f"{name} is not of a run: choose another workdir"):
+            loop.train(tiny(), tmp_path)
+        assert (tmp_path / name).read_text() == "{}"
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer.json").touch()
     folder.discard(tmp_path, force=True)
     assert not (tmp_path / "tokenizer.json").exists()
 
