@@ -1,7 +1,7 @@
 """From a config to the parts of an experiment: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -42,7 +41,7 @@ class Experiment:
     def __post_init__(self):
         for module in self.config.imports:
             modules.import_module(module)
-        _ = self.run, self.task, self.source, self.evaluators
+        _ = self.run, self.task, self.source, self.evaluators  # raises an error for a wrong option
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(
                 f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
@@ -118,7 +117,7 @@ class Experiment:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
-        _ = self.run.checkpoint.highest
+        _ = self.run.checkpoint.highest  # raises an error if the metric has no direction
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), self.facts.model_options[name]
             if has and needs and has < needs:
@@ -267,11 +266,6 @@ class Experiment:
 
     def _input_axes(self) -> quantization.Inputs:
         return quantization.input_axes(self.task.loss, self.model, self.zeros())
-
-    def gathered(self, state: TrainState) -> Mapping[str, Any]:
-        """Return the variables for evaluation, whole on every process."""
-        gather = jax.jit(lambda variables: variables, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-        return jax.tree.map(np.asarray, gather(self.variables(state)))
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""

@@ -281,14 +281,14 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     return config
 
 
-def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None) -> Facts:
+def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
         options |= {"image_size": (size, size), "channels": model.channels}
     if isinstance(task, TextTask):
-        tokenizer = tokenizer or Tokenizer.load(folder)  # which says that there is none
-        options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}
+        start = task.first_token(Tokenizer.load(folder))
+        options |= {"start_token": start, "sequence_length": task.sequence_length}
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

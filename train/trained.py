@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -164,8 +165,7 @@ def load(
     config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
-    facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
-    experiment = Experiment(config, folder, devices, saved_facts=facts)
+    experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
     experiment.task.check_model(experiment.model)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
