@@ -21,7 +21,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
+from lineage.runs.folder import CONFIG, LAUNCH, displayed, last_step, plain, saved_config
+from lineage.runs.process import PREEMPTED
 from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
@@ -132,7 +133,8 @@ def run_train(options: Options, changes: Changes) -> int:
         with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
-        print(stopped, file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal has been closed
+            print(stopped, file=sys.stderr)
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")

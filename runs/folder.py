@@ -1,4 +1,4 @@
-"""Run folder: its files, checks before it is used, signals, exit codes, and numbers as text; imports no library."""
+"""Run folder: its files, and checks before it is used. Uses only the standard library."""
 
 import contextlib
 import hashlib
@@ -6,12 +6,10 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -28,11 +26,7 @@ START = "run.json"  # in the folder itself, written at the start of a run
 OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
-HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
-# Sent by clusters before they take a machine, and by a terminal that is closed.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.
@@ -273,40 +267,6 @@ def newest_record(workdir: Path) -> dict[str, Any]:
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
-
-
-def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
-    hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
-    # signal.signal returns None for a handler that was not installed from Python.
-    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
-
-
-class StopSignal(contextlib.AbstractContextManager):
-    """Context manager that records stop signals in `received`.
-
-    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
-    it had before.
-    """
-
-    def __init__(self):
-        self.received = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self._before = handle_signals(self._receive)
-        return self
-
-    def _receive(self, number, frame):
-        self.received = True
-        if number == signal.SIGINT:
-            signal.signal(number, self._before.pop(number))
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 def displayed(command: Sequence[str]) -> str:

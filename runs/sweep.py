@@ -15,9 +15,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import PREEMPTED, StopSignal, read_json
+from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
+from lineage.runs.process import PREEMPTED, StopSignal
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds

@@ -17,8 +17,9 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
-from lineage.runs.folder import StopSignal, plain
+from lineage.runs.folder import plain
 from lineage.runs.locks import locked
+from lineage.runs.process import StopSignal
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment

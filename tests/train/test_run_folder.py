@@ -18,7 +18,7 @@ from lineage.configs import cli, schema
 from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder, locks
+from lineage.runs import folder, locks, process
 from lineage.train import loop
 
 
@@ -100,7 +100,7 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             assert not stop.received
             os.kill(os.getpid(), number)
             assert stop.received
@@ -108,7 +108,7 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
             os.kill(os.getpid(), number)
             assert caught == [number] * (number == signal.SIGINT)
         caught.clear()
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             pass
         os.kill(os.getpid(), number)
         assert not stop.received
@@ -120,7 +120,7 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.received
     finally:
