@@ -30,8 +30,8 @@ def config():
 def test_every_config_loads_with_the_keys_of_base(path):
     config, _ = cli.load(str(path))
     fresh = base.get_config(**{part: config[part].name for part in base.REGISTRIES})
-    own = {key for key in cli.keys(config) if not key.startswith("evaluators.")}
-    assert own == {key for key in cli.keys(fresh) if not key.startswith("evaluators.")}
+    own = {key for key in schema.describe(config, {}) if not key.startswith("evaluators.")}
+    assert own == {key for key in schema.describe(fresh, {}) if not key.startswith("evaluators.")}
     assert set(fresh.evaluators) <= set(config.evaluators)
     assert config.is_locked
 
