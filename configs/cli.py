@@ -84,8 +84,13 @@ def _mistake(path, error):
 
 
 def find(file: str) -> tuple[str, str]:
-    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment."""
+    """Return the path and the argument of "FILE:ARGUMENT".
+
+    FILE is the path of a config file, the folder of a run, or the bare name of an experiment.
+    """
     path, _, argument = file.partition(":")
+    if Path(path, "config.json").is_file():
+        path = str(Path(path, "config.json"))
     if not Path(path).is_file():
         known = experiments()
         if path not in known:

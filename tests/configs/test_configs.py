@@ -242,9 +242,10 @@ def test_argument_selects_the_variant():
 def test_config_json_round_trip(config, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(config.to_json_best_effort())))
-    again, sweep = cli.load(str(path))
-    assert again.to_dict() == config.to_dict()
-    assert sweep == []
+    for file in (path, tmp_path):
+        again, sweep = cli.load(str(file))
+        assert again.to_dict() == config.to_dict()
+        assert sweep == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"model": 5}', "[" * 100_000])
