@@ -131,7 +131,8 @@ class Trials:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
                 raise ValueError(f"search() has the metric {metric!r}; the metrics of the runs are {evaluated}.")
             value = list(values.values())[-1]
-            self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
+            result = {"values": value} if math.isfinite(value) else {"state": self.states.FAIL}
+            self.study.tell(trial, **result, skip_if_finished=True)
         elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will all others
             raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):

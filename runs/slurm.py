@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import write_atomic
-from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, read_json
+from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, Run, Table
+from lineage.runs.process import PREEMPTED, STOP_SIGNALS
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
 

@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lineage.configs.storage import is_remote
-from lineage.runs.folder import HUNG, METRICS, PREEMPTED, STOP_SIGNALS, handle_signals, last_step
+from lineage.runs.folder import METRICS, last_step
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, handle_signals
 from lineage.runs.remote import Mirror
 
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable of a run that is supervised
@@ -79,4 +80,4 @@ def reason(code: int) -> str:
     """Return what an exit code means."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}" + ": a step did not end" * (code == HUNG)
+    return f"exit code {code}: a step did not end" if code == HUNG else f"exit code {code}"

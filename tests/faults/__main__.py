@@ -138,7 +138,7 @@ def batch(base, faults):
         same = all(stopped[command]["result"] == about["result"] for command, about in reference.items())
         yield "stopped", "same" if same else "WRONG"
     while faults:
-        stopped = False
+        again = False
         reading, writing = os.pipe()
         pid = forked(partial(work, base, faults, places, reference, writing), base / "log.txt")
         os.close(writing)
@@ -147,12 +147,12 @@ def batch(base, faults):
                 result, detail = json.loads(line)
                 if result == "killed":
                     faults[0].command, faults[0].detail = detail.split()[0], detail
-                    stopped = True
+                    again = True
                     break
                 yield say(faults[0], result, detail)
-                faults, stopped = faults[1:], result == "WRONG"
+                faults, again = faults[1:], result == "WRONG"
         os.waitpid(pid, 0)
-        if faults and not stopped:
+        if faults and not again:
             log = (base / "log.txt").read_text()[-3000:]
             print(f"fault {faults[0].number}, {faults[0].kind}: the process died\n{log}")
             yield faults[0].kind, "DIED"

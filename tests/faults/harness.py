@@ -17,7 +17,8 @@ import traceback
 from pathlib import Path
 
 from lineage import launch
-from lineage.runs.folder import MEASURED, PREEMPTED, read_record
+from lineage.runs.folder import MEASURED, read_record
+from lineage.runs.process import PREEMPTED
 from lineage.train import loop, profiling
 
 for _name in ("report.run", "train.export", "train.trained"):  # otherwise each process would import them

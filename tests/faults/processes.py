@@ -16,11 +16,12 @@ import time
 
 from jax import tree
 
-from lineage.runs.folder import LAUNCH, MEASURED, PREEMPTED
+from lineage.runs.folder import LAUNCH, MEASURED
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
-from lineage.runs.process import brief_errors
-from lineage.train.checkpoint import read_parts
+from lineage.runs.process import PREEMPTED, brief_errors
+from lineage.train.checkpoint import read_fields
+from lineage.train.step import TrainState
 from tests.faults.harness import ROOT, Damage, sound
 
 KINDS = {"sweep": 3, "search": 1, "hosts": 3}  # a search takes longer
@@ -115,7 +116,7 @@ class Group:
         found = {}
         for run in self.runs():
             with brief_errors():
-                _, state, _ = read_parts(run / "checkpoints" / str(TOTAL), list)
+                _, state = read_fields(run / "checkpoints" / str(TOTAL), [*TrainState.__dataclass_fields__])
             digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in tree.leaves(state))).hexdigest()
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]

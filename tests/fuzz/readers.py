@@ -17,6 +17,7 @@ from PIL import Image
 
 from lineage import data, models
 from lineage.configs import cli
+from lineage.configs.atomic import sealed
 from lineage.data.content import FACTS, Documents, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import from_files
@@ -27,7 +28,7 @@ from lineage.data.transforms.pillow import decode
 from lineage.evaluation import scorers
 from lineage.models import convert
 from lineage.report.run import write_report
-from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record, sealed
+from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record
 from lineage.runs.metrics import GrowingMetrics
 from tests.data.test_raw_images import pickled
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import types
+import zlib
 from functools import partial
 
 import numpy as np
@@ -32,6 +33,7 @@ def _train(workdir, start, stop, resume_step):
             writer.write(step, {"train/loss": loss, "time/examples_per_second": np.random.default_rng().random()})
             if step % 5 == 0:
                 writer.write(step, {"validation/loss": loss * 2, "validation/accuracy": 0.1 * step})
+        assert writer.crc32 == zlib.crc32((workdir / "metrics.jsonl").read_bytes())
 
 
 def _events(workdir):
