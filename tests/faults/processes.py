@@ -22,7 +22,7 @@ from lineage.runs.locks import CLAIM, held
 from lineage.runs.process import PREEMPTED, brief_errors
 from lineage.train.checkpoint import read_fields
 from lineage.train.step import TrainState
-from tests.faults.harness import ROOT, Damage, sound
+from tests.faults.harness import ROOT, Damage, resumed, sound
 
 KINDS = {"sweep": 3, "search": 1, "hosts": 3}  # a search takes longer
 TOTAL, SECONDS = 8, 600
@@ -165,7 +165,7 @@ def inject(fault, group):
         assert not any(codes), f"exit codes {codes}: {group.output()}"
         assert not group.children(), "a run is still in progress"
         for run, step in unfinished.items() if not refused else ():
-            assert f"resuming from step {step}\n" in group.log(run), f"step {step} of {run} is lost: {group.log(run)}"
+            assert resumed(group.log(run)) >= step, f"step {step} of {run} is lost: {group.log(run)}"
         found, expected = group.result(), dict(group.expected)
         for name in repair.changes if repair and not refused else ():
             key = f"{name} of {repair.path.parent.name}"
