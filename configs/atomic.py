@@ -48,11 +48,13 @@ def _locked(path: Path) -> BinaryIO:
 def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     """Write a text (UTF-8) or bytes to a file, see `replacing`; return its path.
 
+    Half of a surrogate pair, as in the name of a file that is not UTF-8, is written as JSON escapes it.
+
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
     """
     with replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     return Path(path)
 
 

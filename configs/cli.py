@@ -44,13 +44,23 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
             wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
             raise ValueError(f"get_config() of {path} {wants}.")
         config = module.get_config(*arguments)
-    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
         raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
-    sweep = getattr(module, "sweep", lambda: [])
-    arguments = arguments if inspect.signature(sweep).parameters else []
-    return config.lock(), list(sweep(*arguments))
+    return config.lock(), list(_call(module, "sweep", argument) or [])
+
+
+def _call(module, name, argument):
+    """Return the result of a function of a config file, which may take the file's argument; None without one."""
+    function = getattr(module, name, None)
+    if function is None:
+        return None
+    return function(argument) if argument and inspect.signature(function).parameters else function()
 
 
 def _takes(function, arguments):
@@ -108,17 +118,17 @@ def listing(command: str) -> str:
 
 def described(config: ConfigDict, section: str = "") -> str:
     """Return a text with the keys of a config, or of one of its sections: value, type, default and documentation."""
-    rows = schema.describe(config, base.classes(config))
-    chosen = [row for row in rows if not section or f"{row.key}.".startswith(f"{section}.")]
-    if not chosen:
-        sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
-        raise ValueError(f"the config has no section {section!r}: its sections are {', '.join(sections)}.")
     lines = []
-    for row in chosen:
-        default = "" if row.default in (None, row.value) else f", default {row.default!r}"
-        lines.append(f"{row.key} = {row.value!r}  [{row.type}{default}]")
-        if row.documentation:
-            lines.append(textwrap.fill(row.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    for path, (key, value) in schema.describe(config, base.classes(config)).items():
+        if section and not f"{path}.".startswith(f"{section}."):
+            continue
+        default = "" if key.default in (None, value) else f", default {key.default!r}"
+        lines.append(f"{path} = {value!r}  [{key.type}{default}]")
+        if key.documentation:
+            lines.append(textwrap.fill(key.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    if not lines:
+        sections = [name for name, value in config.items() if isinstance(value, ConfigDict)]
+        raise ValueError(f"the config has no section {section!r}: its sections are {', '.join(sections)}.")
     return "\n".join(lines)
 
 
@@ -138,8 +148,7 @@ def search(file: str, trials: int | None = None) -> Search | None:
     `trials` replaces the number of trials.
     """
     path, argument = find(file)
-    function = getattr(modules.execute(Path(path)), "search", lambda: None) if path.endswith(".py") else lambda: None
-    found = function(argument) if argument and inspect.signature(function).parameters else function()
+    found = _call(modules.execute(Path(path)), "search", argument) if path.endswith(".py") else None
     return replace(found, trials=trials) if found and trials is not None else found
 
 

@@ -58,7 +58,11 @@ EXPERIMENT = Group(
             "name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
             f"(default {DEFAULT}; for a trained model the config of the run)",
         ),
-        _option("--workdir DIR", "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG)"),
+        _option(
+            "--workdir DIR",
+            "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG, of a sweep "
+            "outputs/CONFIG_sweep)",
+        ),
         _option("--force-config", "accept a folder that holds a run with another config or other data"),
     ),
 )

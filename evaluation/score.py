@@ -33,6 +33,8 @@ def write_scores(
     """Write the result of `score_files` to a file; return a table of the scores."""
     result = score_files(name, predictions, references, options, load) | {"command": command}
     path = Path(output)
+    if path.exists() and any(path.samefile(file) for file in result["files"]):
+        raise ValueError(f"--output is {output}, which is one of the files to score: choose another one.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False))
     scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}

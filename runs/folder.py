@@ -1,4 +1,4 @@
-"""Run folder: files, checks before it is used, locking, signals and exit codes. Uses only the standard library."""
+"""Run folder: its files, and checks before it is used. Uses only the standard library."""
 
 import contextlib
 import hashlib
@@ -6,10 +6,8 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -25,12 +23,11 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
+# Files of a run that may be those of somebody else in a folder that has no run.
+OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
-HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.
@@ -99,16 +96,22 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     pieces = path.read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
-            line = json.loads(piece)
-            line["step"] + 0
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number == len(pieces):  # torn because the process was killed while it wrote
-                break
-            raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
-            ) from None
-        lines.append(line)
+            lines.append(parse_line(piece, path, number))
+        except ValueError:
+            if number < len(pieces):  # the last one is torn if the process was killed while it wrote
+                raise
     return lines
+
+
+def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """Return a line of a file of metrics or samples; raise ValueError if it is damaged."""
+    try:
+        found = json.loads(line)
+        found["step"] + 0
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}."
+        raise ValueError(message) from None
+    return found
 
 
 class DamagedError(ValueError):
@@ -177,11 +180,11 @@ def discard(workdir: Path, force: bool = False) -> None:
     """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
 
     Raises:
-        ValueError: unless `force`, if `config.json` is that of another program.
+        ValueError: unless `force`, if there are such files, but no `config.json` of a run.
     """
-    path = workdir / CONFIG
-    if path.exists() and not force and "model" not in read_json(path):
-        raise ValueError(f"{path} is not the config of a run: choose another workdir, or force_config=True.")
+    found = [name for name in OWN if (workdir / name).exists()]
+    if found and not force and "model" not in read_json(workdir / CONFIG):
+        raise ValueError(f"{workdir / found[0]} is not of a run: choose another workdir, or force_config=True.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -248,42 +251,19 @@ def check_config(config: Any, workdir: Path) -> None:
 
 def saved_config(workdir: Path) -> dict[str, Any]:
     """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
+    return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
+
+
+def newest_record(workdir: Path) -> dict[str, Any]:
+    """Return the newest sound record of a checkpoint in a run folder, {} without one."""
     for step in sorted(_steps(workdir), reverse=True):
         with contextlib.suppress(DamagedError):
-            return read_record(workdir / "checkpoints" / str(step))["config"]
-    return read_json(workdir / CONFIG)
+            return read_record(workdir / "checkpoints" / str(step))
+    return {}
 
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
-
-
-class StopSignal(contextlib.AbstractContextManager):
-    """Context manager that records stop signals in `received`.
-
-    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
-    it had before.
-    """
-
-    def __init__(self):
-        self.received = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (*STOP_SIGNALS, signal.SIGINT):
-                # signal.signal returns None for a handler that was not installed from Python.
-                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL
-        return self
-
-    def _receive(self, number, frame):
-        self.received = True
-        if number == signal.SIGINT:
-            signal.signal(number, self._before.pop(number))
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 def displayed(command: Sequence[str]) -> str:

@@ -15,9 +15,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import PREEMPTED, StopSignal, read_json
+from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, labels, task
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
+from lineage.runs.process import PREEMPTED, StopSignal
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
@@ -139,7 +140,7 @@ class Launcher:
     def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
         """Run what `todo` yields, asking for the next run when a share of the devices is free; show `shown`.
 
-        On SIGTERM and SIGINT all runs save and end.
+        On SIGINT and `STOP_SIGNALS` all runs save and end.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:

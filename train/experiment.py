@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from lineage.configs import durations, modules, schema
-from lineage.configs.run import Run
+from lineage.configs.run import Run, check_matches
 from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
@@ -25,25 +25,18 @@ from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, read_chosen
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, paths_of
 from lineage.train.step import TrainState, init_state, make_forward_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used.
-
-    Attributes:
-        config: the whole config.
-        workdir: where a trained tokenizer is kept; None keeps none.
-        devices: of the mesh; None is all.
-        kept: metadata of the training data of a trained model, which is in the workdir with its tokenizer; None: the
-            data are opened for them.
-    """
+    """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used."""
 
     config: ConfigDict
-    workdir: Path | None = None
-    devices: Sequence[jax.Device] | None = None
+    workdir: Path | None = None  # where a trained tokenizer is kept; None keeps none
+    devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
+    # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
     kept: Facts | None = None
 
     def __post_init__(self):
@@ -189,10 +182,10 @@ class Experiment:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer_by(self.schedule)
+        return self.make_optimizer(self.schedule)
 
-    def optimizer_by(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
-        """Return the config's optimizer with another schedule, which may need less than the config's: the data."""
+    def make_optimizer(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
+        """Return the config's optimizer with another schedule: that of the config may need the data."""
         optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model, self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
@@ -285,12 +278,7 @@ class Experiment:
         if checkpoints.latest is None and step is None:
             # Out of memory, XLA's CPU backend never finishes the arrays that did fit: all are waited for together.
             return jax.block_until_ready(jax.jit(self.make_state, out_shardings=self.state_shardings)())
-        target = jax.tree.map(
-            lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
-            self.abstract_state,
-            self.state_shardings,
-        )
-        return checkpoints.restore(target, step)
+        return checkpoints.restore(sharding.placed(self.abstract_state, self.state_shardings), step)
 
     def restore(self, which: str = "latest") -> TrainState:
         """Return the state of the newest or the "best" checkpoint of the workdir."""
@@ -311,7 +299,8 @@ class Experiment:
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
-        check_patterns([pattern for pattern, _ in self.config.optimizer.lr_multipliers], state.params)
+        patterns = [pattern for pattern, _ in self.config.optimizer.lr_multipliers]
+        check_matches("optimizer.lr_multipliers", patterns, paths_of(state.params))
         if "memory" in state.collections and self.loader.order != "stream":
             raise ValueError(
                 f"loader.order is {self.loader.order!r}: it must be 'stream' for a model with a memory, so that "
@@ -332,4 +321,4 @@ class Experiment:
     def make_state(self) -> TrainState:
         """Return the state before the first step."""
         settings = {"seed": self.run.seed, "ema": bool(self.run.ema_decay), "adapter": self.adapter}
-        return init_state(self.model, self.optimizer_by(), self.task.loss, self.zeros(), **settings)
+        return init_state(self.model, self.make_optimizer(), self.task.loss, self.zeros(), **settings)

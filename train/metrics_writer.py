@@ -187,10 +187,13 @@ class ProgressBar(AbstractContextManager):
         stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
         primary: whether this process shows anything, `jax.process_index() == 0`.
+
+    Attributes:
+        step: number of steps that are done.
     """
 
     def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
-        self._total, self._step, self._primary = total, 0, primary
+        self._total, self.step, self._primary = total, 0, primary
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._console = Console(file=self._stream)
@@ -204,7 +207,7 @@ class ProgressBar(AbstractContextManager):
 
         Cheap enough for every step: it draws at most ten times a second.
         """
-        self._step = step
+        self.step = step
         self._metrics.update(metrics or {})
         self._left = self._pace.left(step, self._total)
         if time.monotonic() - self._drawn >= self._interval and (self._terminal or self._metrics):
@@ -212,9 +215,7 @@ class ProgressBar(AbstractContextManager):
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._primary:
-            self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n")
-            self._draw(only_bar=True)
+        self._draw(before=f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n", only_bar=True)
 
     def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Print a line for each split of an evaluation: `step 1,200  validation  loss 0.0312  accuracy 0.991`."""
@@ -228,26 +229,29 @@ class ProgressBar(AbstractContextManager):
 
     def close(self) -> None:
         """Draw the last state and end the line; closing twice is harmless."""
-        self._draw()
-        if self._primary and self._terminal:
-            self._stream.write("\n")
+        self._draw(after="\n" if self._terminal else "")
         self._primary = False
 
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _draw(self, only_bar: bool = False) -> None:
-        if self._primary and self._terminal:
-            self._stream.write("\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1))
-        elif self._primary and not only_bar:
-            self._stream.write(self._line() + "\n")
-        self._stream.flush()
+    def _draw(self, before: str = "", after: str = "", only_bar: bool = False) -> None:
+        """Write the bar or a line; a terminal or pipe that is closed, or a full disk, does not stop the run."""
+        if not self._primary:
+            return
+        with suppress(OSError):
+            if self._terminal:
+                before += "\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1)
+            elif not only_bar:
+                before += self._line() + "\n"
+            self._stream.write(before + after)
+            self._stream.flush()
         self._drawn = time.monotonic()
 
     def _line(self, width: int | None = None) -> str:
         """Return the line of a terminal of this width, with a bar, or the whole line without a bar."""
-        fraction = min(self._step / max(self._total, 1), 1.0)
-        head = f"step {self._step:,}/{self._total:,} {fraction:4.0%}"
+        fraction = min(self.step / max(self._total, 1), 1.0)
+        head = f"step {self.step:,}/{self._total:,} {fraction:4.0%}"
         fields = {"bar": " " * MIN_BAR} if width else {}
         for name in ("loss", "accuracy"):
             if (value := self._metrics.get(f"train/{name}")) is not None:

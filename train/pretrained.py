@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import base, schema
 from lineage.configs.registry import variants
-from lineage.configs.run import Init
+from lineage.configs.run import Init, check_matches
 from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
 from lineage.data.content import FACTS
@@ -77,9 +77,7 @@ def _fitting(ours, theirs, model, init):
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
-    for pattern in init.skip:
-        if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} matches no parameter of the model: it has {_parts(ours)}.")
+    check_matches("init.skip", init.skip, ours)
     taken, wrong = {}, []
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in init.skip):
@@ -128,16 +126,13 @@ def load_teacher(
     The teacher, which each device of the mesh holds whole, has the sizes of the student where its run left them to the
     data.
     """
-    model, variables = _load(path, student)
+    path = local(path)
+    if is_run(path):
+        model, variables = _model_of(path, student.settings), read_variables(Path(path))
+    else:
+        model, variables = convert.load(path)
     outputs = jax.jit(nn.apply(teach, model))
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
-
-
-def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
-    path = local(path)
-    if not is_run(path):
-        return convert.load(path)
-    return _model_of(path, student.settings), read_variables(Path(path))
 
 
 def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
@@ -169,8 +164,8 @@ def check(experiment: Any) -> None:
     folder = local(init.path)
     if folder and not Path(folder).exists():
         raise FileNotFoundError(
-            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
-            "layout of transformers."
+            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
+            "layout of transformers, or hf:ORG/NAME."
         )
     if not folder or (is_run(folder) and not kept_facts(Path(folder))):
         return

@@ -7,11 +7,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from lineage.configs import cache
@@ -20,10 +19,9 @@ from lineage.data import shards, tokenizers
 from lineage.data.content import FACTS
 from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, DamagedError, read_json, read_record
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, read_json
 from lineage.runs.locks import held
-from lineage.train.checkpoint import read_parts
-from lineage.train.hashes import hash_array
+from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
@@ -140,25 +138,15 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _newest_record(run: Path) -> dict[str, Any]:
-    for path in reversed(_steps(run)):
-        with contextlib.suppress(DamagedError, OSError):
-            return read_record(path)
-    return {}
-
-
 def _check_checkpoint(path: Path) -> None:
     for field in dataclasses.fields(TrainState):  # one after the other, which needs less memory
-        names: Sequence[str] = (field.name,)
-        _, found, expected = read_parts(path, lambda saved, names=names: names)
-        if jax.tree.map(hash_array, found) != expected:
-            raise DamagedError(f"the checkpoint is damaged: the hashes of {field.name} do not match")
+        read_fields(path, (field.name,))
 
 
 def _check_config(path: Path) -> None:
     """Check that a config is that of the newest checkpoint, but for what may change when a run is resumed."""
     here, there = (
-        dict(folder.flatten(each)) for each in (read_json(path), _newest_record(path.parent).get("config", {}))
+        dict(folder.flatten(each)) for each in (read_json(path), folder.newest_record(path.parent).get("config", {}))
     )
     changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
     if changed:
@@ -166,7 +154,7 @@ def _check_config(path: Path) -> None:
 
 
 def _check_history(path: Path) -> None:
-    if problem := history_problem(path, _newest_record(path.parent)):
+    if problem := history_problem(path, folder.newest_record(path.parent)):
         raise ValueError(problem)
 
 

@@ -173,9 +173,12 @@ def _content(path: str) -> dict[str, Any]:
 def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Return the names of categories by their ids, in order."""
     try:
-        return dict(sorted((category["id"], category["name"]) for category in categories))
+        names = dict(sorted((category["id"], "" + category["name"]) for category in categories))
     except (KeyError, TypeError):
         raise ValueError(f"{path} has a category without `id` and `name`.") from None
+    if len({*names.values()}) < len(categories):
+        raise ValueError(f"{path} has categories with the same `id` or `name`: they must differ.")
+    return names
 
 
 def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], folder: str) -> BoxedImages:
@@ -188,6 +191,8 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
         raise ValueError(f"{path} has an image without `id` and `file_name`.") from None
     if not names:
         raise ValueError(f"{path} has no images.")
+    if len(images) < len(content["images"]):
+        raise ValueError(f"{path} has images with the same `id`: they must differ.")
     root = _image_folder(path, names[0], folder)
     if missing := next((name for name in names if not (root / name).is_file()), None):
         raise FileNotFoundError(f"There is no file {root / missing}, which {path} names.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
 from lineage.data.sources.files import COMPRESSED, DataFiles, read_lines
-from lineage.data.sources.tables import json_objects
+from lineage.data.sources.tables import as_text, json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
 
@@ -218,16 +218,17 @@ def read_rows(
     needed = [key for key in keys if key != optional]
     if suffixes[-1:] == [".jsonl"]:
         found = json_objects(path)
-        rows = [(number, [entry.get(key) for key in keys if key in needed or key in entry]) for number, entry in found]
-        names = " and ".join(f"`{key}`" for key in needed)
-        if wrong := next((number for number, row in rows if None in row), 0):
-            raise ValueError(f"{path}, line {wrong} must be a JSON object with {names}, none of them null.")
+        given = [(number, [key for key in keys if key in needed or key in entry], entry) for number, entry in found]
+        rows = [
+            [as_text(entry.get(key), key, f"{path}, line {number}") for key in keys] for number, keys, entry in given
+        ]
     elif suffixes[-1:] == [".tsv"]:
-        rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-        if wrong := next((pair for pair in rows if not len(needed) <= len(pair[1]) <= len(keys)), None):
+        lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+        if wrong := next((pair for pair in lines if not len(needed) <= len(pair[1]) <= len(keys)), None):
             raise ValueError(f"{path}, line {wrong[0]} has {len(wrong[1])} columns: it must have {columns}.")
+        rows = [row for _, row in lines]
     else:
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
-    return [tuple(map(str, row)) for _, row in rows]
+    return list(map(tuple, rows))

@@ -37,6 +37,15 @@ def test_parse_separates_options_and_overrides():
     assert parse([], "lineage")[0].command == "train"
 
 
+def test_home_folder_in_values(monkeypatch):
+    """Check the paths whose "~" shells leave as it is; in other places it is part of a name or of a text."""
+    monkeypatch.setenv("HOME", "/home/me")
+    given = ["--workdir=~/run", "--config.source=text:~/texts", "--config.init.path=a~/b", "--config.label_key=~x"]
+    options, changes = parse(["train", *given], "lineage")
+    assert options.workdir == "/home/me/run"
+    assert changes == {"source": "text:/home/me/texts", "init.path": "a~/b", "label_key": "~x"}
+
+
 def test_list_shows_every_experiment_with_a_summary(capsys):
     assert launch.main(["list"]) == 0
     small, paper = capsys.readouterr().out.split("\npaper:\n")

@@ -29,7 +29,7 @@ def append(path: Path, some):
 def parsed(monkeypatch):
     """Return a list that counts the lines that are parsed."""
     calls, loads = [], json.loads
-    monkeypatch.setattr(metrics.json, "loads", lambda text: calls.append(1) or loads(text))
+    monkeypatch.setattr(json, "loads", lambda text: calls.append(1) or loads(text))
     return calls
 
 

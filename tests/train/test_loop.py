@@ -274,6 +274,14 @@ def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, ca
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
+def test_finished_run_is_shown_as_finished(tiny, tmp_path, capsys):
+    config = tiny("vit", {"total_steps": 2})
+    loop.train(config, tmp_path, devices=ONE)
+    assert capsys.readouterr().err.startswith(f"writing to {tmp_path}\ncompiling the training step\n")
+    loop.train(config, tmp_path, devices=ONE)
+    assert capsys.readouterr().err == f"writing to {tmp_path}\nthe run has all of its 2 steps\nstep 2/2 100%\n"
+
+
 @pytest.fixture
 def poison(monkeypatch):
     """Return `poison(steps)`, which makes the images of the batches of these steps non-finite."""

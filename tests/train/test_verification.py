@@ -147,17 +147,17 @@ def test_damaged_arrays_are_found(folder, capsys):
 def test_checkpoint_that_a_run_deletes_meanwhile_is_no_error(deleted, folder, monkeypatch, capsys):
     """Check a checkpoint that disappears while it is read, and one that is still damaged when it is read again."""
     monkeypatch.setattr(verification.time, "sleep", lambda _: None)
-    whole, reads = verification.read_parts, []
+    whole, reads = verification.read_fields, []
 
-    def read(path, choose):
+    def read(path, names):
         if path.name == "3":
             reads.append(path)
             shutil.rmtree(path / "state", ignore_errors=True)
             if deleted and len(reads) == 2:
                 shutil.rmtree(path)
-        return whole(path, choose)
+        return whole(path, names)
 
-    monkeypatch.setattr(verification, "read_parts", read)
+    monkeypatch.setattr(verification, "read_fields", read)
     with locked(folder / "run"):
         assert verify([folder / "run"]) == int(not deleted)
     assert len(reads) == (2 if deleted else verification.ATTEMPTS)

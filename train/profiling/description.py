@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from lineage.models.budget import Budget, aligned, human
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
-from lineage.train.optimizer import map_paths
+from lineage.train.optimizer import paths_of
 from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
@@ -125,8 +125,8 @@ def parameter_table(experiment: Experiment, params: Any) -> str:
     everywhere = NamedSharding(experiment.mesh, PartitionSpec())
     moments = jax.jit(partial(jax.tree.map, _moments), out_shardings=everywhere)(jax.tree.leaves(params))
     rows = [("parameter", "shape", "dtype", "sharding", "mean", "deviation")]
-    paths = jax.tree.leaves(map_paths(lambda path, _: path, params))
-    for path, leaf, place, (mean, deviation) in zip(paths, jax.tree.leaves(params), places, jax.device_get(moments)):
+    columns = paths_of(params), jax.tree.leaves(params), places, jax.device_get(moments)
+    for path, leaf, place, (mean, deviation) in zip(*columns):
         axes = [", ".join(axis) if isinstance(axis, tuple) else axis or "-" for axis in place.spec]
         shape, spec = " x ".join(map(str, leaf.shape)) or "()", " x ".join(axes) if any(place.spec) else "whole"
         rows.append((path, shape, str(leaf.dtype), spec, f"{mean:.3g}", f"{deviation:.3g}"))
