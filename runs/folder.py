@@ -281,7 +281,7 @@ def displayed(command: Sequence[str]) -> str:
 def number(value: SupportsFloat) -> str:
     """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
-    return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:#.3g}".rstrip(".")
 
 
 class Pace:
