@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from lineage.runs.folder import regular
+
 MOST = 20_000  # lines of training steps that are kept, of those that one call reads
 
 
@@ -36,7 +38,7 @@ class GrowingMetrics:
             FileNotFoundError: the file does not exist.
             ValueError: the file is damaged; the message names the line.
         """
-        with self.path.open("rb") as file:
+        with regular(self.path).open("rb") as file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last or len(self.lines) > 4 * MOST:
                 self._restart()
