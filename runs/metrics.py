@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import parse_line
+from lineage.runs.folder import parse_line, regular
 
 MOST = 20_000  # lines of training steps that are kept, of those that one call reads
 
@@ -37,7 +37,7 @@ class GrowingMetrics:
             FileNotFoundError: the file does not exist.
             ValueError: the file is damaged; the message names the line.
         """
-        with self.path.open("rb") as file:
+        with regular(self.path).open("rb") as file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last or len(self.lines) > 4 * MOST:
                 self._restart()
