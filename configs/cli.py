@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,11 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
             wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
             raise ValueError(f"get_config() of {path} {wants}.")
         config = module.get_config(*arguments)
-    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        if not isinstance(config, ConfigDict):
+            raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
         raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
@@ -185,11 +189,11 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = did_you_mean(key, keys(config)) or _listed("the config", config)
+        hint = did_you_mean(key, schema.describe(config, {})) or _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
-        elsewhere = [other for other in keys(config) if other.endswith(f".{name}")]
+        elsewhere = [other for other in schema.describe(config, {}) if other.endswith(f".{name}")]
         near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
         hint = f": did you mean {near[0]!r}?" if near else _listed(".".join(sections) or "the config", section)
         raise ValueError(f"unknown config key {key!r}{hint}")
@@ -200,12 +204,3 @@ def _place(config, key):
 
 def _listed(name, section):
     return f": the keys of {name} are {', '.join(section)}."
-
-
-def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Yield all dotted keys."""
-    for key, value in config.items(preserve_field_references=True):
-        if isinstance(value, ConfigDict):
-            yield from keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

@@ -14,11 +14,12 @@ import numpy as np
 
 from lineage.configs.storage import local
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
+from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
 from lineage.data.sources.files import COMPRESSED, read_lines
-from lineage.data.sources.folder import SUFFIXES, ImageFiles
+from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 
@@ -169,8 +170,8 @@ def _table(path, suffix, names):
 
 
 def image_files(folder: str) -> list[Path]:
-    """Return the image files in a folder and its subfolders, sorted."""
-    return sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in SUFFIXES)
+    """Return the image files in a folder and its subfolders, which may be linked, sorted."""
+    return sorted(file for file in files_below(folder) if is_image(file))
 
 
 def _images(path, kind, channels):

@@ -124,6 +124,8 @@ class _Batches:
         iterator = iter(batches)
         try:
             yield from iterator
+        except RuntimeError as error:  # Grain's, of a process that has ended
+            raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
         finally:
             iterator.close()
 

@@ -151,11 +151,8 @@ class Averages:
 
     A mean is that of the finite values, or nan without any; of the numbers of skipped updates the newest is taken.
 
-    Args:
-        sums: those of a checkpoint, with which a resumed run has the same history as an uninterrupted one.
-
     Attributes:
-        sums: total and number of the values of each metric.
+        sums: total and number of the values of each metric; a resumed run begins with those of its checkpoint.
     """
 
     def __init__(self, sums: Mapping[str, Any] = MappingProxyType({})):

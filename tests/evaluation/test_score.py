@@ -224,7 +224,7 @@ def test_voc_boxes(scored):
         ("metric=d2l_bleu predictions=P references=P option=n=2", "d2l_bleu has no option 'n': it has order."),
         ("metric=d2l_bleu predictions=P references=P option=order=x", "the option order of d2l_bleu is 'x': it must"),
         ("metric=bleu predictions=P references=P option=lowercase=yes", "the option lowercase of bleu is 'yes': it"),
-        ("metric=d2l_bleu predictions=P references=P references=P", "['b', 'b'] has several texts: each"),
+        ("metric=d2l_bleu predictions=P references=P references=P", "['b', 'b'] has not one text: each"),
         ("metric=ter predictions=J.jsonl references=P", "J.jsonl, entry 2 must be a text or texts, or"),
         ("metric=ter predictions=K.jsonl references=P", "K.jsonl, line 1 is not JSON: Expecting"),
         ("metric=coco predictions=C.json references=C.json", "the files are not COCO's results and"),
@@ -306,6 +306,29 @@ def test_damaged_files(name, content, message, tmp_path):
     (tmp_path / "out.txt").write_text("a\n")
     with pytest.raises(ValueError, match=message):
         score_files("accuracy", str(tmp_path / "out.txt"), [str(tmp_path / name)], [])
+
+
+@pytest.mark.parametrize(
+    ("metric", "predictions", "references", "message"),
+    [
+        ("squad", {"1": 5}, {"1": "a"}, "5 has not one text"),
+        ("squad", {"1": None}, {"1": "a"}, "None has not one text"),
+        ("squad", {"1": "a"}, {"1": 5}, "the references are not a file of SQuAD's: TypeError"),
+        ("fill_mask", ["a"], ["a"], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": [[{"token": 5}]]}], ["a"], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": [[{"token": "a"}]]}], [["a"]], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": []}], ["a b"], "Text 1 has 0 masks and 2 hidden tokens"),
+        ("fill_mask", [{"masks": [[]]}], ["a"], "The predictions have no masks"),
+    ],
+)
+def test_entries_of_other_types(metric, predictions, references, message, tmp_path):
+    if metric == "squad":
+        asked = [{"id": id, "answers": [{"text": text}]} for id, text in references.items()]
+        references = {"data": [{"paragraphs": [{"qas": asked}]}]}
+    (tmp_path / "out.json").write_text(json.dumps(predictions))
+    (tmp_path / "true.json").write_text(json.dumps(references))
+    with pytest.raises(ValueError, match=message):
+        score_files(metric, str(tmp_path / "out.json"), [str(tmp_path / "true.json")], [])
 
 
 def test_multiline_cells_and_entries_that_name_no_image(tmp_path):

@@ -1,14 +1,17 @@
 """Files of a run folder are written atomically."""
 
+import errno
 import fcntl
 import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from lineage.configs.atomic import replacing, write_atomic
+from lineage.configs.atomic import in_turn, replacing, write_atomic
 from lineage.runs import slurm
 
 
@@ -74,6 +77,31 @@ def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_text())))
     write_atomic(path, "new")
     assert synced == [(path.stat().st_ino, "old")]
+
+
+def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
+    """Check that another waits and says so, and that on a file system without locks none does."""
+    order, said, end = [], "", time.monotonic() + 20
+
+    def enter(name):
+        with in_turn(tmp_path / ".lock", "it works"):
+            order.append(name)
+
+    other = threading.Thread(target=enter, args=("other",))
+    with in_turn(tmp_path / ".lock", "the test"):
+        other.start()
+        while not said and time.monotonic() < end:
+            said = capsys.readouterr().err
+        order.append("first")
+    other.join()
+    assert (order, said) == (["first", "other"], "waiting for another process: it works\n")
+
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    enter("third")
+    assert order[2:] == ["third"]
 
 
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J"])

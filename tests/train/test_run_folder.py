@@ -146,8 +146,33 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     assert (tmp_path / "tokenizer.json").exists()
 
 
+def test_processes_share_config_and_folder(tiny, tmp_path):
+    folder.keep_config(tiny(), tmp_path)
+    folder.check_shared(tiny(), tmp_path, 1)
+    for config, workdir in ((tiny("gpt", {"seed": 1}), tmp_path), (tiny(), tmp_path / "other")):
+        with pytest.raises(ValueError, match=f"{workdir}/config.json of process 1 differs from that of process 0"):
+            folder.check_shared(config, workdir, 1)
+
+
+def test_displayed_command(tmp_path, monkeypatch):
+    """Check that it is what the user types: in the checkout, elsewhere, and with the installed program."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launch.py"])
+    command = [*folder.LAUNCH, "report", "a b"]
+    assert folder.displayed(command) == "lineage report 'a b'"
+    (tmp_path / "launch.py").touch()
+    assert folder.displayed(command) == "python launch.py report 'a b'"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/lineage"])
+    assert folder.displayed(command) == "lineage report 'a b'"
+    assert folder.displayed(["tensorboard", "a b"]) == "tensorboard 'a b'"
+
+
+def test_versions_of_installed_packages():
+    assert folder.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
+
+
 def test_every_key_that_may_change_is_a_key(tiny):
-    known = [*cli.keys(tiny("gpt")), *cli.keys(tiny("bert", {"task.name": "question_answering"}))]
+    known = [*schema.describe(tiny("gpt"), {}), *schema.describe(tiny("bert", {"task.name": "question_answering"}), {})]
     for name in folder.MAY_CHANGE:
         # The name is that of a key, or the beginning of several.
         assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name

@@ -275,3 +275,23 @@ def test_facts_are_saved_whole(tmp_path):
     facts = Facts({"train": 3}, num_classes=2, **options)
     facts.save(tmp_path / "facts.json")
     assert Facts.load(tmp_path / "facts.json") == facts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("class_names", 1.5),
+        ("class_names", "ab"),
+        ("class_names", [0]),
+        ("num_classes", 2.0),
+        ("image_size", [3]),
+        ("std", ["x"]),
+        ("examples", {"train": "x"}),
+        ("examples", None),
+        ("has_unanswerable", 1),
+    ],
+)
+def test_facts_of_other_types_are_damaged(name, value, tmp_path):
+    (path := tmp_path / "facts.json").write_text(json.dumps({name: value}))
+    with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): delete it"):
+        Facts.load(path)

@@ -18,7 +18,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, placed, shardings
-from lineage.train.step import cast, make_evaluation_step
+from lineage.train.step import cast, make_forward_step
 
 # The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
 NO_MEMORY = re.compile(
@@ -169,7 +169,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     variables = jax.eval_shape(experiment.variables, state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
-        evaluation = make_evaluation_step(experiment.model, experiment.task.loss, precision)
+        evaluation = make_forward_step(experiment.model, experiment.task.loss, precision, mutable=["memory"])
         return experiment.jit(evaluation).lower(variables, batch), 0
     model, size = experiment.model, experiment.run.sampling.num_samples or 1
     if not model.is_decoder:
