@@ -193,4 +193,4 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None
+        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None

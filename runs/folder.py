@@ -71,10 +71,17 @@ def make(workdir: Path) -> None:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 
 
+def regular(path: Path) -> Path:
+    """Return a path; raise ValueError if it is that of a pipe or a device, whose content may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is not a regular file.")
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return unsealed(dict(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}
+        return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
@@ -93,7 +100,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 def parse_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of metrics or samples as they are, without a torn last line; see `read_metrics`."""
     lines = []
-    pieces = path.read_bytes().splitlines()
+    pieces = regular(path).read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
             lines.append(parse_line(piece, path, number))
@@ -132,7 +139,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / storage.RECORD
     try:
-        record = dict(json.loads(path.read_text(encoding="utf-8")))
+        record = dict(json.loads(regular(path).read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
     if "checksums" in record:
@@ -281,7 +288,7 @@ def displayed(command: Sequence[str]) -> str:
 def number(value: SupportsFloat) -> str:
     """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
-    return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:#.3g}".rstrip(".")
 
 
 class Pace:

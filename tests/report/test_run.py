@@ -23,6 +23,7 @@ from lineage.report import figures
 from lineage.report.artifacts import image_attention
 from lineage.report.figures import smooth
 from lineage.report.run import _amount, write_report
+from lineage.tasks import image_classification
 from lineage.train.experiment import Experiment
 
 
@@ -263,7 +264,7 @@ def test_report_is_deterministic(text):
     assert write_report(text.parent).read_text() == before
 
 
-def test_figures_use_data_of_all_processes(tmp_path):
+def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, monkeypatch):
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
     experiment = Experiment(config, tmp_path, jax.devices()[:1])
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
@@ -271,7 +272,13 @@ def test_figures_use_data_of_all_processes(tmp_path):
     state = jax.jit(experiment.make_state)()
     budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
     artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
-    assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
+    confusion = tmp_path / "artifacts/confusion_test.npz"
+    assert np.load(confusion)["counts"].sum() == 359
+    confusion.unlink()
+    monkeypatch.setattr(image_classification, "MOST_CLASSES", 9)
+    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
+    assert (tmp_path / "artifacts/mistakes_test.npz").exists()
+    assert not confusion.exists()
 
 
 def test_confusion_matrix_of_a_hundred_classes(tmp_path):
@@ -293,6 +300,8 @@ def test_confusion_matrix_of_a_hundred_classes(tmp_path):
         ([{"step": s, "train/loss": None if s == 3 else 1 / s} for s in range(1, 5)], 1),
         ([{"step": s, "train/loss": None if s > 40 else -1.0 * s} for s in range(1, 60)], 1),
         ([{"step": s, "train/loss": 0.0, "train/learning_rate": 0.0} for s in range(1, 3000)], 2),
+        ([{"step": s, "train/loss": 1e308 if s > 40 else -1e90 * s} for s in range(1, 60)], 1),
+        ([{"step": s, "train/loss": (-1) ** s * 1.7e308} for s in range(1, 60)], 0),
         ([{"step": 1, "train/loss": 1.0, "validation/bleu": 27.3, "strange <key>": 1.0}], 3),
     ],
 )  # fmt: skip
@@ -302,8 +311,9 @@ def test_short_histories_and_non_finite_values(tmp_path, lines, charts):
     body = write_report(tmp_path).read_text()
     page = _Page(body)
     assert page.tags.count("svg") == charts
+    assert len(body) < 60_000  # no label of hundreds of digits
     assert page.headings == ["Curves"] * bool(charts)
-    bad = [line["step"] for line in lines if line.get("train/loss", 0) is None]
+    bad = [line["step"] for line in lines if (loss := line.get("train/loss", 0)) is None or abs(loss) > 1e100]
     assert ("not finite at step" in body) == bool(bad)
     assert not bad or f"not finite at step {bad[0]}." in body
 
