@@ -16,7 +16,7 @@ import time
 
 from jax import tree
 
-from lineage.runs.folder import LAUNCH, MEASURED
+from lineage.runs.folder import LAUNCH, MEASURED, METRICS
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
 from lineage.runs.process import PREEMPTED, brief_errors
@@ -103,7 +103,8 @@ class Group:
 
     def count(self):
         """Return the number of lines in all histories."""
-        return sum(path.read_bytes().count(b"\n") for path in self.root.glob("run/**/metrics.jsonl"))
+        paths = [run / METRICS for run in self.runs()]
+        return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
     def children(self):
         """Return the processes of the runs that are in progress."""
