@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,13 @@ def _mistake(path, error):
 
 
 def find(file: str) -> tuple[str, str]:
-    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment."""
+    """Return the path and the argument of "FILE:ARGUMENT".
+
+    FILE is the path of a config file, the folder of a run, or the bare name of an experiment.
+    """
     path, _, argument = file.partition(":")
+    if Path(path, "config.json").is_file():
+        path = str(Path(path, "config.json"))
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
@@ -184,11 +189,11 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = did_you_mean(key, keys(config)) or _listed("the config", config)
+        hint = did_you_mean(key, schema.describe(config, {})) or _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
-        elsewhere = [other for other in keys(config) if other.endswith(f".{name}")]
+        elsewhere = [other for other in schema.describe(config, {}) if other.endswith(f".{name}")]
         near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
         hint = f": did you mean {near[0]!r}?" if near else _listed(".".join(sections) or "the config", section)
         raise ValueError(f"unknown config key {key!r}{hint}")
@@ -199,12 +204,3 @@ def _place(config, key):
 
 def _listed(name, section):
     return f": the keys of {name} are {', '.join(section)}."
-
-
-def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Yield all dotted keys."""
-    for key, value in config.items(preserve_field_references=True):
-        if isinstance(value, ConfigDict):
-            yield from keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

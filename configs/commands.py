@@ -42,7 +42,7 @@ def _option(usage: str, text: str, **settings: Any) -> Option:
 
 
 TRACEBACK = _option("--traceback", "show where in the code an error was raised")
-CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG", nargs="?")
+CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG; also the folder of a run", nargs="?")
 BEST = "checkpoint to use (default latest; best: by the config's checkpoint.best)"
 CHECKPOINT = _option("--checkpoint", BEST, choices=("latest", "best"), default="latest")
 FOLDERS = (

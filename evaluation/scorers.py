@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.data.sources.boxes import FLAGS
 from lineage.data.transforms.pillow import decode
 from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
 from lineage.evaluation.records import PREDICTIONS, read
@@ -246,7 +247,8 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
         images = {image["id"]: ([], []) for image in truth["images"]}
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
-                rest = (entry["iscrowd"], entry["area"], entry.get(ignored, 0)) if which else (entry["score"],)
+                flags = [FLAGS[entry.get(key, 0)] for key in ("iscrowd", ignored)]
+                rest = (flags[0], entry["area"], flags[1]) if which else (entry["score"],)
                 images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
     except (KeyError, TypeError) as error:
         raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None

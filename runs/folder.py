@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -61,8 +60,9 @@ MAY_CHANGE = (
 
 def make(workdir: Path) -> None:
     """Create the folder of a run, if it does not exist, and raise OSError if it cannot be written."""
-    if (file := next((path for path in (workdir, *workdir.parents) if path.is_file()), None)) is not None:
-        raise NotADirectoryError(f"the workdir is {workdir}, but {file} is a file: choose another workdir.")
+    files = [path for path in (workdir, *workdir.parents) if path.is_file()]
+    if files:
+        raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):
@@ -71,10 +71,17 @@ def make(workdir: Path) -> None:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 
 
+def regular(path: Path) -> Path:
+    """Return a path; raise ValueError if it is that of a pipe or a device, whose content may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is not a regular file.")
+    return path
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return unsealed(dict(json.loads(path.read_text(encoding="utf-8")))) if path.exists() else {}
+        return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
@@ -93,7 +100,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 def parse_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of metrics or samples as they are, without a torn last line; see `read_metrics`."""
     lines = []
-    pieces = path.read_bytes().splitlines()
+    pieces = regular(path).read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
             lines.append(parse_line(piece, path, number))
@@ -108,10 +115,10 @@ def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         found = json.loads(line)
         found["step"] + 0
+        return found
     except (ValueError, TypeError, KeyError, RecursionError):
-        message = f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}."
-        raise ValueError(message) from None
-    return found
+        what = "is not a JSON object with a number `step`"
+        raise ValueError(f"{path}, line {number}, {what}: {line[:60]!r}.") from None
 
 
 class DamagedError(ValueError):
@@ -132,7 +139,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / storage.RECORD
     try:
-        record = dict(json.loads(path.read_text(encoding="utf-8")))
+        record = dict(json.loads(regular(path).read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
     if "checksums" in record:
@@ -147,11 +154,13 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
 
 def last_step(workdir: Path) -> int:
     """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max(_steps(workdir), default=0)
+    return max((int(path.name) for path in checkpoints(workdir)), default=0)
 
 
-def _steps(workdir):
-    return [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
+def checkpoints(workdir: Path) -> list[Path]:
+    """Return the folders of the checkpoints in a run folder, from the oldest."""
+    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -159,21 +168,22 @@ def plain(config: Any) -> dict[str, Any]:
     return json.loads(config.to_json_best_effort())
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries with their dotted keys."""
-    leaves = []
+    leaves = {}
     for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        leaves += flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+        if isinstance(value, Mapping) and value:
+            leaves |= flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
     return leaves
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
     """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
-    path = workdir / CONFIG
     if last_step(workdir) and not force:
         check_config(config, workdir)
-    write_atomic(path, _text(config))
+    write_atomic(workdir / CONFIG, _text(config))
 
 
 def discard(workdir: Path, force: bool = False) -> None:
@@ -235,7 +245,7 @@ def check_config(config: Any, workdir: Path) -> None:
 
     For the config of the run, see `saved_config`.
     """
-    there, here = (dict(flatten(each)) for each in (saved_config(workdir), plain(config)))
+    there, here = flatten(saved_config(workdir)), flatten(plain(config))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
@@ -256,9 +266,9 @@ def saved_config(workdir: Path) -> dict[str, Any]:
 
 def newest_record(workdir: Path) -> dict[str, Any]:
     """Return the newest sound record of a checkpoint in a run folder, {} without one."""
-    for step in sorted(_steps(workdir), reverse=True):
+    for checkpoint in reversed(checkpoints(workdir)):
         with contextlib.suppress(DamagedError):
-            return read_record(workdir / "checkpoints" / str(step))
+            return read_record(checkpoint)
     return {}
 
 
@@ -273,15 +283,6 @@ def displayed(command: Sequence[str]) -> str:
         program = ("lineage",) if installed else ("python", "launch.py")
         command = [*program, *command[len(LAUNCH) :]]
     return shlex.join(command)
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for name in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def number(value: SupportsFloat) -> str:

@@ -80,4 +80,4 @@ def reason(code: int) -> str:
     """Return what an exit code means."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}" + ": a step did not end" * (code == HUNG)
+    return f"exit code {code}: a step did not end" if code == HUNG else f"exit code {code}"

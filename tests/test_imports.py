@@ -22,7 +22,7 @@ RULES = {
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (
-        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "configs.registry"},
+        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "runs.provenance", "configs.registry"},
         ARRAYS | {"sklearn", "lm_eval"},
     ),
     "train": (
@@ -48,6 +48,7 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
+    "runs.provenance": (set(), set()),
     "runs.process": (set(), set()),
     "runs.remote": ({"runs.folder", "runs.locks"}, set()),
     "runs": (

@@ -1,7 +1,7 @@
 """From a config to the parts of an experiment: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -37,12 +36,12 @@ class Experiment:
     workdir: Path | None = None  # where a trained tokenizer is kept; None keeps none
     devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
     # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
-    kept: Facts | None = None
+    saved_facts: Facts | None = None
 
     def __post_init__(self):
         for module in self.config.imports:
             modules.import_module(module)
-        _ = self.run, self.task, self.source, self.evaluators
+        _ = self.run, self.task, self.source, self.evaluators  # raises an error for a wrong option
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(
                 f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
@@ -76,7 +75,7 @@ class Experiment:
     @cached_property
     def evaluation_data(self) -> Data:
         """The data, of a trained model without the training split where the others can be read without it."""
-        return self.data if self.kept is None else self.read(self.source, self.kept)
+        return self.data if self.saved_facts is None else self.read(self.source, self.saved_facts)
 
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
@@ -93,11 +92,11 @@ class Experiment:
     @property
     def facts(self) -> Facts:
         """Metadata of the training data."""
-        return self.data.facts if self.kept is None else self.kept
+        return self.data.facts if self.saved_facts is None else self.saved_facts
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        if self.kept is None:
+        if self.saved_facts is None:
             return self.data.tokenizer
         return Tokenizer.load(self.workdir) if (self.workdir / tokenizers.FILE).is_file() else None
 
@@ -118,7 +117,7 @@ class Experiment:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
-        _ = self.run.checkpoint.highest
+        _ = self.run.checkpoint.highest  # raises an error if the metric has no direction
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), self.facts.model_options[name]
             if has and needs and has < needs:
@@ -198,7 +197,7 @@ class Experiment:
         self.task.check_model(self.model)
         sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.facts, length)
         batch = self.task.zeros(sizes)
-        if self.kept is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
+        if self.saved_facts is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
             teach = nn.init_with_output(self.task.teach, self.model)
             said = jax.eval_shape(teach, jax.random.key(0), batch)[0]
         else:
@@ -267,11 +266,6 @@ class Experiment:
 
     def _input_axes(self) -> quantization.Inputs:
         return quantization.input_axes(self.task.loss, self.model, self.zeros())
-
-    def gathered(self, state: TrainState) -> Mapping[str, Any]:
-        """Return the variables for evaluation, whole on every process."""
-        gather = jax.jit(lambda variables: variables, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-        return jax.tree.map(np.asarray, gather(self.variables(state)))
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""

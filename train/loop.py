@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.evaluation import artifacts
+from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
 from lineage.runs.folder import plain
@@ -268,7 +269,7 @@ class TrainingLoop:
         experiment, about = self.experiment, dict(about)
         about |= {"seconds": self.throughput.seconds, "steps": int(self.state.step)}
         about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
-        variables, budget = experiment.gathered(self.state), self.throughput.budget
+        variables, budget = to_host(experiment.variables(self.state)), self.throughput.budget
         artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)
         if jax.process_index() == 0:
             write_report(experiment.workdir)
@@ -283,7 +284,7 @@ class TrainingLoop:
             self.writer.write(step, self.evaluated)
             artifacts.write_samples(context, variables, workdir, step)
             if context.task.has_snapshots:
-                artifacts.write_snapshot(context, self.experiment.gathered(self.state), workdir, step)
+                artifacts.write_snapshot(context, to_host(variables), workdir, step)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
     """Return the model in a folder; a run of an earlier version that left `sizes` to the data has these."""
     if not is_run(path):
         return convert.describe(path)[0]
-    config, facts = base.from_json(read_json(Path(path) / CONFIG)), kept_facts(Path(path))
+    config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))
     known = {key: sizes.get(key) for key in ("num_classes", "image_size", "channels")}
     known |= schema.build(TASKS, config.task).model_options()
     known["image_size"] = config.task.get("image_size") or known["image_size"]
@@ -151,7 +151,7 @@ def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
     return schema.build(MODELS, config.model, **known)
 
 
-def kept_facts(folder: Path) -> Facts | None:
+def saved_facts(folder: Path) -> Facts | None:
     """Return the metadata of the training data in the folder of a run, None if an earlier version wrote the folder."""
     return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
 
@@ -167,10 +167,10 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    if not folder or (is_run(folder) and not kept_facts(Path(folder))):
+    if not folder or (is_run(folder) and not saved_facts(Path(folder))):
         return
     known = _facts(_model_of(folder, {}))
-    trial = dataclasses.replace(experiment, kept=known)
+    trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
         theirs = _flat(read_variables(Path(folder)))
@@ -281,14 +281,14 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     return config
 
 
-def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None) -> Facts:
+def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
         options |= {"image_size": (size, size), "channels": model.channels}
     if isinstance(task, TextTask):
-        tokenizer = tokenizer or Tokenizer.load(folder)  # which says that there is none
-        options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}
+        start = task.first_token(Tokenizer.load(folder))
+        options |= {"start_token": start, "sequence_length": task.sequence_length}
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

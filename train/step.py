@@ -1,4 +1,4 @@
-"""The training state, one training step and one evaluation step: pure functions, compiled by the loop."""
+"""The training state, one training step and one forward step: pure functions, compiled by the loop."""
 
 from collections.abc import Callable
 from functools import partial
@@ -205,13 +205,6 @@ def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]
         return jax.lax.scan(body, (collections, zeros), (jnp.arange(steps), parts))[0]
 
     return compute
-
-
-def make_evaluation_step(
-    model: nn.Module, objective: Objective, precision: str = "float32"
-) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
-    """Return a function (variables, batch) -> (metric states, the model's memory if any), without randomness."""
-    return make_forward_step(model, lambda bound, batch: objective(bound, batch)[2], precision, mutable=["memory"])
 
 
 def make_forward_step(

@@ -25,7 +25,6 @@ from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
-CHECKPOINTS = "checkpoints"
 DATA = "data.json"
 ATTEMPTS = 5  # to read a file of a run in progress, which may be replacing or deleting it, a second apart
 Check = Callable[[Path], Any]  # raises an exception if a file or folder is not sound
@@ -69,7 +68,7 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
 def runs_below(place: Path) -> Iterator[Path]:
     """Yield a folder if it is that of a run, or else those of the runs below it."""
     for current, folders, files in os.walk(place):
-        if CHECKPOINTS in folders or {METRICS, START} & {*files}:
+        if "checkpoints" in folders or {METRICS, START} & {*files}:
             folders.clear()
             yield Path(current)
         folders.sort()
@@ -94,7 +93,7 @@ def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
 
 def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     """Yield each path of a run with its check, and whether it must exist."""
-    saved = _steps(run)
+    saved = folder.checkpoints(run)
     yield run / CONFIG, _check_config, True
     for name, check in ((START, _object), (DATA, _object), (FACTS, _object), (METRICS, _check_history)):
         yield run / name, check, bool(saved)
@@ -126,11 +125,6 @@ def _problem(path: Path, check: Check) -> str:
     return ""
 
 
-def _steps(run: Path) -> list[Path]:
-    """Return the folders of the checkpoints of a run, from the oldest."""
-    return sorted((path for path in (run / CHECKPOINTS).glob("*") if path.name.isdigit()), key=lambda p: int(p.name))
-
-
 def _read(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, {} if it is missing or damaged, which is found elsewhere."""
     with contextlib.suppress(ValueError, OSError):
@@ -145,9 +139,8 @@ def _check_checkpoint(path: Path) -> None:
 
 def _check_config(path: Path) -> None:
     """Check that a config is that of the newest checkpoint, but for what may change when a run is resumed."""
-    here, there = (
-        dict(folder.flatten(each)) for each in (read_json(path), folder.newest_record(path.parent).get("config", {}))
-    )
+    here = folder.flatten(read_json(path))
+    there = folder.flatten(folder.newest_record(path.parent).get("config", {}))
     changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
     if changed:
         raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")

@@ -16,6 +16,8 @@ from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
 from lineage.data.sources.files import read_lines, split_of
 from lineage.data.transforms.pillow import decode
 
+FLAGS = {0: False, 1: True}
+
 
 @SOURCES.register("coco")
 @dataclass(frozen=True)
@@ -202,10 +204,12 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             left, top, width, height = map(float, annotation["bbox"])
             if not (min(width, height) >= 0 and all(map(math.isfinite, (left, top, width, height)))):
                 raise ValueError
-            box, crowd = (left, top, left + width, top + height), bool(annotation.get("iscrowd", 0))
+            box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
         except (KeyError, TypeError, ValueError):
-            needed = "the ids of an image and of a category, and a `bbox` of left, top, width and height"
+            needed = (
+                "the ids of an image and of a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
+            )
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
     return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])

@@ -118,6 +118,7 @@ def test_splits_of_coco(tmp_path):
         ({"annotations": [annotation(139, 1, [1, 2, -3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, float("nan"), 3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"bbox": [1, 2, 3]}]}, "annotation 1 is not valid"),
+        ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"iscrowd": "0"}]}, "annotation 1 is not valid"),
         ({"annotations": [7]}, "annotation 1 is not valid"),
     ],
 )

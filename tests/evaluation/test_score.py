@@ -19,6 +19,7 @@ from lineage.metrics.translation import compare, d2l_bleu
 OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the caf\u00e9 is a house and a caf\u00e9"]
 TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
 OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
+CROWD = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": "no"}
 IMAGES = {"images": [{"id": 7}, {"id": 3}], "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}]}
 
 
@@ -314,6 +315,13 @@ def test_damaged_files(name, content, message, tmp_path):
         ("squad", {"1": 5}, {"1": "a"}, "5 has not one text"),
         ("squad", {"1": None}, {"1": "a"}, "None has not one text"),
         ("squad", {"1": "a"}, {"1": 5}, "the references are not a file of SQuAD's: TypeError"),
+        (
+            "coco",
+            [],
+            IMAGES | {"annotations": [CROWD]},
+            "the files are not COCO's results and instances: KeyError 'no'",
+        ),
+        ("voc", [], IMAGES | {"annotations": [CROWD]}, "the files are not COCO's results and instances: KeyError 'no'"),
         ("fill_mask", ["a"], ["a"], "Text 1 is not a prediction with `masks`"),
         ("fill_mask", [{"masks": [[{"token": 5}]]}], ["a"], "Text 1 is not a prediction with `masks`"),
         ("fill_mask", [{"masks": [[{"token": "a"}]]}], [["a"]], "Text 1 is not a prediction with `masks`"),

@@ -185,8 +185,10 @@ def disturb(fault, group):
     rng, said, fault.reached = fault.rng, [], False
     shutil.rmtree(group.run)
     for _ in range(rng.randint(1, 3)):
-        place, seconds = rng.randint(min(group.count(), group.lines), group.lines), 2 * rng.random()
         how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
+        # A process whose peer is lost before they have connected waits for it for five minutes.
+        first = group.count() + (group.kind == "hosts" and whom != "all")
+        place, seconds = rng.randint(min(first, group.lines), group.lines), 2 * rng.random()
         group.start()
         while group.count() < place and group.is_alive():
             time.sleep(0.01)

@@ -18,7 +18,7 @@ import pytest
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError, read_record
 from lineage.train import checkpoint, hashes
-from lineage.train.checkpoint import Checkpoints, clean, os_reason, read_newest
+from lineage.train.checkpoint import Checkpoints, clean, read_newest
 from lineage.train.step import TrainState
 from tests.tiers import tiered
 
@@ -397,10 +397,10 @@ MINE, OTHER = "^mine$", "process 1 cannot read its part"
     ],
 )
 def test_error_of_another_process_is_raised_by_all(own, failed, unread, kind, message, monkeypatch):
-    def read(folder, target):
+    def read(folder, target, damage):
         if own:
             raise own
-        return "state", lambda: [1], [1]
+        return "state", [1]
 
     answers, asked = [failed, unread], []
     monkeypatch.setattr(checkpoint, "_read_state", read)
@@ -410,11 +410,14 @@ def test_error_of_another_process_is_raised_by_all(own, failed, unread, kind, me
     assert asked == [own is not None, isinstance(own, OSError)]
 
 
-def test_reasons_of_errors():
+def test_reasons_of_errors(tmp_path):
     """Check errors with a number, which TensorStore gives in the text, and without."""
-    full = os.strerror(errno.ENOSPC)
-    assert os_reason(OSError(errno.ENOSPC, "")) == os_reason(ValueError("x [os_error_code='28'] y")) == full
-    assert os_reason(ValueError("two\n  lines " + "x" * 999)) == "two lines " + "x" * 290
+    full, number = os.strerror(errno.ENOSPC), "x [os_error_code='28'] y"
+    long = ValueError("two\n  lines " + "x" * 999), "two lines " + "x" * 290
+    with Checkpoints(tmp_path) as checkpoints:
+        for error, reason in ((OSError(errno.ENOSPC, ""), full), (ValueError(number), full), long):
+            with pytest.raises(OSError, match=f"\\({reason}\\)"), checkpoints._os_errors():
+                raise error
 
 
 def test_reader_of_a_deleted_checkpoint_takes_the_newest(tmp_path, monkeypatch):

@@ -223,9 +223,12 @@ def test_invalid_data(content, sentence, error, tmp_path):
 
 
 def test_invalid_commands(error, trained):
+    (trained / "model").mkdir()
+    (trained / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     for mode in ("evaluate", "generate"):
-        said = error(mode, GPT, "--workdir=absent")
-        assert said == "there is no trained model in absent: give the --workdir of a run."
+        for folder in ("absent", f"{trained}/model"):
+            said = error(mode, GPT, f"--workdir={folder}")
+            assert said == f"there is no trained model in {folder}: give the --workdir of a run."
     assert error("generate", f"--workdir={trained}/vit") == (
         "ViT does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
     )

@@ -317,6 +317,14 @@ def test_plain_lines_without_a_terminal(second):
     ]
 
 
+def test_a_line_is_not_repeated(second):
+    bar = ProgressBar(1, stream=io.StringIO(), log_seconds=0)
+    bar.update(1, METRICS)
+    bar.evaluation(1, {"validation/loss": 0.5})
+    bar.close()
+    assert [line[:10] for line in bar._stream.getvalue().splitlines()] == ["step 1/1 1", "step 1  va"]
+
+
 @pytest.mark.parametrize("kind", [_Stream, _Terminal])
 def test_output_that_cannot_be_written_does_not_stop_the_run(kind, monkeypatch):
     def fail(self):

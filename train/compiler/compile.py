@@ -18,7 +18,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, placed, shardings
-from lineage.train.step import cast, make_evaluation_step
+from lineage.train.step import cast, make_forward_step
 
 # The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
 NO_MEMORY = re.compile(
@@ -81,7 +81,8 @@ class Compiled:
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
         donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
         host = f"host memory  {self.host / gib:.2f} GiB; the planned time does not include their transfer in each step"
-        head = "\n".join([self.title, memory, *[host] * (self.host > 0), times, use, *[donated] * (self.leaves > 0)])
+        lines = (self.title, memory, host if self.host else "", times, use, donated if self.leaves else "")
+        head = "\n".join(filter(None, lines))
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
 
     def _operations(self) -> str:
@@ -169,7 +170,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     variables = jax.eval_shape(experiment.variables, state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
-        evaluation = make_evaluation_step(experiment.model, experiment.task.loss, precision)
+        evaluation = make_forward_step(experiment.model, experiment.task.loss, precision, mutable=["memory"])
         return experiment.jit(evaluation).lower(variables, batch), 0
     model, size = experiment.model, experiment.run.sampling.num_samples or 1
     if not model.is_decoder:

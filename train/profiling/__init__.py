@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +40,14 @@ class Throughput:
 
     def __init__(self, experiment: Experiment):
         self.budget = experiment_budget(experiment)
-        lengths = experiment.data.train.lengths
-        flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
-        flops += [self.budget.flops["training"]["model"]] if None in lengths else []
+
+        def flops(length):
+            cost = experiment_budget(experiment, length) if length else self.budget
+            return cost.flops["training"]["model"]
+
+        mean = sum(fraction * flops(length) for length, fraction in experiment.data.train.lengths.items())
         peak = peak_flops(jax.devices()[0].device_kind, experiment.run.precision)  # None on a CPU
-        self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size) if peak else None
+        self._flops = mean / (peak * experiment.mesh.size) if peak else None
         self._batch_size = experiment.loader.batch_size
         self._start, self._steps, self.skipped = time.monotonic(), 0, 0
         self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds

@@ -39,7 +39,8 @@ def describe(experiment: Experiment) -> str:
         needed = f"{share:.0%}" if share <= 1 else "too much"
         step = duration(total.flops["training"]["model"] / (UTILIZATION * peak))
         devices.append((chip.name, f"{chip.size} GB", needed, step))
-        small += [chip] * (share > 1)
+        if share > 1:
+            small.append(chip)
     parts = [total.table(), aligned(rows)]
     parts.append(f"{aligned(devices)}\n(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)")
     found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
@@ -69,9 +70,13 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
         needed = memory_per_device(experiment, budgets[remat], mesh, accumulation)["total"]
         for limit in [limit for limit in limits if limit not in found and needed <= limit]:
             flags = [f"--config.mesh.{axis}={mesh.shape[axis]}" for axis in ("data", "fsdp") if mesh != before]
-            flags += [f"--config.model.remat={remat}"] * (remat != given)
-            flags += [f"--config.grad_accum_steps={accumulation}"] * (accumulation != config.grad_accum_steps)
-            found[limit] = " ".join(flags) + f" ({mesh.size:,} devices)" * (mesh.size > before.size)
+            if remat != given:
+                flags.append(f"--config.model.remat={remat}")
+            if accumulation != config.grad_accum_steps:
+                flags.append(f"--config.grad_accum_steps={accumulation}")
+            if mesh.size > before.size:
+                flags.append(f"({mesh.size:,} devices)")
+            found[limit] = " ".join(flags)
         if len(found) == len(limits):
             break
     return found
