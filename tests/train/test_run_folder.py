@@ -18,7 +18,7 @@ from lineage.configs import cli, schema
 from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder, locks, process
+from lineage.runs import folder, locks, process, provenance
 from lineage.train import loop
 
 
