@@ -95,10 +95,24 @@ class Sampler:
         return jax.tree.unflatten(kind, placed.values())
 
     def _without_excess(self, request):
-        """Return a request without padding for which the model, with the new tokens, has no room."""
-        limit, (prompts, lengths, _) = self.context.model.max_length, request
-        room = prompts.shape[1] if limit is None or lengths is None else limit - self.context.sampling.max_new_tokens
-        return request._replace(prompts=prompts[:, :room]) if lengths is not None and lengths.max() <= room else request
+        """Return a request without padding for which the model, with the new tokens, has no room.
+
+        Raises:
+            ValueError: the model has no room for the new tokens after the longest prompt.
+        """
+        model, new, (prompts, lengths, _) = self.context.model, self.context.sampling.max_new_tokens, request
+        if lengths is None:
+            return request
+        try:
+            model.check_length(prompts.shape[1] + new)
+        except ValueError:
+            longest, limit = int(lengths.max()), model.max_length
+            if longest + new > limit:
+                sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
+                allowed = f"in beam search and other batches, together they must be at most model.max_length, {limit}"
+                raise ValueError(f"{sizes}: {allowed}.") from None
+            return request._replace(prompts=prompts[:, : limit - new])
+        return request
 
     def check(self, variables: Any) -> None:
         """Raise the error that `write` would raise for the config's prompt, without computing anything."""
