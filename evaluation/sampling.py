@@ -157,7 +157,7 @@ class Sampler:
         tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
         if tokenizer is None or not self.context.model.is_decoder:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
-            raise ValueError(f"{why}: leave sampling.num_samples at 0.")
+            raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
         tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
