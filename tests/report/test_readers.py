@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 
 from lineage.report import comparison, curves, figures, html
 from lineage.report.run import write_report
-from tests.report.test_run import text_run, vision_run
+from tests.report.sample_runs import text_run, vision_run
 
 LIGHT, DARK = 0, 1
 
