@@ -177,6 +177,16 @@ def test_odd_runs_of_a_comparison_are_named(tmp_path, name, content):
         compare([tmp_path])
 
 
+def test_pictures_behind_a_link_are_kept(tmp_path):
+    run = write_run(tmp_path / "run", "text")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.png").touch()
+    (run / "report").symlink_to(tmp_path / "photos")
+    with pytest.raises(ValueError, match=f"{run}/report is a link"):
+        write_report(run)
+    assert (tmp_path / "photos/a.png").exists()
+
+
 def test_half_of_a_surrogate_pair_is_shown(tmp_path):
     run = write_run(tmp_path, "text")
     (run / "artifacts/samples.jsonl").write_text(json.dumps({"step": 1, "text": "ab\ud800cd"}))

@@ -43,7 +43,8 @@ def test_invalid_commands(error, trained):
         for folder in ("absent", f"{trained}/model"):
             said = error(mode, GPT, f"--workdir={folder}")
             assert said == f"there is no trained model in {folder}: give the --workdir of a run."
-    assert error("generate", f"--workdir={trained}/vit") == (
+    assert error("generate", f"--workdir={trained}/vit") == ("ViT does not generate text, only decoders of texts do.")
+    assert error(VIT, "--config.sampling.num_samples=1", f"--workdir={trained}/new") == (
         "ViT does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
     )
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")

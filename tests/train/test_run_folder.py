@@ -18,7 +18,7 @@ from lineage.configs import cli, schema
 from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder, locks, process
+from lineage.runs import folder, locks, process, provenance
 from lineage.train import loop
 
 
@@ -168,7 +168,7 @@ def test_displayed_command(tmp_path, monkeypatch):
 
 
 def test_versions_of_installed_packages():
-    assert folder.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
+    assert provenance.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
 
 
 def test_every_key_that_may_change_is_a_key(tiny):
