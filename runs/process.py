@@ -28,6 +28,13 @@ def keep_freed() -> None:
             libc.mallopt(option, value)
 
 
+def end_with_parent() -> None:
+    """Have SIGTERM sent to this process when its parent has ended, however it ends; on Linux only."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "prctl"):
+        set_parent_death_signal = 1
+        libc.prctl(set_parent_death_signal, signal.SIGTERM)
+
+
 def open_streams() -> None:
     """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:

@@ -189,7 +189,9 @@ def disturb(fault, group):
         how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
         # A process whose peer is lost before they have connected waits for it for five minutes.
         first = group.count() + (group.kind == "hosts" and whom != "all")
-        place, seconds = rng.randint(min(first, group.lines), group.lines), 2 * rng.random()
+        if first > group.lines:
+            continue
+        place, seconds = rng.randint(first, group.lines), 2 * rng.random()
         group.start()
         while group.count() < place and group.is_alive():
             time.sleep(0.01)
