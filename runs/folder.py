@@ -206,8 +206,9 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if changed:
+            named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
             raise ValueError(
-                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
                 "files): restore the data, choose another workdir, or force_config=True."
             )
     write_atomic(path, json.dumps(files, indent=2))
