@@ -1,11 +1,15 @@
 """The parser of the command line: commands with their options, and overrides of the config."""
 
 import argparse
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from lineage.configs.commands import COMMANDS, EXPERIMENT, TRACEBACK
 from lineage.configs.registry import did_you_mean
+
+HOME = re.compile(r"^(--[\w.-]+=(?:\w+:)?)~(?=/|$)")  # which shells do not replace after "="
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +31,7 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["train", *arguments]
-    name, *rest = arguments
+    name, *rest = (HOME.sub(lambda found: f"{found[1]}{Path.home()}", argument) for argument in arguments)
     if name not in COMMANDS:
         root = _root(program)
         root.parse_args([name] if name.startswith("-") else [])

@@ -44,13 +44,13 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
     if not found or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not a path on the Hugging Face Hub: it must be hf:ORG/NAME[@REVISION][/PATH].")
     repository, revision, inside = found.groups("")
-    if suffixes is None:
-        allowed = [inside, f"{inside}/*"] if inside else [*MODEL]
-    elif suffixes:
+    if suffixes:
         folder = f"{inside}/" if inside else ""
         allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in COMPRESSED]
+    elif inside:
+        allowed = [inside, f"{inside}/*"]
     else:
-        allowed = [inside, f"{inside}/*"] if inside else ["*"]
+        allowed = [*MODEL] if suffixes is None else ["*"]
     folder = _snapshot(path, repository, revision, "model" if suffixes is None else "dataset", allowed)
     if not inside and suffixes is None and not any(folder.glob("*.safetensors")):
         raise NoFileError(f"{path} has no model.safetensors: weights are read from safetensors only.")
@@ -73,7 +73,7 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
     try:
         return Path(huggingface_hub.snapshot_download(repository, ignore_patterns=[*UNSAFE], **settings))
     except errors.GatedRepoError as error:
-        page = f"{'datasets/' * (kind == 'dataset')}{repository}"
+        page = f"datasets/{repository}" if kind == "dataset" else repository
         raise PermissionError(
             f"{path} is gated: ask for access on the page of {page}, and log in with `hf auth login` or HF_TOKEN."
         ) from error
@@ -83,8 +83,8 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{path}: {repository} has no revision {revision!r}.") from error
     except errors.LocalEntryNotFoundError as error:
-        command = f"hf download {repository}" + f" --repo-type={kind}" * (kind == "dataset")
-        command += f" --revision={revision}" * bool(revision)
+        command = f"hf download {repository}" + (" --repo-type=dataset" if kind == "dataset" else "")
+        command += f" --revision={revision}" if revision else ""
         why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") in ("1", "true") else "it cannot be reached"
         raise FileNotFoundError(
             f"{path} is not complete in the cache of the Hugging Face Hub ({why}): run `{command}` with a connection."

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import unsealed, write_record
 from lineage.data import shuffle
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
@@ -147,7 +148,7 @@ class Question:
         if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
-            if self.context[start : start + len(answer)] != answer:
+            if start < 0 or not answer or self.context[start : start + len(answer)] != answer:
                 raise ValueError(
                     f"The answer {answer[:80]!r} to {self.text[:80]!r} is not at character {start} of its context."
                 )
@@ -253,7 +254,7 @@ class Facts:
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
     class_names: tuple[str, ...] = ()  # in order
-    category_ids: tuple[int, ...] = ()  # ids of the classes in files of COCO's format; empty: 1, 2, ...
+    category_ids: tuple[int | str, ...] = ()  # ids of the classes in files of COCO's format; empty: 1, 2, ...
     has_unanswerable: bool = False  # whether some training question has no answer
     image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
     channels: int | None = None  # of an image
@@ -277,17 +278,37 @@ class Facts:
         }
 
     def save(self, path: Path) -> None:
-        """Write the metadata as JSON."""
-        write_atomic(path, json.dumps(asdict(self), ensure_ascii=False, indent=2))
+        """Write the metadata as JSON; raise ValueError for names of classes that no page or file can show."""
+        for name in self.class_names:
+            if name != name.encode(errors="replace").decode():
+                raise ValueError(f"The class name {name!r} has a character that UTF-8 does not have: rename the class.")
+        write_record(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Facts":
         """Read what `save` wrote; raise ValueError if the file is damaged."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8")).items()
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
+            values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
+            facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
+            if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
+                raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
+            return facts
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Return whether a value is of the type of one of the `Facts`."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(_is(value, part) for part in parts)
+    if kind is Mapping:
+        return isinstance(value, dict) and all(_is(each, parts[1]) for each in value.values())
+    if kind is tuple and parts[1] is not Ellipsis:
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_is, value, parts))
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_is(each, parts[0]) for each in value)
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 @dataclass(frozen=True)

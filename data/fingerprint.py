@@ -77,6 +77,26 @@ def identity(files: Iterable[str | Path], *others: object, cache_dir: str | Path
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def files_below(folder: str | Path) -> Iterator[Path]:
+    """Yield what is in a folder and its subfolders but for folders; those that are linked too, each once.
+
+    Raises OSError if a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = set[tuple[int, int]]()
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        about = os.stat(place)
+        if (known := (about.st_dev, about.st_ino)) in seen:  # a link to a folder around it, or a second one
+            folders.clear()
+            continue
+        seen.add(known)
+        folders.sort()
+        yield from (Path(place, name) for name in names)
+
+
 def crc(file: Path, limit: int) -> int:
     """Return the CRC-32 of a file, or of evenly spaced blocks of it if it has more than `limit` bytes.
 
@@ -101,7 +121,7 @@ def crc(file: Path, limit: int) -> int:
 def _files(path: str) -> Iterator[Path]:
     found = [path] if path and Path(path).exists() else glob.glob(path, recursive=True)
     for place in map(Path, found):
-        yield from (file for file in place.rglob("*") if file.is_file()) if place.is_dir() else [place]
+        yield from filter(Path.is_file, files_below(place)) if place.is_dir() else [place]
     if not found and "," in path:
         for part in path.split(","):
             yield from _files(part)

@@ -14,11 +14,12 @@ import numpy as np
 
 from lineage.configs.storage import local
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
+from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
 from lineage.data.sources.files import COMPRESSED, read_lines
-from lineage.data.sources.folder import SUFFIXES, ImageFiles
+from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 
@@ -143,7 +144,9 @@ def _about(rows):
 def _row(kind, values, where):
     """Return the input of a row of a table."""
     if kind == "tagged_sentences":
-        words = values[0].split() if isinstance(values[0], str) else values[0]
+        words = values[0].split() if isinstance(values[0], str) else values[0] or []
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"{where} has {str(words)[:60]}: it must be a text, or a list of words.")
         if not words:
             raise ValueError(f"{where} has no words.")
         return TaggedSentence([words[0], *(f" {word}" for word in words[1:])], [""] * len(words))
@@ -167,13 +170,13 @@ def _table(path, suffix, names):
 
 
 def image_files(folder: str) -> list[Path]:
-    """Return the image files in a folder and its subfolders, sorted."""
-    return sorted(file for file in Path(folder).rglob("*") if file.suffix.lower() in SUFFIXES)
+    """Return the image files in a folder and its subfolders, which may be linked, sorted."""
+    return sorted(file for file in files_below(folder) if is_image(file))
 
 
 def _images(path, kind, channels):
     """Return the images of a file or folder, see `from_files`."""
-    name, _, folder = path.partition(",")
+    name, _, folder = (path, "", "") if Path(path).exists() else path.partition(",")
     suffix, ids, categories = Path(name).suffix.lower(), (), {}
     root = Path(folder or (name if Path(name).is_dir() else Path(name).parent))
     if Path(name).is_dir():
@@ -189,6 +192,8 @@ def _images(path, kind, channels):
             categories = {each["name"]: each["id"] for each in found.get("categories", ())}
         except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None
+    elif not Path(name).exists():
+        raise FileNotFoundError(f"There is no file or folder {name}.")
     else:
         raise ValueError(f"{path} must be an image, a folder, a .txt with paths, a .json of COCO, or a source.")
     if not files:

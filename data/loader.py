@@ -1,5 +1,6 @@
 """Batches as functions of (seed, step), so that any step can be reached at the same cost."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -124,13 +125,20 @@ class _Batches:
         iterator = iter(batches)
         try:
             yield from iterator
+        except RuntimeError as error:  # Grain's, of a process that has ended
+            raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
+        except OSError as error:
+            if workers and error.errno == errno.ENOSPC:
+                why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
+                raise OSError(error.errno, why, "/dev/shm") from error
+            raise
         finally:
             iterator.close()
 
 
 def live_as_long_as_parent(*_: int) -> None:
     """Ignore signals in a worker process, as the run itself handles them, and terminate it when its parent dies."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
     threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

@@ -5,8 +5,10 @@ They are written as JSON lines, in the order of the inputs, while they are compu
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, islice, tee
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import Facts, Loader
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import BOXES, Inputs, Readable
@@ -26,6 +28,7 @@ from lineage.models import Model
 from lineage.runs.folder import flatten, plain, read_json
 
 FORMATS = ".jsonl", ".json", ".npz"
+IMAGE = re.compile(r"\d{6,}_\w+\.png")  # name of the file of an image in a prediction
 BATCHES = 4  # number of batches of inputs that are encoded, and written, at a time
 
 
@@ -38,7 +41,7 @@ def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
     """
     records = experiment.workdir / "checkpoints" / str(step) / "about"
     checksums = fingerprint([str(records if records.is_dir() else experiment.workdir)])
-    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config))}
+    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config)).items()}
     kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
     return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept
 
@@ -137,6 +140,8 @@ class Output:
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
                 known = f"of another {', '.join(changed[:3])}" if before else "not of this command"
                 raise ValueError(f"{self.path} has predictions {known}: choose another --output, or delete it.")
+        elif self.final != self.path and self.final.exists():
+            raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output, or delete it.")
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(beside, json.dumps(about, indent=2))
@@ -147,7 +152,12 @@ class Output:
             for each in file:
                 if not each.endswith(b"\n"):
                     break
-                if message := json.loads(each).get("error"):
+                try:
+                    message = json.loads(each).get("error")
+                except (ValueError, AttributeError, RecursionError):
+                    where = f"{self.path}, line {self.count + 1}"
+                    raise ValueError(f"{where} is damaged: delete the file, and all is predicted anew.") from None
+                if message:
                     self.errors[self.count] = message
                 size, self.count = size + len(each), self.count + 1
             file.truncate(size)
@@ -157,17 +167,24 @@ class Output:
         with self.path.open("ab") as file:
             for some in found:
                 lines = [self._line(number, each) for number, each in enumerate(some, self.count)]
-                file.write("".join(lines).encode())
+                file.write("".join(lines).encode(errors="backslashreplace"))  # half of a surrogate pair, as in JSON
                 file.flush()
                 os.fsync(file.fileno())
                 self.count += len(some)
 
+    @cached_property
+    def _folder(self) -> Path:
+        """The folder of the images; raises ValueError if it has other files."""
+        folder = self.path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        if other := next((file for file in folder.iterdir() if not IMAGE.fullmatch(file.name)), None):
+            raise ValueError(f"--output is {str(self.final)!r}: its images go to {folder}, which has {other.name}.")
+        return folder
+
     def _line(self, number, prediction):
         for name, value in prediction.items():
             if isinstance(value, np.ndarray):
-                folder = self.path.with_suffix("")
-                folder.mkdir(exist_ok=True)
-                image = folder / f"{number:06}_{name}.png"
+                image = self._folder / f"{number:06}_{name}.png"
                 image.write_bytes(png(value))  # before its line: what is interrupted is written again
                 prediction = prediction | {name: str(image.relative_to(self.path.parent))}
         return line(prediction)
@@ -179,11 +196,11 @@ class Output:
         with self.path.open(encoding="utf-8") as file:
             rows = [json.loads(each) for each in file]
         if self.final.suffix == ".json":
-            write_atomic(self.final, json.dumps(document(rows), ensure_ascii=False))
+            write_atomic(self.final, _json(document(rows)))
             return
         if not all("features" in row for row in rows):
             raise ValueError(f"--output is {str(self.final)!r}: .npz is for --features without skipped images.")
-        with self.final.open("wb") as file:
+        with replacing(self.final) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, features=np.array([row["features"] for row in rows], np.float32))
 
 
@@ -191,4 +208,9 @@ def line(prediction: Mapping[str, Any]) -> str:
     """Return the JSON line of a prediction."""
     if images := [name for name, value in prediction.items() if isinstance(value, np.ndarray)]:
         raise ValueError(f"The predictions have images ({', '.join(images)}): give an --output to write them beside.")
-    return json.dumps(prediction, ensure_ascii=False) + "\n"
+    return _json(prediction) + "\n"
+
+
+def _json(content: Any) -> str:
+    """Return JSON that only escapes what UTF-8 does not have, such as parts of file names of other encodings."""
+    return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace").decode()

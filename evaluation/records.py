@@ -7,7 +7,7 @@ the names of the folders that the images are in. The tags of a sentence are a li
 gzipped.
 """
 
-import csv
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from lineage.data.inputs import image_files
+from lineage.data.sources import SOURCES
 from lineage.data.sources.files import read_lines
 from lineage.data.sources.lines import read_sentences
+from lineage.data.sources.tables import UnknownColumnError
 from lineage.evaluation.likelihood import CHOICES
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
 # Metric -> the keys of predictions, and of references, that come before these.
-OWN_KEYS = {"accuracy": ("label", "label"), "regression": ("value", "label"), "tagging": ("tags", "tags")}
+OWN_KEYS = {
+    "accuracy": (("label",), ("label",)),
+    "regression": (("value",), ("label",)),
+    "tagging": (("tags",), ("tags",)),
+}
 
 
 def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
@@ -30,8 +36,8 @@ def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
         return pictures, pictures
     if name in ("coco", "voc", "fill_mask", *CHOICES):
         return read, read
-    own = [(key,) for key in OWN_KEYS.get(name, ())] or [(), ()]
-    return tuple(partial(read, keys=keys + rest) for keys, rest in zip(own, (PREDICTIONS, REFERENCES)))
+    of_predictions, of_references = OWN_KEYS.get(name, ((), ()))
+    return partial(read, keys=of_predictions + PREDICTIONS), partial(read, keys=of_references + REFERENCES)
 
 
 def read(path: str, keys: Sequence[str] = ()) -> Any:
@@ -46,17 +52,19 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
         return [file.parent.name for file in image_files(path)]
     if suffix == ".conllu":
         return [sentence.tags for sentence in read_sentences(path)]
+    if suffix in (".csv", ".tsv"):
+        return _column(SOURCES[suffix[1:]](path=path), path, keys)
     lines = read_lines(path)
     if not lines:
         raise ValueError(f"{path} is empty: there is nothing to score.")
-    if suffix in (".csv", ".tsv"):
-        return _column(path, lines, keys, "," if suffix == ".csv" else "\t")
     if suffix not in (".json", ".jsonl"):
         return lines
     if suffix == ".json":
         rows = _parsed("\n".join(lines), path)
     else:
         rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if not isinstance(rows, list | dict):
+        raise ValueError(f"{path} must have a list or an object, not {str(rows)[:60]}.")
     if not keys or isinstance(rows, dict):
         return rows
     for number, row in enumerate(rows):
@@ -73,20 +81,22 @@ def pictures(path: str) -> list[Path]:
     """Return the files of the images in a folder, or of those that a file of predictions, or of names, has."""
     if Path(path).is_dir():
         return image_files(path)
-    return [Path(path).parent / name for name in read(path, ("reconstructed", "file"))]
+    names = read(path, ("reconstructed", "file"))
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise ValueError(f"{path} has {wrong[0]!r}: each entry must be the name of one image.")
+    return [Path(path).parent / name for name in names]
 
 
-def _column(path, lines, keys, delimiter):
+def _column(table, path, keys):
     """Return the values of the first of the columns `keys` that a table has."""
-    rows = list(csv.DictReader(lines, delimiter=delimiter))
-    found = next((key for key in keys if rows and key in rows[0]), None)
-    if found is None or any(row[found] is None for row in rows):
-        raise ValueError(f"{path} must be a table with a header and, in each row, a column {' or '.join(keys)}.")
-    return [row[found] for row in rows]
+    for key in keys:
+        with contextlib.suppress(UnknownColumnError):
+            return [text for _, _, (text,) in table.values("train", [key])]
+    raise ValueError(f"{path} must be a table with a header that has the column {' or '.join(keys)}.")
 
 
 def _parsed(text, where):
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}.") from None

@@ -83,8 +83,7 @@ class Sampler:
                 for row, prompt in enumerate(prompts[:left]):
                     own = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
-                    self._check_room(len(tokens))
-                    yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
+                    yield Prompt(tokens, self._new_tokens(len(tokens)), own)
                 left -= len(prompts)
 
     def _placed(self, variables, request):
@@ -96,10 +95,24 @@ class Sampler:
         return jax.tree.unflatten(kind, placed.values())
 
     def _without_excess(self, request):
-        """Return a request without padding for which the model, with the new tokens, has no room."""
-        limit, (prompts, lengths, _) = self.context.model.max_length, request
-        room = prompts.shape[1] if limit is None or lengths is None else limit - self.context.sampling.max_new_tokens
-        return request._replace(prompts=prompts[:, :room]) if lengths is not None and lengths.max() <= room else request
+        """Return a request without padding for which the model, with the new tokens, has no room.
+
+        Raises:
+            ValueError: the model has no room for the new tokens after the longest prompt.
+        """
+        model, new, (prompts, lengths, _) = self.context.model, self.context.sampling.max_new_tokens, request
+        if lengths is None:
+            return request
+        try:
+            model.check_length(prompts.shape[1] + new)
+        except ValueError:
+            longest, limit = int(lengths.max()), model.max_length
+            if longest + new > limit:
+                sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
+                allowed = f"in beam search and other batches, together they must be at most model.max_length, {limit}"
+                raise ValueError(f"{sizes}: {allowed}.") from None
+            return request._replace(prompts=prompts[:, : limit - new])
+        return request
 
     def check(self, variables: Any) -> None:
         """Raise the error that `write` would raise for the config's prompt, without computing anything."""
@@ -114,6 +127,8 @@ class Sampler:
         """Return the generated token ids, which begin with the prompts."""
         settings, model = self._settings, self.context.model
         count, num_drafted = self.context.sampling.best_of, self.context.sampling.num_drafted
+        if request.lengths is None:
+            settings["max_new_tokens"] = self._new_tokens(request.prompts.shape[1])
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
             settings |= {"inputs": request.inputs, "contrast": contrast}
@@ -142,26 +157,28 @@ class Sampler:
         tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
         if tokenizer is None or not self.context.model.is_decoder:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
-            raise ValueError(f"{why}: leave sampling.num_samples at 0.")
+            raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
         tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
-        self._check_room(request.prompts.shape[1])
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
-    def _check_room(self, used):
-        """Raise ValueError if the model has no room for a prompt of `used` tokens and the new ones."""
+    def _new_tokens(self, used):
+        """Return the maximum number of new tokens after a prompt of `used` tokens, for which the model has room.
+
+        Raises:
+            ValueError: the model has no room for a new token.
+        """
         model, new = self.context.model, self.context.sampling.max_new_tokens
-        if model.max_length is None:
-            return
         try:
             model.check_length(used + new)
         except ValueError:
-            raise ValueError(
-                f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
-                f"model.max_length, {model.max_length}."
-            ) from None
+            if used < model.max_length:
+                return model.max_length - used
+            allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
+            raise ValueError(f"the prompt has {used} tokens: {allowed}.") from None
+        return new
 
     @property
     def _settings(self):

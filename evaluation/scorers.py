@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.data.sources.boxes import FLAGS
 from lineage.data.transforms.pillow import decode
 from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
 from lineage.evaluation.records import PREDICTIONS, read
@@ -25,9 +26,10 @@ Entries = Sequence[Any]  # texts, or lists of texts, of a file
 
 def _texts(entries: Entries) -> list[str]:
     """Return the only text of each entry."""
-    if wrong := [entry for entry in entries if not isinstance(entry, str) and len(entry) != 1]:
-        raise ValueError(f"{wrong[0]!r} has several texts: each entry must have one.")
-    return [entry if isinstance(entry, str) else entry[0] for entry in entries]
+    found = [entry[0] if isinstance(entry, list) and len(entry) == 1 else entry for entry in entries]
+    if wrong := [entry for entry in found if not isinstance(entry, str)]:
+        raise ValueError(f"{str(wrong[0])[:80]} has not one text: each entry must have one.")
+    return found
 
 
 def _several(columns: Sequence[Entries]) -> list[list[str]]:
@@ -124,7 +126,7 @@ def _squad(predictions, references):
         truth = _only(references)
         try:
             asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
-            found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
+            found = {item["id"]: ["" + answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
             raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
         if missing := found.keys() - predictions.keys():
@@ -182,14 +184,17 @@ def _fill_mask(predictions, references):
     """
     hits = []
     for number, (row, truth) in enumerate(zip(predictions, _only(references)), 1):
-        hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
-        if len(hidden) != len(row["masks"]):
-            raise ValueError(f"Text {number} has {len(row['masks'])} masks and {len(hidden)} hidden tokens.")
-        hits += [
-            [token in (each["token"], each["token"].strip()) for each in mask]
-            for token, mask in zip(hidden, row["masks"])
-        ]
-    if not hits:
+        try:
+            hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
+            found = [[each["token"] for each in mask] for mask in row["masks"]]
+            hits += [
+                [token in (each, each.strip()) for each in some] for token, some in zip(hidden, found, strict=True)
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(f"Text {number} is not a prediction with `masks` and its hidden tokens.") from None
+        except ValueError:
+            raise ValueError(f"Text {number} has {len(found)} masks and {len(hidden)} hidden tokens.") from None
+    if not all(hits) or not hits:
         raise ValueError("The predictions have no masks: there is nothing to score.")
     return {"accuracy": float(np.mean([hit[0] for hit in hits])), "any_accuracy": float(np.mean(list(map(any, hits))))}
 
@@ -242,7 +247,8 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
         images = {image["id"]: ([], []) for image in truth["images"]}
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
-                rest = (entry["iscrowd"], entry["area"], entry.get(ignored, 0)) if which else (entry["score"],)
+                flags = [FLAGS[entry.get(key, 0)] for key in ("iscrowd", ignored)]
+                rest = (flags[0], entry["area"], flags[1]) if which else (entry["score"],)
                 images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
     except (KeyError, TypeError) as error:
         raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None

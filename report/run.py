@@ -55,12 +55,14 @@ def write_report(workdir: str | os.PathLike) -> Path:
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = workdir / "report"
+    if folder.is_symlink():  # in a run folder of somebody else, it may lead to pictures of the user
+        raise ValueError(f"{folder} is a link, and the .png files in it would be deleted: delete the link.")
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
-        charts = _charts(metrics, dict(flatten(config)), folder)
+        charts = _charts(metrics, flatten(config), folder)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
@@ -79,7 +81,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
-    shown += [f"{key} {value}" for key, value in flatten(facts)]
+    shown += [f"{key} {value}" for key, value in flatten(facts).items()]
     evaluated = [key for key in curves.keys(metrics) if not key.startswith(("train/", *MEASURED))]
     tiles = [_result(key, *curves.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
@@ -87,7 +89,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = curves.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if isinstance(parameters := dict(flatten(cost)).get("parameters.total"), int | float):
+    if isinstance(parameters := flatten(cost).get("parameters.total"), int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     steps, loss = curves.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -168,7 +170,7 @@ def _module(key: str) -> str:
 
 def _config(config: Mapping[str, Any]) -> Markup:
     line = Markup("<tr><td>{}<td><code>{}</code>")
-    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config)]
+    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config).items()]
     table = Markup("<div class=scroll>{}</div>").format(html.table(rows))
     return html.details(f"All {len(rows)} keys", table) if rows else Markup()
 
@@ -193,4 +195,4 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None
+        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None

@@ -1,9 +1,10 @@
 """Reading of a long `metrics.jsonl`, thinned, while it grows."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
+
+from lineage.runs.folder import parse_line, regular
 
 MOST = 20_000  # lines of training steps that are kept, of those that one call reads
 
@@ -36,20 +37,20 @@ class GrowingMetrics:
             FileNotFoundError: the file does not exist.
             ValueError: the file is damaged; the message names the line.
         """
-        with self.path.open("rb") as file:
+        with regular(self.path).open("rb") as file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last or len(self.lines) > 4 * MOST:
                 self._restart()
                 file.seek(0)
             sample = file.read(1 << 16)
-            stride = (
-                max(self.path.stat().st_size - self._end, 0) * (sample.count(b"\n") or 1) // ((len(sample) or 1) * MOST)
-            )
+            size = max(self.path.stat().st_size - self._end, 0)
+            count = size * (sample.count(b"\n") or 1) // (len(sample) or 1)  # estimated number of new lines
+            stride = max(count // MOST, 1)
             file.seek(self._end)
             skipped, odd = b"", 0
             for place, line in enumerate(iter(file.readline, b"")):
                 odd += b"null" in line
-                wanted = place % max(stride, 1) == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
+                wanted = place % stride == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
                 if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):
                     break
                 self._end, self._number = self._end + len(line), self._number + 1
@@ -61,12 +62,10 @@ class GrowingMetrics:
     def _add(self, line: bytes, is_last: bool) -> bool:
         """Parse a line and keep it; return False for a damaged one that is the last."""
         try:
-            found = json.loads(line)
-            found["step"] + 0
-        except (ValueError, TypeError, KeyError, RecursionError):
+            found = parse_line(line, self.path, self._number + 1)
+        except ValueError:
             if is_last:  # torn because the process was killed while it wrote
                 return False
-            where = f"{self.path}, line {self._number + 1}"
-            raise ValueError(f"{where}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
+            raise
         self.lines.append({key: math.nan if value is None else value for key, value in found.items()})
         return True

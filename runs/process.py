@@ -1,10 +1,19 @@
-"""Settings of this process: memory allocation, and messages of libraries about errors."""
+"""Settings of this process: memory, signals, exit codes, standard streams, and messages about errors."""
 
 import contextlib
 import ctypes
 import logging
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
+HUNG = 76  # exit code of a run that ended itself because a step did not end
+# Sent by clusters before they take a machine, and by a terminal that is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 def keep_freed() -> None:
@@ -19,18 +28,68 @@ def keep_freed() -> None:
             libc.mallopt(option, value)
 
 
+def end_with_parent() -> None:
+    """Have SIGTERM sent to this process when its parent has ended, however it ends; on Linux only."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "prctl"):
+        set_parent_death_signal = 1
+        libc.prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def open_streams() -> None:
+    """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
 @contextlib.contextmanager
 def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide what Orbax and TensorStore print about errors that they also raise, unless tracebacks are wanted.
 
     Orbax logs the traceback. After an error of one array, those of TensorStore's other reads or writes that end later
-    find the event loop closed, which nothing can catch.
+    find the event loop closed, which nothing can catch, and those that do not end are reported by asyncio.
     """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    log.setLevel(logging.ERROR if traceback else logging.CRITICAL)
+    hook = sys.unraisablehook
+    for library in ("absl", "asyncio"):
+        logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
     if not traceback:
         sys.unraisablehook = lambda error: None if str(error.exc_value) == "Event loop is closed" else hook(error)
     try:
         yield
     finally:
         sys.unraisablehook = hook
+
+
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
+    hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
+    # signal.signal returns None for a handler that was not installed from Python.
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
+
+
+class StopSignal(contextlib.AbstractContextManager):
+    """Context manager that records stop signals in `received`.
+
+    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
+    it had before.
+    """
+
+    def __init__(self):
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._before = handle_signals(self._receive)
+        return self
+
+    def _receive(self, number, frame):
+        self.received = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._before.pop(number))
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

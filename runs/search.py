@@ -3,9 +3,11 @@
 import importlib.util
 import math
 import os
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +66,23 @@ class Trials:
         path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         if path.exists():
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # so was the first part of a line
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        self.study = optuna.create_study(
-            study_name="sweep",
-            storage=storage,
-            load_if_exists=True,
-            direction="maximize" if search.maximize else "minimize",
-            pruner=optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner(),
-        )
-        known = self.study.get_trials()
-        # A new seed gives other values than before; constant_liar avoids the values of runs in progress.
-        self.study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=search.startup, seed=search.seed + len(known), constant_liar=True
-        )
+        pruner = optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner()
+        settings = {"direction": "maximize" if search.maximize else "minimize", "pruner": pruner}
+        try:
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            self.study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True, **settings)
+            known = self.study.get_trials()
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}: {str(error)[:100]}): restore it, or delete it, and the "
+                "search chooses its values again."
+            ) from error
+        # constant_liar avoids the values of runs in progress.
+        self.sampler = partial(optuna.samplers.TPESampler, n_startup_trials=search.startup, constant_liar=True)
         self.states = optuna.trial.TrialState
         self.trials: dict[Run, optuna.trial.Trial] = {}
         self.reported: dict[Run, set[int]] = defaultdict(set)  # steps whose values were reported
+        self.repeated: set[Run] = set()  # runs of trials that have ended
         self.runs: list[Run] = []
         for one in known:
             ended, keys = one.state.is_finished(), one.params.keys()
@@ -89,13 +92,22 @@ class Trials:
                 )
             run = self.add(optuna.trial.Trial(self.study, one._trial_id))
             self.reported[run].update(one.intermediate_values)
-            if ended:
+            if one.state == self.states.COMPLETE and not run.facts():  # its folder has been lost, and it is repeated
+                self.repeated.add(run)
+            elif ended:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
                 run.look()
 
     def add(self, trial: Any) -> Run:
-        """Return the run of a trial; a trial that already has its values keeps them."""
-        changes = {key: values.suggest(trial, key) for key, values in self.search.space.items()}
+        """Return the run of a trial; a trial that already has its values keeps them.
+
+        Each value has a seed of its own: a search that was interrupted chooses the values that it would have chosen.
+        """
+        changes = {}
+        for key, values in self.search.space.items():
+            seed = random.Random(f"{self.search.seed} {trial.number} {key}").getrandbits(32)
+            self.study.sampler = self.sampler(seed=seed)
+            changes[key] = values.suggest(trial, key)
         name = f"trial_{trial.number:03}"
         run = Run(name, self.workdir / name, changes, self.config_of(changes))
         self.trials[run] = trial
@@ -116,7 +128,7 @@ class Trials:
             trial.report(values[step], step)
             self.reported[run].add(step)
         if run.state == "running":
-            return bool(trial.should_prune())
+            return run not in self.repeated and bool(trial.should_prune())
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
@@ -128,5 +140,5 @@ class Trials:
             raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
             run.state = "pruned"
-            self.study.tell(trial, state=self.states.PRUNED)
+            self.study.tell(trial, state=self.states.PRUNED, skip_if_finished=True)
         return False

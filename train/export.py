@@ -13,6 +13,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.data import tokenizers
 from lineage.models import convert
 from lineage.models.convert import companions
+from lineage.runs.folder import CONFIG, read_json
 from lineage.train.experiment import Experiment
 from lineage.train.step import make_forward_step
 
@@ -27,7 +28,12 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             "stablehlo" writes `model.stablehlo`, a program that contains the parameters and takes any number of
             examples: `jax.export.deserialize(content).call` maps a dictionary of the arrays that `model.json` lists to
             the model's outputs.
+
+    Raises:
+        ValueError: the folder is that of a run, or `transformers` has no such model.
     """
+    if "model" in read_json(folder / CONFIG):
+        raise ValueError(f"{folder} is the folder of a run: choose another --output.")
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
     if kind == "safetensors":
         try:

@@ -1,4 +1,4 @@
-"""Recurrent networks from English to German image captions, with attention or without.
+"""Recurrent networks that translate image captions to German, with or without attention.
 
     lineage train --config=seq2seq_multi30k:PATH
     lineage train --config=seq2seq_multi30k:PATH,fixed

@@ -16,6 +16,8 @@ from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
 from lineage.data.sources.files import read_lines, split_of
 from lineage.data.transforms.pillow import decode
 
+FLAGS = {0: False, 1: True}
+
 
 @SOURCES.register("coco")
 @dataclass(frozen=True)
@@ -60,10 +62,11 @@ class COCO(SplitFiles):
         for split, path in self.without_training(self.paths()).items():
             content = _content(path)
             categories = _names(path, content["categories"])
-            if names and names != [*categories.values()]:
+            found = list(categories.values())
+            if names and names != found:
                 first = self.paths().get("train", "the training data")
                 raise ValueError(f"{path} has other categories than {first}: they must be equal.")
-            names = names or [*categories.values()]
+            names = found
             splits[split] = _coco_images(path, content, list(categories), self.images_path)
         return Images(splits, names)
 
@@ -173,9 +176,12 @@ def _content(path: str) -> dict[str, Any]:
 def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Return the names of categories by their ids, in order."""
     try:
-        return dict(sorted((category["id"], category["name"]) for category in categories))
+        names = dict(sorted((category["id"], "" + category["name"]) for category in categories))
     except (KeyError, TypeError):
         raise ValueError(f"{path} has a category without `id` and `name`.") from None
+    if len({*names.values()}) < len(categories):
+        raise ValueError(f"{path} has categories with the same `id` or `name`: they must differ.")
+    return names
 
 
 def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], folder: str) -> BoxedImages:
@@ -188,6 +194,8 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
         raise ValueError(f"{path} has an image without `id` and `file_name`.") from None
     if not names:
         raise ValueError(f"{path} has no images.")
+    if len(images) < len(content["images"]):
+        raise ValueError(f"{path} has images with the same `id`: they must differ.")
     root = _image_folder(path, names[0], folder)
     if missing := next((name for name in names if not (root / name).is_file()), None):
         raise FileNotFoundError(f"There is no file {root / missing}, which {path} names.")
@@ -197,10 +205,12 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             left, top, width, height = map(float, annotation["bbox"])
             if not (min(width, height) >= 0 and all(map(math.isfinite, (left, top, width, height)))):
                 raise ValueError
-            box, crowd = (left, top, left + width, top + height), bool(annotation.get("iscrowd", 0))
+            box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
         except (KeyError, TypeError, ValueError):
-            needed = "the ids of an image and of a category, and a `bbox` of left, top, width and height"
+            needed = (
+                "the ids of an image and of a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
+            )
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
     return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])

@@ -11,10 +11,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SplitFiles
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -33,8 +34,6 @@ class DataFiles(SplitFiles):
         validation_path: validation data: a file, a glob or a folder; "": those in the folder `path`, if any.
         test_path: test data: a file, a glob or a folder; "": those in the folder `path`, if any.
     """
-
-    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before those of `COMPRESSED`
 
     def found(self) -> dict[str, list[str]]:
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
@@ -61,10 +60,11 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Hidden files and folders in a folder are left out, and so are files without one of the suffixes, if there are any.
+    Folders may be linked. Hidden files and folders in a folder are left out, and so are files without one of the
+    suffixes, if there are any.
     """
     if os.path.isdir(path):
-        inside = [(file, file.relative_to(path)) for file in Path(path).rglob("*")]
+        inside = [(file, file.relative_to(path)) for file in files_below(path)]
         found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
         found = [file for file in found if not suffixes or _plain(file).endswith(suffixes)]
     else:

@@ -104,10 +104,16 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [[file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in SUFFIXES] for name in names]
-    if not any(groups):
-        raise ValueError(f"There is no image in {folder}/<class>/.")
+    groups = [sorted(filter(is_image, (folder / name).glob("*"))) for name in names]
+    empty = [folder / name for name, group in zip(names, groups) if not group]
+    if len(empty) == len(names) or (empty and folder.name == "train"):
+        raise ValueError(f"There is no image in {empty[0] if empty else folder}.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
+
+
+def is_image(file: Path) -> bool:
+    """Return whether the name of a file is that of an image; hidden files, such as "._a.jpg" of macOS, are none."""
+    return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
 def _classes(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
 from lineage.data.sources.files import COMPRESSED, DataFiles, read_lines
-from lineage.data.sources.tables import json_objects
+from lineage.data.sources.tables import as_text, json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
 
@@ -179,8 +179,8 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
 def read_sentences(path: str) -> list[TaggedSentence]:
     """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
     sentences, words, tags = [], [], []
-    # `space` precedes the next word; `multiword` is the last word of a multiword token and the space after it.
-    space, multiword = "", (0, "")
+    space = ""  # before the next word
+    last_part, space_after_token = 0, ""  # number of the last word of a multiword token, and the space after the token
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
             if words:
@@ -197,13 +197,16 @@ def read_sentences(path: str) -> list[TaggedSentence]:
                 )
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
             if "-" in word_id:
-                multiword = int(word_id.partition("-")[2]), after
+                last_part, space_after_token = int(word_id.partition("-")[2]), after
             elif "." not in word_id:
                 index = int(word_id)
                 words.append(space + columns[1])
                 tags.append(columns[3])
-                space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
-                multiword = (0, "") if index >= multiword[0] else multiword
+                if index < last_part:
+                    space = ""
+                else:
+                    space = space_after_token if index == last_part else after
+                    last_part, space_after_token = 0, ""
     return sentences
 
 
@@ -218,16 +221,17 @@ def read_rows(
     needed = [key for key in keys if key != optional]
     if suffixes[-1:] == [".jsonl"]:
         found = json_objects(path)
-        rows = [(number, [entry.get(key) for key in keys if key in needed or key in entry]) for number, entry in found]
-        names = " and ".join(f"`{key}`" for key in needed)
-        if wrong := next((number for number, row in rows if None in row), 0):
-            raise ValueError(f"{path}, line {wrong} must be a JSON object with {names}, none of them null.")
+        given = [(number, [key for key in keys if key in needed or key in entry], entry) for number, entry in found]
+        rows = [
+            [as_text(entry.get(key), key, f"{path}, line {number}") for key in keys] for number, keys, entry in given
+        ]
     elif suffixes[-1:] == [".tsv"]:
-        rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-        if wrong := next((pair for pair in rows if not len(needed) <= len(pair[1]) <= len(keys)), None):
+        lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+        if wrong := next((pair for pair in lines if not len(needed) <= len(pair[1]) <= len(keys)), None):
             raise ValueError(f"{path}, line {wrong[0]} has {len(wrong[1])} columns: it must have {columns}.")
+        rows = [row for _, row in lines]
     else:
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
-    return [tuple(map(str, row)) for _, row in rows]
+    return list(map(tuple, rows))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from lineage.data.sources.base import SOURCES
 from lineage.data.sources.tables import Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
+MAX_CLASSES = 1_000_000  # of images whose classes are numbers
 CACHE = 1 << 28  # bytes of encoded images that stay in the memory of a process
 
 
@@ -51,8 +53,14 @@ class Parquet(Table):
     def class_names(self, key: str) -> list[str]:
         file = next(iter(self.found().values()))[0]
         with _errors(file), _opened(file) as table:
-            metadata = json.loads((table.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
-        return list(metadata.get("info", {}).get("features", {}).get(key, {}).get("names") or [])
+            metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+        try:
+            names = json.loads(metadata).get("info", {}).get("features", {}).get(key, {}).get("names") or []
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{file} has metadata that are not those of `datasets`: {error}.") from None
+        if not isinstance(names, list) or len({name for name in names if isinstance(name, str)}) < len(names):
+            raise ValueError(f"{file} has {str(names)[:60]} as names of the classes of {key!r}: they must be texts.")
+        return names
 
     def questions(self) -> dict[str, list[Question]]:
         """Return the questions in the columns `question`, `context` and `answers`, as SQuAD has them on the Hub.
@@ -75,7 +83,9 @@ class Parquet(Table):
         for split in self.splits():
             values = [(file, row, label) for file, row, (label,) in self.values(split, [self.label_key])]
             if not names and all(isinstance(label, int) for *_, label in values):
-                names = [str(number) for number in range(max(label for *_, label in values) + 1)]
+                if (most := max(label for *_, label in values)) >= MAX_CLASSES:
+                    raise ValueError(f"The split {split} has the label {most}: it must be below {MAX_CLASSES:,}.")
+                names = [str(number) for number in range(most + 1)]
             names = names or sorted({label for *_, label in values if isinstance(label, str)})
             known = {value: number for number, name in enumerate(names) for value in (name, number)}
             known |= {-1: -1} if named else {}
@@ -145,12 +155,12 @@ class _Recent:
     """The row groups of images that a process has read last, as many as fit into `CACHE`."""
 
     def __init__(self):
-        self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, int, str], Any] = OrderedDict()
         self._size, self._lock = 0, threading.Lock()
 
     def read(self, file: str, number: int, column: str) -> Any:
         """Return a column of a row group as pyarrow's array."""
-        key = file, number, column
+        key = file, os.stat(file).st_mtime_ns, number, column
         with self._lock:
             if key in self._groups:
                 self._groups.move_to_end(key)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +60,7 @@ class Table(DataFiles):
         for file, number, values in self.values(split, keys):
             where = f"{file}, {self.unit} {number}"
             row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
-            yield tuple(_text(value, key, where) for value, key in zip(row, keys))
+            yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
     def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
         """Yield the file and the number of each row of a split, and its values in some columns.
@@ -186,6 +187,10 @@ class JSONLines(Table):
             yield number, tuple(_inside(entry, key) for key in keys)
 
 
+class UnknownColumnError(ValueError):
+    """Exception raised for a column that a file does not have."""
+
+
 def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line of a file that is not empty, and the JSON object in it."""
     for number, line in enumerate(iterate_lines(file), 1):
@@ -200,11 +205,15 @@ def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ValueError if a column is not known."""
+    """Raise UnknownColumnError if a column is not known, ValueError if there are two with its name."""
+    known = list(known)
+    if twice := [key for key in keys if known.count(key) > 1]:
+        raise ValueError(f"{where} has the column {twice[0]!r} twice.")
     if missing := [key for key in keys if key not in known]:
         listed = ", ".join(known) or "none"
         listed = f"{listed[:200]}..." if len(listed) > 200 else listed
-        raise ValueError(f"{where} has no column {missing[0]!r}: its columns are {listed}.")
+        choice = "source.text_key and the like, or --columns, choose others"
+        raise UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}.")
 
 
 def _inside(entry: dict[str, Any], key: str) -> Any:
@@ -214,8 +223,8 @@ def _inside(entry: dict[str, Any], key: str) -> Any:
     return _inside(entry[first], rest) if isinstance(entry[first], dict) else None
 
 
-def _text(value: Any, key: str, where: str) -> str:
-    """Return a value of a column as text."""
+def as_text(value: Any, key: str, where: str) -> str:
+    """Return a value of a column as text; raise ValueError unless it is a text or a finite number."""
     if isinstance(value, str):
         return value
     try:
@@ -223,7 +232,7 @@ def _text(value: Any, key: str, where: str) -> str:
             return value.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
-    if not isinstance(value, int | float):
-        found = "has no value" if value is None else f"is of type {type(value).__name__}"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        found = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"
         raise ValueError(f"{where}: the column {key!r} {found}, it must be a text or a number.")
     return str(value)

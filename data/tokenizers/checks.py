@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+MAX_GROWTH = 100  # factor by which replacements may make a text longer
 MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Raise ValueError if a token id is out of range, a merge or a `precompiled_charsmap` damaged."""
+    """Raise ValueError if an id is out of range, a merge or a `precompiled_charsmap` damaged, or a replacement long."""
     model = spec["model"]
     ids = list(model["vocab"].values()) if isinstance(model["vocab"], dict) else []
     wrong = next((id for id in ids if type(id) is not int or not 0 <= id <= MAX_ID), None)
@@ -21,16 +22,20 @@ def check(spec: Mapping[str, Any]) -> None:
         _, second = merge.split(" ") if isinstance(merge, str) else merge
         if not second.startswith(prefix):
             raise ValueError(f"a merge has {second!r}, which must begin with continuing_subword_prefix, {prefix!r}")
-    for part in _nested(spec.get("normalizer")):
+    growth = 1
+    for part in (*_nested(spec.get("normalizer")), *_nested(spec.get("decoder"))):
+        growth *= max(len(part.get("content") or part.get("prepend") or ""), 1)
+        if growth > MAX_GROWTH or part.get("pattern") == {"String": ""}:
+            raise ValueError("its normalizer or decoder replaces parts of a text by much longer ones")
         if part.get("type") == "Precompiled" and not _is_sound(base64.b64decode(part["precompiled_charsmap"])):
             raise ValueError("its precompiled_charsmap is damaged")
 
 
 def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer and those in it."""
+    """Yield a normalizer or decoder and those in it."""
     if isinstance(part, dict):
         yield part
-        for inner in part.get("normalizers") or ():
+        for inner in part.get("normalizers") or part.get("decoders") or ():
             yield from _nested(inner)
 
 

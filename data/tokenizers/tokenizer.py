@@ -1,5 +1,6 @@
 """Tokenizers: text to token ids and back."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,7 @@ BYTES = {chr(byte if byte in _PRINTABLE else next(_OTHERS)): byte for byte in ra
 class Tokenizer:
     """Conversion of text to token ids and back, by a `backend` of the `tokenizers` library.
 
-    The name of a special token in a text is ordinary text. Truncation and padding are switched off.
+    The name of a special token in a text is ordinary text. Truncation, padding and dropout are switched off.
 
     Attributes:
         vocab_size: largest id + 1.
@@ -49,11 +50,11 @@ class Tokenizer:
         special: bool [vocab_size], True for special tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer):
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer"):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
-        self._backend = backend
+        self._backend, self._name = backend, name
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
         vars(self).update({role: next((id for id in some if id is not None), None) for role, some in ids.items()})
@@ -63,6 +64,8 @@ class Tokenizer:
         # Bytes and characters are looked up here, which is a hundred times faster than the library.
         spec = json.loads(backend.to_str())
         model, split = spec["model"], spec["pre_tokenizer"] or {}
+        if model.get("dropout"):  # of merges, at random
+            backend.model.dropout = None
         self._is_bytes = model["type"] == "BPE" and model["vocab"] == BYTES
         self._characters = None
         if model["type"] == "WordLevel" and split.get("pattern") == {"Regex": ANY_CHARACTER}:
@@ -99,14 +102,16 @@ class Tokenizer:
         if self._characters is not None:
             return [self._look_up(np.frombuffer(text.encode("utf-32-le"), np.uint32)) for text in texts]
         pieces = [list(split_lines([text])) for text in texts]
-        encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
+        with self._errors():
+            encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
     def encode_marked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the token ids int32 [N] of each text, in which names of special tokens stand for these tokens."""
         self._backend.encode_special_tokens = False
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            with self._errors():
+                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         finally:
             self._backend.encode_special_tokens = True
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -116,7 +121,8 @@ class Tokenizer:
         in it, int64 [N, 2]."""
         if self._characters is not None:
             self.encode_batch(texts)  # raises ValueError for a character that is not known
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with self._errors():
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
 
     def _look_up(self, points: np.ndarray) -> np.ndarray:
@@ -141,12 +147,23 @@ class Tokenizer:
             elif suffix:
                 ends[id] |= piece.endswith(suffix)
             else:
-                begins[id] |= piece[0] in _SPACES or (model["type"] == "WordLevel" and self._characters is None)
+                begins[id] |= piece[:1] in _SPACES or (model["type"] == "WordLevel" and self._characters is None)
         return begins, ends
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids [N]; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(np.asarray(ids, np.int64).tolist(), skip_special_tokens=False)
+        with self._errors():
+            return self._backend.decode(np.asarray(ids, np.int64).tolist(), skip_special_tokens=False)
+
+    @contextlib.contextmanager
+    def _errors(self):
+        """Raise ValueError for errors of the library: `Exception` itself, and a `PanicException` that has no module."""
+        try:
+            yield
+        except BaseException as error:
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"{self._name} cannot be used for a text: {str(error)[:200]}.") from None
 
     def has(self, role: str) -> bool:
         """Return whether there is a token for a role of `SPECIAL`, or for "sentinels"."""
@@ -167,7 +184,7 @@ class Tokenizer:
         try:
             content = path.read_text(encoding="utf-8")
             check(json.loads(content))
-            return cls(tokenizers.Tokenizer.from_str(content))
+            return cls(tokenizers.Tokenizer.from_str(content), str(path))
         except Exception as error:  # The library raises nothing narrower.
             raise ValueError(
                 f"{path} is not a tokenizer that the tokenizers library can read: {str(error)[:200]}."

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,8 @@ import numpy as np
 from PIL import Image
 
 from lineage.data import shuffle
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # for others, such as EPS, Pillow may start a program
 
 
 def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
@@ -81,7 +85,9 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
         yield file
         return
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+        if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):
+            raise OSError("it is not a regular file")  # opening a pipe would wait forever
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # by format
         where = where or ("An example" if isinstance(file, bytes) else file)

@@ -1,6 +1,7 @@
 """Contents of a folder in the layout of `transformers` besides the model: names of classes, preprocessing, length."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
+MAX_SIDE = 1 << 14  # pixels that images are resized to
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
 # Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
 ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
@@ -32,15 +34,27 @@ def starts_with_padding(folder: Path) -> bool:
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:
-    """Return options of image tasks, such as `image_size` and `mean`, by `preprocessor_config.json`; {} without it."""
+    """Return options of image tasks, such as `image_size` and `mean`, by `preprocessor_config.json`; {} without it.
+
+    Raises ValueError if the file has other values than the processors of `transformers`.
+    """
     if not (folder / PREPROCESSOR).is_file():
         return {}
     about = read_json(folder / PREPROCESSOR)
+    try:
+        return _preprocessing(about)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {error}.") from None
+
+
+def _preprocessing(about):
     found = {name: tuple(map(float, about[f"image_{name}"])) for name in ("mean", "std") if about.get(f"image_{name}")}
+    if not (all(map(math.isfinite, found.get("mean", ()))) and all(0 < x < math.inf for x in found.get("std", ()))):
+        raise ValueError(f"the mean and the deviation of pixels are {str(found)[:120]}")
     if about.get("resample") in RESAMPLING:
         found["resample"] = RESAMPLING[about["resample"]]
-    side, longest = _side(about.get("size")), isinstance(about.get("size"), dict) and about["size"].get("longest_edge")
-    if longest:
+    side = _side(about.get("size"))
+    if isinstance(about.get("size"), dict) and (longest := _side(about["size"].get("longest_edge"))):
         return found | {"image_size": longest, "shorter_side": side}
     if side:
         found["squash"] = _squashes(about)
@@ -53,7 +67,10 @@ def preprocessing(folder: Path) -> dict[str, Any]:
 
 def _side(size):
     """Return the side of a square, or the shorter side, from a number or a dictionary; None for other sizes."""
-    return (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
+    side = (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
+    if side is not None and not (type(side) is int and 0 < side <= MAX_SIDE):
+        raise ValueError(f"a size is {str(size)[:60]}: it must be an integer of at most {MAX_SIDE:,}")
+    return side
 
 
 def _squashes(about):

@@ -37,6 +37,15 @@ def test_parse_separates_options_and_overrides():
     assert parse([], "lineage")[0].command == "train"
 
 
+def test_home_folder_in_values(monkeypatch):
+    """Check the paths whose "~" shells leave as it is; in other places it is part of a name or of a text."""
+    monkeypatch.setenv("HOME", "/home/me")
+    given = ["--workdir=~/run", "--config.source=text:~/texts", "--config.init.path=a~/b", "--config.label_key=~x"]
+    options, changes = parse(["train", *given], "lineage")
+    assert options.workdir == "/home/me/run"
+    assert changes == {"source": "text:/home/me/texts", "init.path": "a~/b", "label_key": "~x"}
+
+
 def test_list_shows_every_experiment_with_a_summary(capsys):
     assert launch.main(["list"]) == 0
     small, paper = capsys.readouterr().out.split("\npaper:\n")
@@ -64,7 +73,7 @@ def test_config_shows_every_key(capsys):
     lines = capsys.readouterr().out.splitlines()
     config, _ = cli.load("vit_digits")
     shown = [line.split(" = ")[0] for line in lines if not line.startswith(" ")]
-    assert shown == list(cli.keys(config))
+    assert shown == list(schema.describe(config, {}))
     assert "seed = 3  [int, default 0]" in lines
     assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
     assert "model.patch_size = 2  [int, 1 or more, default 16]" in lines

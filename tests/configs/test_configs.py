@@ -30,8 +30,8 @@ def config():
 def test_every_config_loads_with_the_keys_of_base(path):
     config, _ = cli.load(str(path))
     fresh = base.get_config(**{part: config[part].name for part in base.REGISTRIES})
-    own = {key for key in cli.keys(config) if not key.startswith("evaluators.")}
-    assert own == {key for key in cli.keys(fresh) if not key.startswith("evaluators.")}
+    own = {key for key in schema.describe(config, {}) if not key.startswith("evaluators.")}
+    assert own == {key for key in schema.describe(fresh, {}) if not key.startswith("evaluators.")}
     assert set(fresh.evaluators) <= set(config.evaluators)
     assert config.is_locked
 
@@ -225,6 +225,12 @@ def test_file_without_get_config_raises(tmp_path):
         cli.load(str(tmp_path / "x.py"))
 
 
+def test_config_that_is_none_is_refused(tmp_path):
+    (tmp_path / "x.py").write_text("def get_config():\n    pass\n")
+    with pytest.raises(ValueError, match=r"get_config\(\) of .*x\.py returns None: it must return a ConfigDict"):
+        cli.load(str(tmp_path / "x.py"))
+
+
 def test_argument_selects_the_variant():
     path = ROOT / "configs" / "small" / "gpt_shakespeare_char.py"
     assert cli.load(str(path))[0].model.depth == 4
@@ -236,9 +242,10 @@ def test_argument_selects_the_variant():
 def test_config_json_round_trip(config, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(config.to_json_best_effort())))
-    again, sweep = cli.load(str(path))
-    assert again.to_dict() == config.to_dict()
-    assert sweep == []
+    for file in (path, tmp_path):
+        again, sweep = cli.load(str(file))
+        assert again.to_dict() == config.to_dict()
+        assert sweep == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"model": 5}', "[" * 100_000])
@@ -280,6 +287,8 @@ def test_sweep_yields_overrides(tmp_path):
         ("config.model.depth = '1'", "Could not override field 'depth'"),
         ("config.total_steps = stps", "name 'stps' is not defined"),
         ("config.total_steps =", "invalid syntax"),
+        ("from os import nothing", "cannot import name 'nothing'"),
+        ("config.total_steps = [][1]", "list index out of range"),
     ],
 )
 def test_mistakes_in_a_config_file_are_reported_with_their_line(tmp_path, line, message):

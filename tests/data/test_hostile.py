@@ -1,11 +1,14 @@
 """Hostile and damaged files of data: each is refused with one sentence that names the file or shows the text."""
 
+import io
 import json
+import os
 import struct
 import zlib
 
 import numpy as np
 import pytest
+from PIL import EpsImagePlugin, Image
 
 from lineage.data.sources.boxes import COCO
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
@@ -38,6 +41,20 @@ def test_hostile_images(tmp_path, content):
             decode(file, 3)
 
 
+def test_images_of_other_formats_start_no_program(tmp_path, monkeypatch):
+    """Check PostScript, for which Pillow starts Ghostscript, and a pipe, which opens when somebody writes to it."""
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", None)
+    path, page = tmp_path / "a.png", io.BytesIO()
+    Image.new("RGB", (8, 8)).save(page, "EPS")
+    path.write_bytes(page.getvalue())
+    with pytest.raises(ValueError, match=r"a\.png cannot be read as an image: cannot identify image file"):
+        decode(path, 3)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"a\.png cannot be read as an image: it is not a regular file"):
+        decode(path, 3)
+
+
 def test_coco_with_a_list_for_a_name(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"images": [{"id": 1, "file_name": ["a"]}], "annotations": [], "categories": []}))
@@ -66,6 +83,14 @@ def test_hostile_questions(tmp_path, content, message):
         read_questions(str(path))
     with pytest.raises(ValueError, match="is not a file in SQuAD's format"):
         SQuAD(str(path)).questions()
+
+
+@pytest.mark.parametrize(("start", "answer"), [(-3, "bc"), (0, ""), (10**30, "")])
+def test_answers_that_are_nowhere(start, answer, tmp_path):
+    (path := tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "abcd", "qas": [
+        {"question": "Who?", "answers": [{"text": answer, "answer_start": start}]}]}]}]}))  # fmt: skip
+    with pytest.raises(ValueError, match=rf"a\.json, question 1: .* is not at character {start} of its context"):
+        read_questions(str(path))
 
 
 def test_nested_json_lines(tmp_path):

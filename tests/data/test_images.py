@@ -73,6 +73,13 @@ def test_folder_errors(folder, tmp_path):
     with pytest.raises(ValueError, match="has the class 'horse', which"):
         Folder(str(folder)).images()
     (folder / "test" / "horse").rmdir()
+    (folder / "train" / "horse").mkdir()
+    (folder / "train" / "horse" / "._0.png").touch()
+    with pytest.raises(ValueError, match=r"There is no image in .*/train/horse\."):
+        Folder(str(folder)).images()
+    (folder / "train" / "horse" / "._0.png").rename(folder / "train" / "cat" / "._0.png")
+    (folder / "train" / "horse").rmdir()
+    assert len(Folder(str(folder)).images().splits["train"]) == 6
     (folder / "train" / "cat" / "0.png").write_bytes(b"torn")
     with pytest.raises(ValueError, match=r"0\.png cannot be read as an image"):
         decode(folder / "train" / "cat" / "0.png", 3)

@@ -157,9 +157,9 @@ def test_invalid_files_raise(content, options, message, tmp_path):
         load(LabelFiles(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
         read_labeled_texts("a.csv")
-    for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
+    for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n', '{"text": "a", "label": NaN}\n'):
         (tmp_path / "a.jsonl").write_text(content)
-        with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
+        with pytest.raises(ValueError, match="line 1: the column 'label' has no value, it must be a text or a number"):
             read_labeled_texts(f"{tmp_path}/a.jsonl")
 
 

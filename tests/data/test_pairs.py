@@ -120,8 +120,9 @@ def test_start_token_of_outputs(tmp_path):
     ("name", "content", "message"),
     [
         ("a.tsv", "x\ty\nx\n", "a.tsv, line 2 has 1 columns: it must have 2"),
-        ("a.jsonl", '{"input": "x"}\n', "a.jsonl, line 1 must be a JSON object with `input` and `target`"),
-        ("a.jsonl", '{"input": "x", "target": null}\n', "a.jsonl, line 1 must be .* none of them null"),
+        ("a.jsonl", '{"input": "x"}\n', "a.jsonl, line 1: the column 'target' has no value"),
+        ("a.jsonl", '{"input": "x", "target": null}\n', "a.jsonl, line 1: the column 'target' has no value"),
+        ("a.jsonl", '{"input": "x", "target": ["y"]}\n', "a.jsonl, line 1: the column 'target' is of type list"),
         ("a.txt", "x\n", "must be a .tsv or .jsonl file, or two files separated by a comma"),
     ],
 )

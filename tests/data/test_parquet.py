@@ -23,7 +23,7 @@ STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 def write(path, columns, class_names=None, rows_in_group=3):
     """Write a table, with the metadata that `datasets` writes if there are class names, and return the path."""
-    table = pa.table(columns)
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     if class_names:
         features = {
             "label": {"num_classes": len(class_names), "names": class_names, "_type": "ClassLabel"},
@@ -213,6 +213,8 @@ def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
         ({"text": ["a", "b"], "label": ["x", ""]}, {}, "row 2: the column 'label' has no value"),
         ({"text": ["a"], "label": [1]}, {"text_key": "text.b"}, "has no column 'text.b'"),
         (dict.fromkeys(("text", "label"), pa.array([], pa.string())), {}, "has no rows for the split train"),
+        (pa.table([["a"]] * 3, ["text", "label", "text"]), {}, "has the column 'text' twice"),
+        ({"text": ["a", "b"], "label": [1.0, float("nan")]}, {}, "row 2: the column 'label' has no value"),
     ],
 )
 def test_errors_of_texts_name_the_file_and_the_row(columns, options, message, tmp_path):
@@ -264,6 +266,35 @@ def test_errors_of_images_name_the_file_and_the_row(images, labels, message, tmp
     path = write(tmp_path / "a.parquet", {"image": images, "label": labels}, ["no", "yes"])
     with pytest.raises(ValueError, match=rf"{path}, {message}"):
         Parquet(path).images()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (b"[]", "has metadata that are not those of `datasets`: 'list' object"),
+        (b"[" * 100_000, "has metadata that are not those of `datasets`: maximum recursion"),
+        (b'{"info": {"features": {"label": {"names": "yes"}}}}', "has yes as names of the classes of 'label'"),
+        (b'{"info": {"features": {"label": {"names": ["a", "a"]}}}}', r"has \['a', 'a'\] as names of the classes"),
+    ],
+)
+def test_wrong_metadata(metadata, message, tmp_path):
+    table = pa.table({"text": ["a"], "label": [0]}).replace_schema_metadata({"huggingface": metadata})
+    path = write(tmp_path / "a.parquet", table)
+    with pytest.raises(ValueError, match=f"{path} {message}"):
+        Parquet(path).labeled_texts()
+
+
+def test_large_labels_are_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", {"image": encoded([0, 1]), "label": [0, 1 << 62]})
+    with pytest.raises(ValueError, match=f"train has the label {1 << 62}: it must be below 1,000,000"):
+        Parquet(path).images()
+
+
+def test_file_that_is_replaced_is_read_anew(tmp_path):
+    """Check that the images of a file are not those of an earlier file of the same name."""
+    for value in (1, 2):
+        path = write(tmp_path / "a.parquet", {"image": encoded([value]), "label": [0]})
+        assert np.asarray(Parquet(path).images().splits["train"][0]["image"]).max() == value
 
 
 def test_damaged_images_are_named_when_they_are_read(tmp_path):

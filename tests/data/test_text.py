@@ -1,9 +1,13 @@
+import errno
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.data.examples.windows import Windows
+from lineage.data.fingerprint import fingerprint
 from lineage.data.sources.text import StandardLibrary, Text, read_blocks
 
 
@@ -78,6 +82,29 @@ def test_files(tmp_path):
         texts(tmp_path / "nothing*")
     with pytest.raises(ValueError, match=r"There is no text in .*d\.txt"):
         texts(tmp_path / "d.txt")
+
+
+def test_linked_folders_are_read_once(tmp_path, monkeypatch):
+    """Check a link to a folder elsewhere, one to a folder around it, and a folder that cannot be read."""
+    for name in ("texts/a.txt", "elsewhere/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    texts = tmp_path / "texts"
+    (texts / "link").symlink_to(tmp_path / "elsewhere")
+    (texts / "link" / "up").symlink_to(texts)
+    source = Text(str(texts), validation_fraction=0)
+    assert list(source.documents()["train"]) == ["texts/a.txt", "elsewhere/b.txt"]
+    assert len(fingerprint(source.files())) == 2
+    scan = os.scandir
+
+    def denied(path):
+        if str(path).endswith("link"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(PermissionError, match="texts/link"):
+        source.documents()
 
 
 def test_newlines_are_kept(tmp_path):

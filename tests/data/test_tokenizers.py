@@ -277,6 +277,15 @@ def with_id(kind, id):
     return {"version": "1.0", "added_tokens": [], "model": {"type": kind, "vocab": {"a": 0, "b": id}, "merges": []}}
 
 
+def with_parts(**parts):
+    spec = json.loads(library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str())
+    return spec | {key: {"type": "Sequence", f"{key}s": found} for key, found in parts.items()}
+
+
+def replaced(old, new):
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
 DAMAGED = [
     b"garbage",
     b"",
@@ -304,6 +313,13 @@ def test_sound_table_of_replacements(tmp_path):
         ),
         *((with_charsmap(table), "its precompiled_charsmap is damaged") for table in DAMAGED),
         ("[" * 100_000, "recursion"),
+        (with_parts(normalizer=[replaced("a", "a" * 30)] * 2), "replaces parts of a text by much longer ones"),
+        (with_parts(normalizer=[replaced("", "a")]), "replaces parts of a text by much longer ones"),
+        (with_parts(decoder=[replaced("a", "a" * 1000)]), "replaces parts of a text by much longer ones"),
+        (
+            with_parts(normalizer=[{"type": "Prepend", "prepend": "a" * 1000}]),
+            "replaces parts of a text by much longer",
+        ),
     ],
 )
 def test_hostile_files_are_one_sentence(tmp_path, spec, message):
@@ -321,6 +337,44 @@ except ValueError as error:
     assert result.stdout.startswith(f"{path} is not a tokenizer that the tokenizers library can read")
     assert message in result.stdout
     assert result.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            with_parts() | {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}},
+            "Missing \\[UNK\\] token",
+        ),
+        (
+            with_parts()
+            | {
+                "pre_tokenizer": {
+                    "type": "Split",
+                    "pattern": {"Regex": "(a+)+$"},
+                    "behavior": "Isolated",
+                    "invert": False,
+                }
+            },
+            "retry-limit-in-match",
+        ),
+        (with_parts(decoder=[{"type": "Strip", "content": "a", "start": 9, "stop": 9}]), "index out of bounds"),
+    ],
+)
+def test_errors_of_the_library_at_texts(spec, message, tmp_path):
+    """Check errors and panics of the library, such as that of a regular expression which takes exponential time."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    tokenizer = Tokenizer.load(tmp_path)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/tokenizer.json cannot be used for a text: .*{message}"):
+        tokenizer.decode(tokenizer.encode("a" * 40 + "b!"))
+
+
+def test_loaded_tokenizers_drop_no_merges(tmp_path):
+    spec = json.loads(train("bpe", ["the cat sat on the mat"] * 3, vocab_size=280).to_str())
+    spec["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert len({tuple(tokenizer.encode("the cat sat on the mat")) for _ in range(5)}) == 1
 
 
 def test_names_of_special_tokens_stay_text_after_pickling():

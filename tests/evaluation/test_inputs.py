@@ -24,12 +24,13 @@ def test_tasks_without_predictions_are_refused(tiny):
     ("name", "content", "options", "message"),
     [
         ("a.txt", "", (), "a.txt is empty: there is no input."),
-        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review."),
+        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review; source.text_key"),
         ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
         ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .jsonl, .csv, .tsv, .parquet, or a source such as NAME:"),
         ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .jsonl, .csv, .tsv, .parquet, or a source such"),
         ("b/a.txt", None, (), "There is no file"),
+        ("a.csv", "text,text\n1,2\n", (), "a.csv has the column 'text' twice."),
     ],
 )
 def test_invalid_files_raise(name, content, options, message, tmp_path):
@@ -38,6 +39,13 @@ def test_invalid_files_raise(name, content, options, message, tmp_path):
     columns = options[0].partition("=")[2].split(",") if options else ()
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         from_files(str(tmp_path / name), "labeled_texts", columns)
+
+
+@pytest.mark.parametrize("words", [5, True, {"a": 1}, [1, 2], [["a"]], ["a", None], [None]])
+def test_words_that_are_not_texts_raise(words, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"words": words}))
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1 has .*: it must be a text, or a list of words"):
+        from_files(str(tmp_path / "a.jsonl"), "tagged_sentences")
 
 
 def test_inputs_of_questions_and_images(tmp_path):
@@ -51,6 +59,12 @@ def test_inputs_of_questions_and_images(tmp_path):
     found = from_files(str(tmp_path / "a.csv"), "questions")
     assert (found.rows[0].text, found.rows[0].context, found.about) == ("Is it?", "It is.", [{"id": "0"}])
     Image.new("L", (4, 2)).save(tmp_path / "a.png")
+    (tmp_path / "a, b").mkdir()
+    Image.new("L", (4, 2)).save(tmp_path / "a, b" / "a.png")
+    assert from_files(str(tmp_path / "a, b"), "images", channels=3).about == [{"file": "a.png"}]
+    (tmp_path / "a, b" / "a.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"There is no file or folder .*/photos\."):
+        from_files(str(tmp_path / "photos"), "images", channels=3)
     (tmp_path / "list.txt").write_text(f"a.png\n{tmp_path / 'a.png'}\n")
     for name in ("list.txt", "a.png", ""):
         found = from_files(str(tmp_path / name), "images", channels=3)

@@ -10,6 +10,7 @@ from scipy.special import softmax
 
 from lineage.configs import cli
 from lineage.data import Loader
+from lineage.evaluation.prediction import Output
 from lineage.evaluation.sampling import Sampler
 from lineage.models.decoding import continuous
 from lineage.train.experiment import Experiment
@@ -205,11 +206,18 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     (tmp_path / "prompts.txt").write_text("import\n\n")
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
-    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")  # a text of 16 tokens at most
+    (found,) = printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=9")
+    assert [found] == printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=4")
+    assert [found] != printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=3")
+    (tmp_path / "prompts.txt").write_text("b" * 16 + "\n")
     retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
     assert code == 1
-    assert "error: the prompt has 12 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
+    assert "error: the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that" in said
+    said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}", greedy, "--config.sampling.num_beams=2")
+    assert "error: a prompt has 16 tokens and sampling.max_new_tokens is" in said
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=2")  # the file is empty
     assert code == 0, said
 
@@ -276,5 +284,36 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     (tmp_path / "out.jsonl.about.json").unlink()
     assert "has predictions not of this command" in refused(*files)
     assert path.read_bytes() == whole
+    (final := tmp_path / "dev.json").write_text("mine")
+    said = refused(folder, f"--inputs={prompts}", f"--output={final}")
+    assert "dev.json exists, without dev.jsonl: choose another --output, or delete it." in said
+    assert final.read_text() == "mine"
     said = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
     assert "a.txt': it must end with .jsonl, .json or .npz." in said
+
+
+@pytest.mark.parametrize("text", ["[]\n", "5\n", "torn\n", "[" * 100_000 + "\n"])
+def test_damaged_output_is_named(text, tmp_path):
+    path = tmp_path / "out.jsonl"
+    Output(str(path), {"a": 1})
+    path.write_text('{"label": "a"}\n' + text)
+    with pytest.raises(ValueError, match=r"out\.jsonl, line 2 is damaged: delete the file"):
+        Output(str(path), {"a": 1})
+
+
+def test_output_of_any_name_and_beside_other_images(tmp_path):
+    """Check names that are not UTF-8, which JSON escapes, and that images are not written among those of others."""
+    output = Output(str(tmp_path / "out.jsonl"), {"a": 1})
+    output.write([[{"file": "caf\udce9.png", "label": "\u00e9"}]])
+    assert output.path.read_bytes() == b'{"file": "caf\\udce9.png", "label": "\xc3\xa9"}\n'
+    assert json.loads(output.path.read_text())["file"] == "caf\udce9.png"
+    assert Output(str(tmp_path / "out.jsonl"), {"a": 1}).count == 1
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.png").write_text("mine")
+    pictures = [[{"masked": np.zeros((2, 2, 1), np.uint8)}]]
+    with pytest.raises(ValueError, match=r"its images go to .*/photos, which has mine\.png"):
+        Output(str(tmp_path / "photos.jsonl"), {}).write(pictures)
+    (tmp_path / "photos" / "mine.png").unlink()
+    for _ in range(2):  # an interrupted command goes on
+        Output(str(tmp_path / "photos.jsonl"), {}).write(pictures)
+    assert len(list((tmp_path / "photos").iterdir())) == 2

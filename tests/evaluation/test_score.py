@@ -8,6 +8,7 @@ import pytest
 import sacrebleu
 
 from lineage import launch
+from lineage.evaluation import records
 from lineage.evaluation.score import METRICS, parse, score_files
 from lineage.metrics import embedding
 from lineage.metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
@@ -18,6 +19,7 @@ from lineage.metrics.translation import compare, d2l_bleu
 OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the caf\u00e9 is a house and a caf\u00e9"]
 TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
 OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
+CROWD = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": "no"}
 IMAGES = {"images": [{"id": 7}, {"id": 3}], "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}]}
 
 
@@ -223,7 +225,7 @@ def test_voc_boxes(scored):
         ("metric=d2l_bleu predictions=P references=P option=n=2", "d2l_bleu has no option 'n': it has order."),
         ("metric=d2l_bleu predictions=P references=P option=order=x", "the option order of d2l_bleu is 'x': it must"),
         ("metric=bleu predictions=P references=P option=lowercase=yes", "the option lowercase of bleu is 'yes': it"),
-        ("metric=d2l_bleu predictions=P references=P references=P", "['b', 'b'] has several texts: each"),
+        ("metric=d2l_bleu predictions=P references=P references=P", "['b', 'b'] has not one text: each"),
         ("metric=ter predictions=J.jsonl references=P", "J.jsonl, entry 2 must be a text or texts, or"),
         ("metric=ter predictions=K.jsonl references=P", "K.jsonl, line 1 is not JSON: Expecting"),
         ("metric=coco predictions=C.json references=C.json", "the files are not COCO's results and"),
@@ -284,5 +286,71 @@ def test_references_in_tables_and_folders(tmp_path):
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
-    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header and, in each row, a column label"):
+    with pytest.raises(ValueError, match=r"true\.csv must be a table with a header that has the column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "label,text\na, b,c\n", "a.csv, line 2 has 3 columns: the header has 2"),
+        ("a.csv", "label\na\rb\n", "a.csv, line 2 cannot be read: new-line character"),
+        ("a.csv", 'label\n"a\n', "a.csv, line 2 cannot be read: unexpected end of data"),
+        ("a.csv", "label,label\na,b\n", "a.csv has the column 'label' twice"),
+        ("a.json", "null", "a.json must have a list or an object, not None"),
+        ("a.json", '"abc"', "a.json must have a list or an object, not abc"),
+        ("a.json", "[" * 100_000, "a.json is not JSON: maximum recursion depth"),
+    ],
+)
+def test_damaged_files(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "out.txt").write_text("a\n")
+    with pytest.raises(ValueError, match=message):
+        score_files("accuracy", str(tmp_path / "out.txt"), [str(tmp_path / name)], [])
+
+
+@pytest.mark.parametrize(
+    ("metric", "predictions", "references", "message"),
+    [
+        ("squad", {"1": 5}, {"1": "a"}, "5 has not one text"),
+        ("squad", {"1": None}, {"1": "a"}, "None has not one text"),
+        ("squad", {"1": "a"}, {"1": 5}, "the references are not a file of SQuAD's: TypeError"),
+        (
+            "coco",
+            [],
+            IMAGES | {"annotations": [CROWD]},
+            "the files are not COCO's results and instances: KeyError 'no'",
+        ),
+        ("voc", [], IMAGES | {"annotations": [CROWD]}, "the files are not COCO's results and instances: KeyError 'no'"),
+        ("fill_mask", ["a"], ["a"], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": [[{"token": 5}]]}], ["a"], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": [[{"token": "a"}]]}], [["a"]], "Text 1 is not a prediction with `masks`"),
+        ("fill_mask", [{"masks": []}], ["a b"], "Text 1 has 0 masks and 2 hidden tokens"),
+        ("fill_mask", [{"masks": [[]]}], ["a"], "The predictions have no masks"),
+    ],
+)
+def test_entries_of_other_types(metric, predictions, references, message, tmp_path):
+    if metric == "squad":
+        asked = [{"id": id, "answers": [{"text": text}]} for id, text in references.items()]
+        references = {"data": [{"paragraphs": [{"qas": asked}]}]}
+    (tmp_path / "out.json").write_text(json.dumps(predictions))
+    (tmp_path / "true.json").write_text(json.dumps(references))
+    with pytest.raises(ValueError, match=message):
+        score_files(metric, str(tmp_path / "out.json"), [str(tmp_path / "true.json")], [])
+
+
+def test_multiline_cells_and_entries_that_name_no_image(tmp_path):
+    (tmp_path / "a.csv").write_text('prediction\n"a\nb"\n')
+    assert records.read(str(tmp_path / "a.csv"), ["text", "prediction"]) == ["a\nb"]
+    (tmp_path / "a.jsonl").write_text('["a.png"]\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl has \['a.png'\]: each entry must be the name of one image"):
+        records.pictures(str(tmp_path / "a.jsonl"))
+
+
+def test_files_to_score_are_not_overwritten(tmp_path, capsys):
+    (texts := tmp_path / "a.txt").write_text("a b\n")
+    (link := tmp_path / "link.txt").symlink_to(texts)
+    for output in (texts, link):
+        assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 1
+        assert f"--output is {output}, which is one of the files to score" in capsys.readouterr().err
+    assert texts.read_text() == "a b\n"

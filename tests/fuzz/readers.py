@@ -17,6 +17,7 @@ from PIL import Image
 
 from lineage import data, models
 from lineage.configs import cli
+from lineage.configs.atomic import sealed
 from lineage.data.content import FACTS, Documents, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import from_files
@@ -25,9 +26,11 @@ from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer
 from lineage.data.tokens import tokenize
 from lineage.data.transforms.pillow import decode
 from lineage.evaluation import scorers
+from lineage.evaluation.prediction import Output
 from lineage.models import convert
+from lineage.models.convert import companions
 from lineage.report.run import write_report
-from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record, sealed
+from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record
 from lineage.runs.metrics import GrowingMetrics
 from tests.data.test_raw_images import pickled
 
@@ -94,6 +97,14 @@ def parquet(folder):
     return folder / "a.parquet"
 
 
+def read_parquet_metadata(path):
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(ROWS).replace_schema_metadata({"huggingface": path.read_bytes()})
+    pyarrow.parquet.write_table(table, path.with_name("a.parquet"))
+    read_source("parquet", "labeled_texts", 0, {}, path.with_name("a.parquet"))
+
+
 def idx(folder):
     for split in ("t10k", "train"):
         write(f"{split}-labels-idx1-ubyte", b"\0\0\x08\1\0\0\0\6" + bytes(range(6)), folder)
@@ -142,6 +153,13 @@ def model(name, folder):
     return folder / name
 
 
+def output(folder):
+    """Write predictions, and what they were computed from; return their path."""
+    made = Output(str(folder / "out.jsonl"), {"inputs": "a"})
+    made.write([[{"label": "a"}, {"error": "Image 1"}]] * 3)
+    return made.path
+
+
 def run(name, folder):
     """Write the files of a run and return the path of one."""
     config = cli.load(f"{Path(__file__).parents[1]}/tiny.py:gpt")[0].to_json_best_effort()
@@ -158,6 +176,10 @@ def run(name, folder):
     return folder / name
 
 
+METADATA = json.dumps({"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "ClassLabel"}}}})
+SENTENCES = "".join(json.dumps({"words": text.split()}) + "\n" for text in TEXTS)
+IMAGES = {"size": {"height": 224, "width": 224}, "do_center_crop": True, "crop_size": 200, "resample": 2}
+IMAGES |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "image_processor_type": "ViTImageProcessor"}
 TEXT = "-DOCSTART- O\n\n" + "EU NNP B-ORG\nrejects VBZ O\n\n" * 5
 ALL = {"validation_fraction": 0.0}
 READERS = {
@@ -175,15 +197,22 @@ READERS = {
     "coco": from_source("coco", "images_with_boxes", coco),
     "voc": from_source("voc", "images_with_boxes", voc, place=2, validation_set=""),
     "parquet": from_source("parquet", "documents pairs labeled_texts", parquet, **ALL),
+    "parquet metadata": (partial(write, "a.json", METADATA), read_parquet_metadata),
     "idx": from_source("idx", "images", idx, place=1),
     "cifar": from_source("cifar", "images", cifar, place=1),
     "inputs.csv": (partial(write, "a.csv", TABLE), lambda path: from_files(str(path), "documents")),
     "inputs.jsonl": (partial(write, "a.jsonl", LINES), lambda path: from_files(str(path), "documents")),
+    "inputs of words": (partial(write, "a.jsonl", SENTENCES), lambda path: from_files(str(path), "tagged_sentences")),
+    "output": (output, lambda path: Output(str(path), {"inputs": "a"})),
     "scores": (partial(write, "a.jsonl", LINES), lambda path: scorers.read(str(path), ["text"])),
     "shards": (partial(shards, "*.tokens"), read_shards),
     "index of shards": (partial(shards, "index.json"), read_shards),
     "model config": (partial(model, "config.json"), lambda path: convert.load(path.parent)),
     "safetensors": (partial(model, "model.safetensors"), lambda path: convert.load(path.parent)),
+    "preprocessing": (
+        partial(write, "preprocessor_config.json", json.dumps(IMAGES)),
+        lambda path: companions.preprocessing(path.parent),
+    ),
     "run config": (partial(run, CONFIG), lambda path: cli.load(str(path))),
     "run facts": (partial(run, FACTS), Facts.load),
     "run record": (partial(run, "checkpoints/8/about/metadata"), lambda path: read_record(path.parents[1])),

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from lineage.configs.atomic import in_turn, replacing, write_atomic
-from lineage.runs import slurm
+from lineage.runs import folder, slurm
+from lineage.runs.metrics import GrowingMetrics
 
 
 def test_failed_write_keeps_the_old_file_only(tmp_path):
@@ -104,6 +105,22 @@ def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
     assert order[2:] == ["third"]
 
 
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "growing", "checkpoints/1/about/metadata"])
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_files_without_end_are_not_read(name, target, tmp_path):
+    """Check the files of a run folder that came from somebody else; reading them would take all memory, or forever."""
+    (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    if target == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    reads = {"run.json": folder.read_json, "metrics.jsonl": folder.parse_metrics}
+    reads["growing"] = lambda path: GrowingMetrics(path).read()
+    read = reads.get(name, lambda path: folder.read_record(path.parents[1]))
+    with pytest.raises(ValueError, match=f"{path} is not a regular file|{path} cannot be read"):
+        read(path)
+
+
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J"])
 def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
     with pytest.raises(ValueError, match=r"workdir is '.*': it must not have line breaks or other control characters"):
@@ -138,3 +155,10 @@ def test_errors_name_the_file(tmp_path):
     with pytest.raises(OSError, match=r"^a sentence$"), replacing(tmp_path / "a"):
         raise OSError("a sentence")
     assert not [*tmp_path.iterdir()]
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
+    script = "import sys; from lineage.runs.process import open_streams; open_streams(); sys.stderr.isatty()\n"
+    script += f"with open({str(tmp_path / 'file')!r}, 'w') as file: print(file.fileno(), file=file)"
+    subprocess.run(f'exec {sys.executable} -c "{script}" <&- >&- 2>&-', shell=True, check=True)
+    assert int((tmp_path / "file").read_text()) > 2

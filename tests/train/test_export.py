@@ -127,6 +127,15 @@ def test_refused_export_leaves_no_folder(exported):
     assert not (experiment.workdir / "none").exists()
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "stablehlo"])
+def test_run_is_not_overwritten(kind, exported, tmp_path):
+    *_, experiment, state = exported["transformer"]
+    (tmp_path / "config.json").write_text(text := json.dumps({"model": {}}))
+    with pytest.raises(ValueError, match=f"{tmp_path} is the folder of a run: choose another --output"):
+        export.write(experiment, state.variables(average=True), kind, tmp_path)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"config.json": text}
+
+
 def test_image_model_with_its_preprocessing(exported):
     """Check the logits and the classes of the default architecture, through the image processor of `transformers`."""
     *_, experiment, state = exported["vit"]
@@ -194,6 +203,31 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     task = TASKS["image_classification"](**companions.preprocessing(tmp_path))
     assert_same_pixels(task, tmp_path, (48, 24))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"size": "x"},
+        {"size": {"shortest_edge": "a"}},
+        {"size": {"longest_edge": 1 << 30}},
+        {"size": -5},
+        {"size": True},
+        {"size": 22.5},
+        {"size": 8, "crop_size": "z", "do_center_crop": True},
+        {"size": 8, "image_processor_type": 5},
+        {"resample": [2]},
+        {"image_mean": 5},
+        {"image_mean": "abc"},
+        {"image_mean": [float("nan")] * 3},
+        {"image_std": [0.0] * 3},
+    ],
+    ids=str,
+)
+def test_wrong_preprocessing_raises(about, tmp_path):
+    (path := tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=f"{path} cannot be used: "):
+        companions.preprocessing(tmp_path)
 
 
 def test_unsupported_export_raises(exported):

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from lineage.configs import cli, schema
+from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder, locks
+from lineage.runs import folder, locks, process, provenance
 from lineage.train import loop
 
 
@@ -94,12 +95,12 @@ def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
 def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             assert not stop.received
             os.kill(os.getpid(), number)
             assert stop.received
@@ -107,13 +108,23 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
             os.kill(os.getpid(), number)
             assert caught == [number] * (number == signal.SIGINT)
         caught.clear()
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             pass
         os.kill(os.getpid(), number)
         assert not stop.received
         assert caught == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with process.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.received
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
@@ -157,11 +168,11 @@ def test_displayed_command(tmp_path, monkeypatch):
 
 
 def test_versions_of_installed_packages():
-    assert folder.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
+    assert provenance.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
 
 
 def test_every_key_that_may_change_is_a_key(tiny):
-    known = [*cli.keys(tiny("gpt")), *cli.keys(tiny("bert", {"task.name": "question_answering"}))]
+    known = [*schema.describe(tiny("gpt"), {}), *schema.describe(tiny("bert", {"task.name": "question_answering"}), {})]
     for name in folder.MAY_CHANGE:
         # The name is that of a key, or the beginning of several.
         assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name
@@ -196,9 +207,7 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
     for step in (5, 10):
         about = tmp_path / "checkpoints" / str(step) / "about"
         about.mkdir(parents=True)
-        record = folder.sealed(
-            {"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan}
-        )
+        record = sealed({"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan})
         (about / "metadata").write_text(json.dumps(record))
     other = tiny("gpt", {"schedule.learning_rate": 0.5})
     path = tmp_path / "config.json"
@@ -218,9 +227,17 @@ def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
     files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"config.json is not the config of a run: choose another workdir"):
+    with pytest.raises(ValueError, match=r"config.json is not of a run: choose another workdir"):
         loop.train(tiny(), tmp_path)
     assert {name: (tmp_path / name).read_text() for name in files} == files
+    (tmp_path / "config.json").unlink()
+    for name in ("tokenizer.json", "data.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match=f"{name} is not of a run: choose another workdir"):
+            loop.train(tiny(), tmp_path)
+        assert (tmp_path / name).read_text() == "{}"
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer.json").touch()
     folder.discard(tmp_path, force=True)
     assert not (tmp_path / "tokenizer.json").exists()
 
@@ -297,10 +314,10 @@ def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
     folder.keep_data({}, workdir)
     for path, (content, changed) in files.items():
         path.write_text(changed)
-        with pytest.raises(ValueError, match=f"{path.name} changed since the run in .* began"):
+        with pytest.raises(ValueError, match=f"^{path} changed since the run in .* began"):
             folder.keep_data({}, workdir)
         path.write_text(content)
         folder.keep_data({}, workdir)
     (workdir / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"tokenizer\.json changed since the run"):
+    with pytest.raises(ValueError, match=f"^{workdir}/tokenizer.json changed since the run"):
         folder.keep_data({}, workdir)

@@ -1,6 +1,7 @@
 """Use of trained models without the training data: `lineage.load`, evaluation, and models of `transformers`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -275,3 +276,25 @@ def test_facts_are_saved_whole(tmp_path):
     facts = Facts({"train": 3}, num_classes=2, **options)
     facts.save(tmp_path / "facts.json")
     assert Facts.load(tmp_path / "facts.json") == facts
+    with pytest.raises(ValueError, match=r"The class name 'caf\\udce9' has a character that UTF-8 does not have"):
+        Facts(class_names=(os.fsdecode(b"caf\xe9"),)).save(tmp_path / "facts.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("class_names", 1.5),
+        ("class_names", "ab"),
+        ("class_names", [0]),
+        ("num_classes", 2.0),
+        ("image_size", [3]),
+        ("std", ["x"]),
+        ("examples", {"train": "x"}),
+        ("examples", None),
+        ("has_unanswerable", 1),
+    ],
+)
+def test_facts_of_other_types_are_damaged(name, value, tmp_path):
+    (path := tmp_path / "facts.json").write_text(json.dumps({name: value}))
+    with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): delete it"):
+        Facts.load(path)
