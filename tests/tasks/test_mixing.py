@@ -107,6 +107,8 @@ def test_soft_labels_and_binary_cross_entropy_match_pytorch():
     random = np.random.default_rng(0)
     logits, hard = random.normal(size=(6, 12)).astype(np.float32), random.integers(0, 12, 6)
     soft = random.dirichlet(np.full(12, 0.3), 6).astype(np.float32)
+    label = soft[0].argmax()
+    logits[0, label] = np.sort(np.delete(logits[0], label))[-5] - 1e-3  # five other classes are more probable
     mask = jnp.arange(6) < 5
     torch_logits, torch_soft = torch.tensor(logits[:5]), torch.tensor(soft[:5])
     loss, weight, aux = found(given(logits, soft, mask))
