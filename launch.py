@@ -21,7 +21,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, last_step, plain, saved_config
+from lineage.runs.folder import CONFIG, LAUNCH, displayed, last_step, plain, saved_config
+from lineage.runs.process import PREEMPTED
 from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
@@ -32,15 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
     """
+    process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
     options, changes = parse(arguments, displayed(LAUNCH))
-    options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
+    given = vars(options)
+    options.line = displayed([*LAUNCH, *arguments])
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
-    chosen = [given.get("workdir"), given.get("run"), *given.get("folders", ()), default_workdir(options.file)]
-    workdir = next(filter(None, chosen))
+    folders = filter(None, [given.get("workdir"), given.get("run"), *given.get("folders", ())])
+    is_sweep = options.command == "sweep" or given.get("sweep", False)
+    workdir = next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
         return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
     with process.brief_errors(options.traceback):
@@ -130,7 +134,8 @@ def run_train(options: Options, changes: Changes) -> int:
         with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
-        print(stopped, file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal has been closed
+            print(stopped, file=sys.stderr)
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")
@@ -140,10 +145,10 @@ def run_train(options: Options, changes: Changes) -> int:
 def restored(options: Options, changes: Changes) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
     from lineage.configs import cli
-    from lineage.train import trained
+    from lineage.train import pretrained, trained
 
     path = options.folder / CONFIG
-    if not path.is_file():
+    if not (path.is_file() and pretrained.is_run(path.parent)):
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
     config, _ = cli.load(options.named or str(path))
     config, force = trained.used(config, changes), options.force_config

@@ -1,12 +1,14 @@
-"""Atomic writes of files, for every package."""
+"""Atomic writes of files, and JSON with a checksum, for every package."""
 
 import contextlib
 import fcntl
+import json
 import os
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -54,6 +56,24 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
     return Path(path)
+
+
+def write_record(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
+    """Write an object as JSON with its checksum, see `sealed` and `write_atomic`."""
+    write_atomic(path, json.dumps(sealed(json.loads(json.dumps(dict(record)))), indent=2))
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object of JSON with a checksum of its own as `crc32`."""
+    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
+
+
+def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its checksum, if it has one; raise ValueError if that does not match."""
+    content = {key: value for key, value in record.items() if key != "crc32"}
+    if record.get("crc32") not in (None, sealed(content)["crc32"]):
+        raise ValueError("its checksum does not match")
+    return content
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,15 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
-    sweep = getattr(module, "sweep", lambda: [])
-    arguments = arguments if inspect.signature(sweep).parameters else []
-    return config.lock(), list(sweep(*arguments))
+    return config.lock(), list(_call(module, "sweep", argument) or [])
+
+
+def _call(module, name, argument):
+    """Return the result of a function of a config file, which may take the file's argument; None without one."""
+    function = getattr(module, name, None)
+    if function is None:
+        return None
+    return function(argument) if argument and inspect.signature(function).parameters else function()
 
 
 def _takes(function, arguments):
@@ -78,8 +84,13 @@ def _mistake(path, error):
 
 
 def find(file: str) -> tuple[str, str]:
-    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment."""
+    """Return the path and the argument of "FILE:ARGUMENT".
+
+    FILE is the path of a config file, the folder of a run, or the bare name of an experiment.
+    """
     path, _, argument = file.partition(":")
+    if Path(path, "config.json").is_file():
+        path = str(Path(path, "config.json"))
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
@@ -112,17 +123,17 @@ def listing(command: str) -> str:
 
 def described(config: ConfigDict, section: str = "") -> str:
     """Return a text with the keys of a config, or of one of its sections: value, type, default and documentation."""
-    rows = schema.describe(config, base.classes(config))
-    chosen = [row for row in rows if not section or f"{row.key}.".startswith(f"{section}.")]
-    if not chosen:
-        sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
-        raise ValueError(f"the config has no section {section!r}: its sections are {', '.join(sections)}.")
     lines = []
-    for row in chosen:
-        default = "" if row.default in (None, row.value) else f", default {row.default!r}"
-        lines.append(f"{row.key} = {row.value!r}  [{row.type}{default}]")
-        if row.documentation:
-            lines.append(textwrap.fill(row.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    for path, (key, value) in schema.describe(config, base.classes(config)).items():
+        if section and not f"{path}.".startswith(f"{section}."):
+            continue
+        default = "" if key.default in (None, value) else f", default {key.default!r}"
+        lines.append(f"{path} = {value!r}  [{key.type}{default}]")
+        if key.documentation:
+            lines.append(textwrap.fill(key.documentation, 116, initial_indent="    ", subsequent_indent="    "))
+    if not lines:
+        sections = [name for name, value in config.items() if isinstance(value, ConfigDict)]
+        raise ValueError(f"the config has no section {section!r}: its sections are {', '.join(sections)}.")
     return "\n".join(lines)
 
 
@@ -142,8 +153,7 @@ def search(file: str, trials: int | None = None) -> Search | None:
     `trials` replaces the number of trials.
     """
     path, argument = find(file)
-    function = getattr(modules.execute(Path(path)), "search", lambda: None) if path.endswith(".py") else lambda: None
-    found = function(argument) if argument and inspect.signature(function).parameters else function()
+    found = _call(modules.execute(Path(path)), "search", argument) if path.endswith(".py") else None
     return replace(found, trials=trials) if found and trials is not None else found
 
 
@@ -179,11 +189,11 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = did_you_mean(key, keys(config)) or _listed("the config", config)
+        hint = did_you_mean(key, schema.describe(config, {})) or _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
-        elsewhere = [other for other in keys(config) if other.endswith(f".{name}")]
+        elsewhere = [other for other in schema.describe(config, {}) if other.endswith(f".{name}")]
         near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
         hint = f": did you mean {near[0]!r}?" if near else _listed(".".join(sections) or "the config", section)
         raise ValueError(f"unknown config key {key!r}{hint}")
@@ -194,12 +204,3 @@ def _place(config, key):
 
 def _listed(name, section):
     return f": the keys of {name} are {', '.join(section)}."
-
-
-def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """Yield all dotted keys."""
-    for key, value in config.items(preserve_field_references=True):
-        if isinstance(value, ConfigDict):
-            yield from keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

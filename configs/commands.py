@@ -42,7 +42,7 @@ def _option(usage: str, text: str, **settings: Any) -> Option:
 
 
 TRACEBACK = _option("--traceback", "show where in the code an error was raised")
-CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG", nargs="?")
+CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG; also the folder of a run", nargs="?")
 BEST = "checkpoint to use (default latest; best: by the config's checkpoint.best)"
 CHECKPOINT = _option("--checkpoint", BEST, choices=("latest", "best"), default="latest")
 FOLDERS = (
@@ -58,7 +58,11 @@ EXPERIMENT = Group(
             "name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
             f"(default {DEFAULT}; for a trained model the config of the run)",
         ),
-        _option("--workdir DIR", "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG)"),
+        _option(
+            "--workdir DIR",
+            "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG, of a sweep "
+            "outputs/CONFIG_sweep)",
+        ),
         _option("--force-config", "accept a folder that holds a run with another config or other data"),
     ),
 )

@@ -44,13 +44,13 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
     if not found or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not a path on the Hugging Face Hub: it must be hf:ORG/NAME[@REVISION][/PATH].")
     repository, revision, inside = found.groups("")
-    if suffixes is None:
-        allowed = [inside, f"{inside}/*"] if inside else [*MODEL]
-    elif suffixes:
+    if suffixes:
         folder = f"{inside}/" if inside else ""
         allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in COMPRESSED]
+    elif inside:
+        allowed = [inside, f"{inside}/*"]
     else:
-        allowed = [inside, f"{inside}/*"] if inside else ["*"]
+        allowed = [*MODEL] if suffixes is None else ["*"]
     folder = _snapshot(path, repository, revision, "model" if suffixes is None else "dataset", allowed)
     if not inside and suffixes is None and not any(folder.glob("*.safetensors")):
         raise NoFileError(f"{path} has no model.safetensors: weights are read from safetensors only.")

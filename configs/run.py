@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
@@ -13,7 +14,7 @@ Count = Annotated[int, Range(0)]
 Positive = Annotated[int, Range(1)]
 
 
-def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
+def check_expressions(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
     """Raise ValueError for an item that is no regular expression, or no pair of one and a value."""
     for item in items:
         if paired and (isinstance(item, str) or len(item) != 2):
@@ -22,6 +23,14 @@ def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> No
             re.compile(item[0] if paired else item)
         except re.error as error:
             raise ValueError(f"{key} has {item!r}, which is not a regular expression: {error}.") from None
+
+
+def check_matches(key: str, patterns: Iterable[str], paths: Collection[str], kind: str = "parameter") -> None:
+    """Raise ValueError for a regular expression of the config's `key` that is found in no path of a parameter."""
+    for pattern in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            example = next(iter(paths), "not there")
+            raise ValueError(f"{key} has {pattern!r}, which matches no {kind}; one is {example!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +52,8 @@ class Init:
     layers: tuple[int, ...] = ()
 
     def __post_init__(self):
-        check_patterns("init.skip", self.skip)
-        check_patterns("init.rename", self.rename, paired=True)
+        check_expressions("init.skip", self.skip)
+        check_expressions("init.rename", self.rename, paired=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +167,7 @@ class Sampling:
     Attributes:
         prompt: text to continue, or input of an encoder-decoder.
         num_samples: number of samples at each evaluation.
-        max_new_tokens: maximum number of new tokens.
+        max_new_tokens: maximum number of new tokens; a text also ends where it has `model.max_length` tokens.
         temperature: temperature of the softmax; 0 always takes the most probable token.
         top_k: sample from the k most probable tokens; 0 disables it.
         top_p: nucleus sampling: sample from the most probable tokens that reach this total; 0 disables it.
@@ -283,7 +292,7 @@ class Run:
         if self.weights and importlib.util.find_spec("qwix") is None:
             install = "pip install 'lineage[quantize]'"
             raise ModuleNotFoundError(f"weights is {self.weights!r}: this needs Qwix: `{install}`.")
-        check_patterns("sharding", self.sharding, paired=True)
+        check_expressions("sharding", self.sharding, paired=True)
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
                 raise ValueError(f"compiler_options contains {pair!r}: it must be pairs (name, value).")

@@ -33,19 +33,12 @@ class Section(ConfigDict):
 
 
 class Key(NamedTuple):
-    """A key of a config section.
+    """A key of a config section."""
 
-    Attributes:
-        name: name of the key, as on the command line.
-        type: allowed values, as text: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
-        default: default value; None where the value must be given or comes from the data.
-        documentation: entry of the `Attributes:` section of the docstring.
-    """
-
-    name: str
-    type: str
-    default: Any
-    documentation: str
+    name: str  # as on the command line
+    type: str  # allowed values, as text: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'"
+    default: Any  # None where the value must be given or comes from the data
+    documentation: str  # entry of the `Attributes:` section of the docstring
 
 
 def keys(cls: type) -> list[Key]:
@@ -212,32 +205,21 @@ def tuples(value: Any) -> Any:
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-class Row(NamedTuple):
-    """A dotted key of a whole config, with its value; the other fields are those of `Key`."""
-
-    key: str
-    type: str
-    value: Any
-    default: Any
-    documentation: str
-
-
-def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
-    """Return every key of a config, or of the part of it under the dotted key `section`.
+def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> dict[str, tuple[Key, Any]]:
+    """Return every key of a config, or of its section `section`, with its value, by its dotted name.
 
     Args:
         classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
             have neither a default nor documentation.
     """
     known = {key.name: key for key in keys(classes[section])} if section in classes else {}
-    rows = []
+    found: dict[str, tuple[Key, Any]] = {}
     for name, field in config.items(preserve_field_references=True):
         path = f"{section}.{name}" if section else name
         if isinstance(field, ConfigDict):
-            rows += describe(field, classes, path)
-        elif name in known:
-            rows.append(Row(path, known[name].type, config[name], known[name].default, known[name].documentation))
+            found |= describe(field, classes, path)
         else:
             optional = " or None" if isinstance(field, FieldReference) else ""
-            rows.append(Row(path, config.get_type(name).__name__ + optional, config[name], None, ""))
-    return rows
+            undocumented = Key(name, config.get_type(name).__name__ + optional, None, "")
+            found[path] = known.get(name, undocumented), config[name]
+    return found

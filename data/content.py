@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import unsealed, write_record
 from lineage.data import shuffle
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
@@ -279,13 +279,13 @@ class Facts:
 
     def save(self, path: Path) -> None:
         """Write the metadata as JSON."""
-        write_atomic(path, json.dumps(asdict(self), ensure_ascii=False, indent=2))
+        write_record(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Facts":
         """Read what `save` wrote; raise ValueError if the file is damaged."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8")).items()
+            values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
             if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
                 raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")

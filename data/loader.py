@@ -124,13 +124,15 @@ class _Batches:
         iterator = iter(batches)
         try:
             yield from iterator
+        except RuntimeError as error:  # Grain's, of a process that has ended
+            raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
         finally:
             iterator.close()
 
 
 def live_as_long_as_parent(*_: int) -> None:
     """Ignore signals in a worker process, as the run itself handles them, and terminate it when its parent dies."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
     threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

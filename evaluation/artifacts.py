@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lineage.configs.atomic import replacing, write_atomic
+from lineage.configs.atomic import replacing, write_atomic, write_record
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
@@ -77,14 +77,14 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
         if all(isinstance(value, np.ndarray | tuple | bool | np.bool_) for value in content.values()):
             _write_arrays(out / f"{name}.npz", content)
         else:
-            write_atomic(out / f"{name}.json", json.dumps(content, ensure_ascii=False))
-    write_atomic(out / "cost.json", json.dumps(budget.to_dict(), indent=2))
+            write_record(out / f"{name}.json", content)
+    write_record(out / "cost.json", budget.to_dict())
     path = out / FACTS
     kind = jax.devices()[0].device_kind
     device = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
     facts = {"device": device, "python": platform.python_version(), "jax": jax.__version__}
     seconds = read_json(path).get("seconds", 0.0) + about["seconds"]
-    write_atomic(path, json.dumps({**about, "seconds": seconds, **facts}, indent=2))
+    write_record(path, {**about, "seconds": seconds, **facts})
 
 
 def folder(workdir: Path) -> Path:

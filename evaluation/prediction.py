@@ -41,7 +41,7 @@ def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
     """
     records = experiment.workdir / "checkpoints" / str(step) / "about"
     checksums = fingerprint([str(records if records.is_dir() else experiment.workdir)])
-    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config))}
+    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config)).items()}
     kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
     return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept
 

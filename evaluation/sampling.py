@@ -83,8 +83,7 @@ class Sampler:
                 for row, prompt in enumerate(prompts[:left]):
                     own = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
-                    self._check_room(len(tokens))
-                    yield Prompt(tokens, self.context.sampling.max_new_tokens, own)
+                    yield Prompt(tokens, self._new_tokens(len(tokens)), own)
                 left -= len(prompts)
 
     def _placed(self, variables, request):
@@ -114,6 +113,8 @@ class Sampler:
         """Return the generated token ids, which begin with the prompts."""
         settings, model = self._settings, self.context.model
         count, num_drafted = self.context.sampling.best_of, self.context.sampling.num_drafted
+        if request.lengths is None:
+            settings["max_new_tokens"] = self._new_tokens(request.prompts.shape[1])
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
             settings |= {"inputs": request.inputs, "contrast": contrast}
@@ -147,21 +148,23 @@ class Sampler:
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
-        self._check_room(request.prompts.shape[1])
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
-    def _check_room(self, used):
-        """Raise ValueError if the model has no room for a prompt of `used` tokens and the new ones."""
+    def _new_tokens(self, used):
+        """Return the maximum number of new tokens after a prompt of `used` tokens, for which the model has room.
+
+        Raises:
+            ValueError: the model has no room for a new token.
+        """
         model, new = self.context.model, self.context.sampling.max_new_tokens
-        if model.max_length is None:
-            return
         try:
             model.check_length(used + new)
         except ValueError:
-            raise ValueError(
-                f"the prompt has {used} tokens and sampling.max_new_tokens is {new}: together they must be at most "
-                f"model.max_length, {model.max_length}."
-            ) from None
+            if used < model.max_length:
+                return model.max_length - used
+            allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
+            raise ValueError(f"the prompt has {used} tokens: {allowed}.") from None
+        return new
 
     @property
     def _settings(self):

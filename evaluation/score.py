@@ -16,7 +16,7 @@ from lineage.evaluation.likelihood import CHOICES, LanguageModel
 from lineage.evaluation.records import readers
 from lineage.evaluation.scorers import LIKELIHOODS, METRICS
 from lineage.metrics import translation
-from lineage.runs.folder import versions
+from lineage.runs.provenance import versions
 
 PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 

@@ -14,20 +14,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 
 from lineage.configs.atomic import write_atomic
-from lineage.report import figures
-from lineage.report.html import (
-    card,
-    details,
-    download,
-    explained,
-    file_name,
-    join,
-    note,
-    section,
-    table,
-    table_row,
-    words,
-)
+from lineage.report import figures, html
 from lineage.runs.folder import parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,7 +37,7 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Ma
         if key.startswith(f"{kind}_")
     }
     drawn[f"{max(painted, default='')}.npz"] = partial(_reconstructions, painted, folder)
-    drawn["samples.jsonl"] = lambda: section("Samples", _samples(files / "samples.jsonl"))
+    drawn["samples.jsonl"] = lambda: html.section("Samples", _samples(files / "samples.jsonl"))
     drawn |= {path.name: partial(_generated_texts, path, folder) for path in sorted(files.glob("written_*.json"))}
     if "attention_image" in arrays:
         drawn["attention_image.npz"] = partial(image_attention, arrays["attention_image"], folder)
@@ -58,7 +45,7 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Ma
         drawn["attention_text.npz"] = partial(_text_attention, arrays["attention_text"])
     parts = []
     for name, draw in drawn.items():
-        with explained(files / name):
+        with html.explained(files / name):
             parts.append(draw())
     return parts
 
@@ -70,18 +57,18 @@ def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
     wrong = counts - np.diag(np.diag(counts))
     worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]
     rows = [
-        table_row(names[i], names[j], numbers=(f"{wrong[i, j]:,}", f"{share[i, j]:.1%}"))
+        html.table_row(names[i], names[j], numbers=(f"{wrong[i, j]:,}", f"{share[i, j]:.1%}"))
         for i, j in worst
         if wrong[i, j]
     ]
-    head = table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
-    worst = Markup("<div class=card><h3>Confused most often</h3>{}</div>").format(table([head, *rows])) if rows else ""
+    head = html.table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
+    table = Markup("<div class=card><h3>Confused most often</h3>{}</div>").format(html.table([head, *rows]))
     about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colors show the share of the true class."
     alt = f"Confusion matrix of {len(names)} classes: {np.trace(counts):,} of {counts.sum():,} correct."
     data = [("true", *names), *((name, *row) for name, row in zip(names, counts.tolist()))]
-    body = card(figures.confusion, counts, names, name=key, folder=folder, alt=alt, data=data)
-    split = Markup("<div class=split>{}{}</div>").format(body, worst)
-    return section(f"Confusion matrix, {_split(key)}", note(about) + split)
+    body = html.card(figures.confusion, counts, names, name=key, folder=folder, alt=alt, data=data)
+    split = Markup("<div class=split>{}{}</div>").format(body, table if rows else "")
+    return html.section(f"Confusion matrix, {_split(key)}", html.note(about) + split)
 
 
 def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
@@ -91,15 +78,15 @@ def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
         truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
         picture = _png(image.repeat(scale, 0).repeat(scale, 1))
-        write_atomic(folder / f"{file_name(key)}_{i + 1:02}.png", picture)
+        write_atomic(folder / f"{html.file_name(key)}_{i + 1:02}.png", picture)
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         rows.append((str(truth), str(guess), float(data["probability"][i])))
         caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(*rows[-1])
         tile = Markup('<figure><img alt="Image {}" src="{}"><figcaption>{}</figcaption></figure>')
         tiles.append(tile.format(i + 1, source, caption))
-    about = note(Markup("True class → predicted class and its probability. {}").format(download(rows, key)))
-    body = about + Markup("<div class=gallery>{}</div>").format(join(tiles))
-    return section(f"Most confident errors, {_split(key)}", body if tiles else Markup())
+    about = html.note(Markup("True class → predicted class and its probability. {}").format(html.download(rows, key)))
+    body = about + Markup("<div class=gallery>{}</div>").format(html.join(tiles))
+    return html.section(f"Most confident errors, {_split(key)}", body if tiles else Markup())
 
 
 def _objects(key: str, data: Arrays, folder: Path) -> Markup:
@@ -112,22 +99,22 @@ def _objects(key: str, data: Arrays, folder: Path) -> Markup:
         for kind, found in boxes.items():
             rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
     shown = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
-    about = note("True boxes are dotted; detected ones have their class and its probability.")
+    about = html.note("True boxes are dotted; detected ones have their class and its probability.")
     alt = f"{len(pictures)} images with {len(data['truth'])} true and {len(data['found'])} detected boxes."
-    draw = partial(figures.grid, side=2.0)
-    return section(f"Objects, {_split(key)}", about + card(draw, shown, name=key, folder=folder, alt=alt, data=rows))
+    body = html.card(partial(figures.grid, side=2.0), shown, name=key, folder=folder, alt=alt, data=rows)
+    return html.section(f"Objects, {_split(key)}", about + body)
 
 
 def _precision(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
-    about = note("Mean over all classes, by the IoU from which a box is correct. The area under a curve is the AP.")
+    about = html.note("Mean over all classes, by the IoU at which a box is correct. The area under a curve is the AP.")
     curves = data["precision"]
     thresholds, recalls = (np.linspace(*ends, size) for ends, size in zip(((0.5, 0.95), (0, 1)), curves.shape))
     rows = [("recall", *(f"precision at IoU {threshold:.2f}" for threshold in thresholds))]
     rows += [(recall, *column) for recall, column in zip(recalls.tolist(), curves.T.tolist())]
     alt = f"Precision by recall, with an AP of {curves[0].mean():.3f} at an IoU of 0.50."
-    body = about + card(figures.precision, curves, name=key, folder=folder, alt=alt, data=rows)
-    return section(f"Precision and recall, {_split(key)}", body)
+    body = about + html.card(figures.precision, curves, name=key, folder=folder, alt=alt, data=rows)
+    return html.section(f"Precision and recall, {_split(key)}", body)
 
 
 SECTIONS = {"confusion": _confusion, "mistakes": _mistakes, "objects": _objects, "precision": _precision}
@@ -153,9 +140,9 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
         ),
     ]
     alt = f"{len(rows)} images, their visible patches, and their reconstructions at {len(columns) - 2} steps."
-    body = note("The file has the mean squared error of each picture.")
-    body += card(figures.grid, rows, list(columns), name="painted", folder=folder, alt=alt, data=errors)
-    return section("Masked images", body)
+    body = html.note("The file has the mean squared error of each picture.")
+    body += html.card(figures.grid, rows, list(columns), name="painted", folder=folder, alt=alt, data=errors)
+    return html.section("Masked images", body)
 
 
 def _samples(path: Path) -> Markup:
@@ -166,20 +153,20 @@ def _samples(path: Path) -> Markup:
         block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
         steps[sample["step"]] = steps.get(sample["step"], Markup()) + block
     newest = sorted(steps, reverse=True)[: MOST["samples"]]
-    return join(details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
+    return html.join(html.details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
 
 
 def _generated_texts(path: Path, folder: Path) -> Markup:
     """Return BLEU by the length of the input, and the first generated texts beside their references."""
     written = read_json(path)
-    head = table_row("input", "generated", "reference", tag="th")
-    rows = [table_row(*texts) for texts in written["rows"][: MOST["written"]]]
-    shown = Markup("<div class='card scroll'>{}</div>").format(table([head, *rows]))
-    about = note(f"BLEU {written['bleu']:.2f}, {written['signature']}.")
+    head = html.table_row("input", "generated", "reference", tag="th")
+    rows = [html.table_row(*texts) for texts in written["rows"][: MOST["written"]]]
+    shown = Markup("<div class='card scroll'>{}</div>").format(html.table([head, *rows]))
+    about = html.note(f"BLEU {written['bleu']:.2f}, {written['signature']}.")
     alt = f"BLEU by the length of the input, {written['bleu']:.2f} for all lengths."
     data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"]]
-    chart = card(figures.bleu_by_length, {"": data[1:]}, name=path.stem, folder=folder, alt=alt, data=data)
-    return section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
+    chart = html.card(figures.bleu_by_length, {"": data[1:]}, name=path.stem, folder=folder, alt=alt, data=data)
+    return html.section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 
 
 def image_attention(arrays: Arrays, folder: Path) -> Markup:
@@ -208,11 +195,11 @@ def image_attention(arrays: Arrays, folder: Path) -> Markup:
         for n, image in enumerate(arrays["image"][: MOST["explored"]])
     ]
     query = "the class token" if from_class else "the mean patch"
-    body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
+    body = html.note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
     alt = f"Attention of {query} over {len(images)} images: rollout, and the mean head of {len(layers)} layers."
-    body += card(figures.grid, rows, columns, name="attention_image", folder=folder, alt=alt, data=data)
-    body += note("Point at a patch to see its attention weights; orange is the maximum.") + explorer(views)
-    return section("Attention over the image", body)
+    body += html.card(figures.grid, rows, columns, name="attention_image", folder=folder, alt=alt, data=data)
+    body += html.note("Point at a patch to see its attention weights; orange is the maximum.") + explorer(views)
+    return html.section("Attention over the image", body)
 
 
 def _text_attention(data: Arrays) -> Markup:
@@ -226,8 +213,8 @@ def _text_attention(data: Arrays) -> Markup:
         "cross": ("cross-attention", tokens, inputs),
     }
     views = [view(name, data[key], *side) for key, (name, *side) in sides.items() if key in data]
-    about = note("Point at a token to see its attention weights; orange is the maximum.")
-    return section("Attention over the text", about + explorer(views) if views else Markup())
+    about = html.note("Point at a token to see its attention weights; orange is the maximum.")
+    return html.section("Attention over the text", about + explorer(views) if views else Markup())
 
 
 def view(
@@ -271,7 +258,7 @@ def explorer(views: Sequence[Mapping[str, Any]]) -> Markup:
 
 def _split(key: str) -> str:
     """Return the split in a file's name: "mistakes_test" is of "test"."""
-    return words(key.partition("_")[2])
+    return html.words(key.partition("_")[2])
 
 
 def _png(image: np.ndarray) -> bytes:

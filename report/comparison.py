@@ -87,7 +87,7 @@ def compare(folders: Sequence[Path]) -> Path:
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)
-    settings = [dict(flatten(run.config)) for run in runs]
+    settings = [flatten(run.config) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
         if len({repr(own.get(key)) for own in settings}) > 1:
             for run, own in zip(runs, settings):
@@ -158,9 +158,9 @@ def shades(count: int) -> tuple[list[str], list[str]]:
 
 def _remark(runs: Sequence[Run]) -> str:
     """Return what the training losses of the runs include, and whether that differs."""
-    found = Counter(curves.only_in_training(dict(flatten(run.config)) | run.changes) for run in runs)
+    found = Counter(curves.only_in_training(flatten(run.config) | run.changes) for run in runs)
     if len(found) == 1:
-        return curves.remark(dict(flatten(runs[0].config)) | runs[0].changes, "loss", [])
+        return curves.remark(flatten(runs[0].config) | runs[0].changes, "loss", [])
     listed = "; ".join(
         f"{count} {f'with {enabled}' if enabled else 'without'}" for enabled, count in found.most_common(4)
     )
@@ -175,7 +175,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def setting(run: Run, key: str) -> Any:
     """Return the value of a dotted key in a run's config, None if there is none."""
-    return run.changes.get(key, dict(flatten(run.config)).get(key))
+    return run.changes.get(key, flatten(run.config).get(key))
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:

@@ -60,7 +60,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         old.unlink()
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
-        charts = _charts(metrics, dict(flatten(config)), folder)
+        charts = _charts(metrics, flatten(config), folder)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
@@ -79,7 +79,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
-    shown += [f"{key} {value}" for key, value in flatten(facts)]
+    shown += [f"{key} {value}" for key, value in flatten(facts).items()]
     evaluated = [key for key in curves.keys(metrics) if not key.startswith(("train/", *MEASURED))]
     tiles = [_result(key, *curves.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
@@ -87,7 +87,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = curves.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if isinstance(parameters := dict(flatten(cost)).get("parameters.total"), int | float):
+    if isinstance(parameters := flatten(cost).get("parameters.total"), int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     steps, loss = curves.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -168,7 +168,7 @@ def _module(key: str) -> str:
 
 def _config(config: Mapping[str, Any]) -> Markup:
     line = Markup("<tr><td>{}<td><code>{}</code>")
-    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config)]
+    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config).items()]
     table = Markup("<div class=scroll>{}</div>").format(html.table(rows))
     return html.details(f"All {len(rows)} keys", table) if rows else Markup()
 

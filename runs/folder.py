@@ -1,4 +1,4 @@
-"""Run folder: files, checks before it is used, locking, signals and exit codes. Uses only the standard library."""
+"""Run folder: its files, and checks before it is used. Uses only the standard library."""
 
 import contextlib
 import hashlib
@@ -6,19 +6,15 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from lineage.configs import storage
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -30,10 +26,7 @@ START = "run.json"  # in the folder itself, written at the start of a run
 OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
-HUNG = 76  # exit code of a run that ended itself because a step did not end
 MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.
@@ -67,8 +60,9 @@ MAY_CHANGE = (
 
 def make(workdir: Path) -> None:
     """Create the folder of a run, if it does not exist, and raise OSError if it cannot be written."""
-    if (file := next((path for path in (workdir, *workdir.parents) if path.is_file()), None)) is not None:
-        raise NotADirectoryError(f"the workdir is {workdir}, but {file} is a file: choose another workdir.")
+    files = [path for path in (workdir, *workdir.parents) if path.is_file()]
+    if files:
+        raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):
@@ -87,7 +81,7 @@ def regular(path: Path) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return dict(json.loads(regular(path).read_text(encoding="utf-8"))) if path.exists() else {}
+        return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
@@ -109,25 +103,26 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     pieces = regular(path).read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
-            line = json.loads(piece)
-            line["step"] + 0
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number == len(pieces):  # torn because the process was killed while it wrote
-                break
-            raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
-            ) from None
-        lines.append(line)
+            lines.append(parse_line(piece, path, number))
+        except ValueError:
+            if number < len(pieces):  # the last one is torn if the process was killed while it wrote
+                raise
     return lines
+
+
+def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """Return a line of a file of metrics or samples; raise ValueError if it is damaged."""
+    try:
+        found = json.loads(line)
+        found["step"] + 0
+        return found
+    except (ValueError, TypeError, KeyError, RecursionError):
+        what = "is not a JSON object with a number `step`"
+        raise ValueError(f"{path}, line {number}, {what}: {line[:60]!r}.") from None
 
 
 class DamagedError(ValueError):
     """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
-
-
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a checkpoint with a checksum of its own."""
-    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
 def sealed_page(page: bytes) -> bytes:
@@ -159,11 +154,13 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
 
 def last_step(workdir: Path) -> int:
     """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max(_steps(workdir), default=0)
+    return max((int(path.name) for path in checkpoints(workdir)), default=0)
 
 
-def _steps(workdir):
-    return [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
+def checkpoints(workdir: Path) -> list[Path]:
+    """Return the folders of the checkpoints in a run folder, from the oldest."""
+    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -171,21 +168,22 @@ def plain(config: Any) -> dict[str, Any]:
     return json.loads(config.to_json_best_effort())
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries with their dotted keys."""
-    leaves = []
+    leaves = {}
     for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        leaves += flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+        if isinstance(value, Mapping) and value:
+            leaves |= flatten(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
     return leaves
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
     """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
-    path = workdir / CONFIG
     if last_step(workdir) and not force:
         check_config(config, workdir)
-    write_atomic(path, _text(config))
+    write_atomic(workdir / CONFIG, _text(config))
 
 
 def discard(workdir: Path, force: bool = False) -> None:
@@ -247,7 +245,7 @@ def check_config(config: Any, workdir: Path) -> None:
 
     For the config of the run, see `saved_config`.
     """
-    there, here = (dict(flatten(each)) for each in (saved_config(workdir), plain(config)))
+    there, here = flatten(saved_config(workdir)), flatten(plain(config))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
@@ -263,42 +261,19 @@ def check_config(config: Any, workdir: Path) -> None:
 
 def saved_config(workdir: Path) -> dict[str, Any]:
     """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
-    for step in sorted(_steps(workdir), reverse=True):
+    return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
+
+
+def newest_record(workdir: Path) -> dict[str, Any]:
+    """Return the newest sound record of a checkpoint in a run folder, {} without one."""
+    for checkpoint in reversed(checkpoints(workdir)):
         with contextlib.suppress(DamagedError):
-            return read_record(workdir / "checkpoints" / str(step))["config"]
-    return read_json(workdir / CONFIG)
+            return read_record(checkpoint)
+    return {}
 
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
-
-
-class StopSignal(contextlib.AbstractContextManager):
-    """Context manager that records stop signals in `received`.
-
-    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
-    it had before.
-    """
-
-    def __init__(self):
-        self.received = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (*STOP_SIGNALS, signal.SIGINT):
-                # signal.signal returns None for a handler that was not installed from Python.
-                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL
-        return self
-
-    def _receive(self, number, frame):
-        self.received = True
-        if number == signal.SIGINT:
-            signal.signal(number, self._before.pop(number))
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 def displayed(command: Sequence[str]) -> str:
@@ -308,15 +283,6 @@ def displayed(command: Sequence[str]) -> str:
         program = ("lineage",) if installed else ("python", "launch.py")
         command = [*program, *command[len(LAUNCH) :]]
     return shlex.join(command)
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for name in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def number(value: SupportsFloat) -> str:

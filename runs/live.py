@@ -25,7 +25,7 @@ COLORS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow
 LOG_SECONDS = 30
 
 
-def task(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config that determines a run's result: all but the cluster it runs on."""
     return {key: value for key, value in config.items() if key != "cluster"}
 
@@ -86,7 +86,7 @@ class Run:
     def is_done(self) -> bool:
         """Return whether a run with this config has finished: its facts hold the config."""
         facts = self.facts()
-        return "config" in facts and task(facts["config"]) == task(self.config)
+        return "config" in facts and without_cluster(facts["config"]) == without_cluster(self.config)
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that the run wrote when it finished, {} before."""

@@ -1,11 +1,10 @@
 """Reading of a long `metrics.jsonl`, thinned, while it grows."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import regular
+from lineage.runs.folder import parse_line, regular
 
 MOST = 20_000  # lines of training steps that are kept, of those that one call reads
 
@@ -63,12 +62,10 @@ class GrowingMetrics:
     def _add(self, line: bytes, is_last: bool) -> bool:
         """Parse a line and keep it; return False for a damaged one that is the last."""
         try:
-            found = json.loads(line)
-            found["step"] + 0
-        except (ValueError, TypeError, KeyError, RecursionError):
+            found = parse_line(line, self.path, self._number + 1)
+        except ValueError:
             if is_last:  # torn because the process was killed while it wrote
                 return False
-            where = f"{self.path}, line {self._number + 1}"
-            raise ValueError(f"{where}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
+            raise
         self.lines.append({key: math.nan if value is None else value for key, value in found.items()})
         return True

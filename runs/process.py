@@ -1,10 +1,19 @@
-"""Settings of this process: memory allocation, and messages of libraries about errors."""
+"""Settings of this process: memory, signals, exit codes, standard streams, and messages about errors."""
 
 import contextlib
 import ctypes
 import logging
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
+HUNG = 76  # exit code of a run that ended itself because a step did not end
+# Sent by clusters before they take a machine, and by a terminal that is closed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 def keep_freed() -> None:
@@ -17,6 +26,14 @@ def keep_freed() -> None:
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8
         for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, 2**31 - 1), (arena_max, 1)):
             libc.mallopt(option, value)
+
+
+def open_streams() -> None:
+    """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 @contextlib.contextmanager
@@ -34,3 +51,37 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
+
+
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
+    hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
+    # signal.signal returns None for a handler that was not installed from Python.
+    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
+
+
+class StopSignal(contextlib.AbstractContextManager):
+    """Context manager that records stop signals in `received`.
+
+    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
+    it had before.
+    """
+
+    def __init__(self):
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._before = handle_signals(self._receive)
+        return self
+
+    def _receive(self, number, frame):
+        self.received = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._before.pop(number))
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,10 +1,11 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
+import contextlib
 import subprocess
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from lineage.runs.folder import versions
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -37,6 +38,15 @@ def provenance(folder: Path) -> dict[str, Any]:
         found["git"] = {key: project[key] for key in ("commit", "dirty")}
     if config and config["root"] != str(PROJECT):
         found["config_git"] = config
+    return found
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
 
 

@@ -3,9 +3,11 @@
 import importlib.util
 import math
 import os
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +66,19 @@ class Trials:
         path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         if path.exists():
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # so was the first part of a line
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        self.study = optuna.create_study(
-            study_name="sweep",
-            storage=storage,
-            load_if_exists=True,
-            direction="maximize" if search.maximize else "minimize",
-            pruner=optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner(),
-        )
-        known = self.study.get_trials()
-        # A new seed gives other values than before; constant_liar avoids the values of runs in progress.
-        self.study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=search.startup, seed=search.seed + len(known), constant_liar=True
-        )
+        pruner = optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner()
+        settings = {"direction": "maximize" if search.maximize else "minimize", "pruner": pruner}
+        try:
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            self.study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True, **settings)
+            known = self.study.get_trials()
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}: {str(error)[:100]}): restore it, or delete it, and the "
+                "search chooses its values again."
+            ) from error
+        # constant_liar avoids the values of runs in progress.
+        self.sampler = partial(optuna.samplers.TPESampler, n_startup_trials=search.startup, constant_liar=True)
         self.states = optuna.trial.TrialState
         self.trials: dict[Run, optuna.trial.Trial] = {}
         self.reported: dict[Run, set[int]] = defaultdict(set)  # steps whose values were reported
@@ -94,8 +96,15 @@ class Trials:
                 run.look()
 
     def add(self, trial: Any) -> Run:
-        """Return the run of a trial; a trial that already has its values keeps them."""
-        changes = {key: values.suggest(trial, key) for key, values in self.search.space.items()}
+        """Return the run of a trial; a trial that already has its values keeps them.
+
+        Each value has a seed of its own: a search that was interrupted chooses the values that it would have chosen.
+        """
+        changes = {}
+        for key, values in self.search.space.items():
+            seed = random.Random(f"{self.search.seed} {trial.number} {key}").getrandbits(32)
+            self.study.sampler = self.sampler(seed=seed)
+            changes[key] = values.suggest(trial, key)
         name = f"trial_{trial.number:03}"
         run = Run(name, self.workdir / name, changes, self.config_of(changes))
         self.trials[run] = trial
@@ -122,7 +131,8 @@ class Trials:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
                 raise ValueError(f"search() has the metric {metric!r}; the metrics of the runs are {evaluated}.")
             value = list(values.values())[-1]
-            self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
+            result = {"values": value} if math.isfinite(value) else {"state": self.states.FAIL}
+            self.study.tell(trial, **result, skip_if_finished=True)
         elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will all others
             raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):

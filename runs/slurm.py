@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import write_atomic
-from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, read_json
+from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, Run, Table
+from lineage.runs.process import PREEMPTED, STOP_SIGNALS
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
 
@@ -98,10 +99,13 @@ def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
     found = [number for number in read_json(workdir / "slurm" / JOBS).values() if number in queue]
+    errors = ""
     for running in (False, True):
-        chosen = [number for number in found if (queue[number] == "RUNNING") == running]
-        if chosen:
-            subprocess.run(["scancel", *chosen], check=True)
+        if chosen := [number for number in found if (queue[number] == "RUNNING") == running]:
+            done = subprocess.run(["scancel", *chosen], capture_output=True, text=True)
+            errors += done.stderr * bool(done.returncode)
+    if errors:  # such as for a job that has ended meanwhile
+        raise ValueError(f"scancel failed for some of {len(found)} jobs: {' '.join(errors.split())[:300]}")
     print(f"{len(found)} jobs canceled")
     return 0
 

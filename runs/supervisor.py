@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from lineage.configs.storage import is_remote
-from lineage.runs.folder import HUNG, METRICS, PREEMPTED, STOP_SIGNALS, last_step
+from lineage.runs.folder import METRICS, last_step
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, handle_signals
 from lineage.runs.remote import Mirror
 
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable of a run that is supervised
-SIGNALS = (*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP)  # passed on to the run
-FINAL = (0, 2, 130, PREEMPTED, *(-number for number in SIGNALS))  # exit codes after which a run is not started again
+# Exit codes after which a run is not started again.
+FINAL = (0, 2, 130, PREEMPTED, *(-number for number in (*STOP_SIGNALS, signal.SIGINT)))
 FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, which double, and their maximum
 
 
@@ -37,7 +38,7 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
         if process:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = handle_signals(pass_on)
     folder = Mirror(os.fspath(workdir), "runs").folder if is_remote(workdir) else Path(workdir)
     failed_at, restarts = -1, 0
     try:
@@ -79,4 +80,4 @@ def reason(code: int) -> str:
     """Return what an exit code means."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}" + ": a step did not end" * (code == HUNG)
+    return f"exit code {code}: a step did not end" if code == HUNG else f"exit code {code}"

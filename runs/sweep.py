@@ -15,9 +15,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import PREEMPTED, StopSignal, read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, labels, task
+from lineage.runs.folder import read_json
+from lineage.runs.live import LOG, PROMPT, Run, Table, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
+from lineage.runs.process import PREEMPTED, StopSignal
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
@@ -67,7 +68,7 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     """Return the runs of a sweep, in folders of `workdir`."""
     if not overrides:
         raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
-    texts = [json.dumps(task(config), sort_keys=True) for config in configs]
+    texts = [json.dumps(without_cluster(config), sort_keys=True) for config in configs]
     most, count = Counter(texts).most_common(1)[0]
     if count > 1:
         alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
@@ -76,7 +77,7 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]
     runs = []
     for name, changes, config in zip(run_names(overrides), overrides, configs):
-        name = next((known for other, known in there if task(other) == task(config)), name)
+        name = next((known for other, known in there if without_cluster(other) == without_cluster(config)), name)
         runs.append(Run(name, workdir / name, changes, config))
     return runs
 
@@ -139,7 +140,7 @@ class Launcher:
     def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
         """Run what `todo` yields, asking for the next run when a share of the devices is free; show `shown`.
 
-        On SIGTERM and SIGINT all runs save and end.
+        On SIGINT and `STOP_SIGNALS` all runs save and end.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:

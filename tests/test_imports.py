@@ -22,7 +22,7 @@ RULES = {
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (
-        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "configs.registry"},
+        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "runs.provenance", "configs.registry"},
         ARRAYS | {"sklearn", "lm_eval"},
     ),
     "train": (
@@ -37,6 +37,7 @@ RULES = {
             "report",
             "runs.folder",
             "runs.locks",
+            "runs.process",
             "runs.remote",
             "configs",
             "configs.registry",
@@ -47,8 +48,13 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
+    "runs.provenance": (set(), set()),
+    "runs.process": (set(), set()),
     "runs.remote": ({"runs.folder", "runs.locks"}, set()),
-    "runs": ({"report", "runs.folder", "runs.locks", "runs.remote"}, {"numpy", "rich", "optuna", "submitit"}),
+    "runs": (
+        {"report", "runs.folder", "runs.locks", "runs.process", "runs.remote"},
+        {"numpy", "rich", "optuna", "submitit"},
+    ),
     "configs.atomic": (set(), set()),
     "configs.cache": (set(), set()),
     "configs.directions": (set(), set()),

@@ -1,4 +1,4 @@
-"""The structure of the source: sizes of files and functions, contents of packages, and openings of docstrings."""
+"""The structure of the source and of the documentation: sizes, contents of packages, openings of docstrings, links."""
 
 import ast
 import re
@@ -51,3 +51,31 @@ def test_docstrings_begin_with_a_noun_phrase_or_an_imperative(path):
 
 def test_train_has_at_most_16_files():
     assert len(list((ROOT / "train").glob("*.py"))) <= 16
+
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=names)
+def test_links_lead_to_files_and_headings(path):
+    for file, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text(encoding="utf-8")):
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        if heading:
+            found = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found]
+
+
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if page.parent.name == "docs" or page.stem == "README"], ids=names
+)
+def test_lines_of_prose_are_short(path):
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
+def test_readme_lists_every_experiment():
+    section = re.search(r"^### Experiments$(.*?)^##", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    listed = set(re.findall(r"`(\w+_\w+|finetune|families|cifar10)(?:[\[:][^`]*)?`", section[1]))
+    existing = {path.stem for path in (ROOT / "configs").glob("*/*.py")} - {"__init__"}
+    assert listed == existing

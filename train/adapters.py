@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
 from lineage.configs.registry import Registry, check_ranges
-from lineage.configs.run import check_patterns
+from lineage.configs.run import check_expressions, check_matches
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> the number of its last axes that are inputs, and outputs
@@ -42,14 +42,9 @@ def recording(kernels: Kernels) -> Callable[..., Any]:
 
 
 class Matrix(NamedTuple):
-    """A kernel [*layers, *inputs, *outputs] seen as one matrix for each layer.
+    """A kernel [*layers, *inputs, *outputs] seen as one matrix for each layer, with the sizes of the axes."""
 
-    Attributes:
-        owner: path of the module that has the kernel.
-        layers, inputs, outputs: sizes of the axes of each kind.
-    """
-
-    owner: str
+    owner: str  # path of the module that has the kernel
     layers: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -107,12 +102,13 @@ class MatrixAdapter(Adapter):
 
     def __post_init__(self):
         super().__post_init__()
-        check_patterns("adapter.patterns", self.patterns)
-        check_patterns("adapter.trained", self.trained)
+        check_expressions("adapter.patterns", self.patterns)
+        check_expressions("adapter.trained", self.trained)
 
     def init(self, params, kernels, key):
         flat = flatten_dict(params, sep="/")
-        self._check_patterns(kernels, flat)
+        check_matches("adapter.patterns", self.patterns, kernels, "matrix")
+        check_matches("adapter.trained", self.trained, flat)
         direct = {path for path in flat if any(re.search(pattern, path) for pattern in self.trained)}
         own, parts = {path: flat[path] for path in direct}, {}
         for number, path in enumerate(sorted(kernels)):
@@ -147,13 +143,6 @@ class MatrixAdapter(Adapter):
 
     def reference(self, frozen):
         return frozen["params"]
-
-    def _check_patterns(self, kernels, flat):
-        for name, paths, kind in (("patterns", kernels, "matrix"), ("trained", flat, "parameter")):
-            for pattern in getattr(self, name):
-                if not any(re.search(pattern, path) for path in paths):
-                    example = next(iter(paths), "not there")
-                    raise ValueError(f"adapter.{name}: {pattern!r} matches no {kind}; one is {example}.")
 
     def _init_matrix(self, matrix: Matrix, key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the trained and the frozen arrays of one matrix, by their paths."""

@@ -19,10 +19,10 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
 from lineage.configs import schema
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, last_step, read_record, sealed
+from lineage.runs.folder import DamagedError, last_step, read_record
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import hash_array, hash_leaves
@@ -129,8 +129,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def amend(self, step: int, **entries: Any) -> None:
         """Replace entries of the record of a saved step."""
-        record = {key: value for key, value in self.record(step).items() if key != "crc32"}
-        self._records[step] = sealed(record | entries)
+        self._records[step] = sealed(unsealed(self.record(step)) | entries)
         if jax.process_index() == 0:
             write_atomic(self.folder / str(step) / RECORD, json.dumps(self._records[step]))
 
@@ -144,8 +143,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             ValueError: the checkpoint is, or all are, damaged or of another model.
             OSError, MemoryError: a checkpoint cannot be read, which does not mean that it is damaged.
         """
-        steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
-        if not steps or step not in (None, *self._manager.all_steps()):
+        steps = [each for each in sorted(self._manager.all_steps(), reverse=True) if step in (None, each)]
+        if not steps:
             which = "" if step is None else f" of step {step}"
             raise FileNotFoundError(f"there is no checkpoint{which} in {self.folder}.")
         damaged = {}
@@ -190,14 +189,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         except Exception as error:  # Orbax raises exceptions of many types, also from its threads
             if distributed.is_lost_process(error):
                 raise
-            message = f"a checkpoint could not be written to {self.folder} ({os_reason(error)})"
-            raise OSError(f"{message}. Existing checkpoints are kept.") from error
-
-
-def os_reason(error: Exception) -> str:
-    """Return why the operating system refused a write, such as "No space left on device", or else the error's text."""
-    number = _error_number(error)
-    return os.strerror(number) if number else " ".join(str(error).split())[:300]
+            number = _error_number(error)
+            reason = os.strerror(number) if number else " ".join(str(error).split())[:300]
+            raise OSError(
+                f"a checkpoint could not be written to {self.folder} ({reason}). Existing checkpoints are kept."
+            ) from error
 
 
 def _error_number(error):
@@ -225,7 +221,11 @@ def read_variables(workdir: Path) -> dict[str, Any]:
 
 
 def read_newest(workdir: Path) -> TrainState:
-    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
+    """Return the newest state of a run, as far as its model needs it, as numpy arrays on the host.
+
+    It has the parameters, or their average as `params` if one is kept, the collections, and what the adapter keeps
+    frozen; the optimizer's state and `ema` are None.
+    """
     folder = workdir.absolute() / "checkpoints"
 
     def newest():
@@ -233,7 +233,7 @@ def read_newest(workdir: Path) -> TrainState:
             raise FileNotFoundError(f"there is no checkpoint in {folder}.")
         return step
 
-    return read_chosen(newest, lambda step: read_checkpoint(folder / str(step)))
+    return read_chosen(newest, lambda step: _read_model(folder / str(step)))
 
 
 def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
@@ -251,99 +251,96 @@ def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
                 raise
 
 
-def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainState:
-    """Read the state in the folder of a step and verify its hashes. An error that may pass is retried once.
+def read_checkpoint(folder: Path, target: TrainState) -> TrainState:
+    """Read the whole state in the folder of a step and verify its hashes. An error that may pass is retried once.
+
+    If one process cannot read its part, all raise.
 
     Args:
-        target: arrays, or shapes with shardings, of the whole state; if one process cannot read its part, all raise.
-            None: read what the model needs, as numpy arrays on the host: the parameters, or their average as `params`
-            if one is kept, the collections and what the adapter keeps frozen. The optimizer's state and `ema` are None.
+        target: arrays, or shapes with shardings.
 
     Raises:
         DamagedError: the checkpoint is damaged, or not of the target's shapes; the message says why.
         ValueError: it was written by an earlier version.
         OSError, MemoryError: it cannot be read, which does not mean that it is damaged.
     """
-    error, reading = None, partial(_read_model if target is None else _read_state, folder, target)
+    error, damage = None, f"the checkpoint {folder} is damaged or of another model than the config's"
     try:
-        state, hashes, expected = _retried(reading)
+        state, hashes = _retried(_read_state, folder, target, damage)
     except (ValueError, OSError, MemoryError) as caught:
         error = caught
-    if target is not None and (failed := distributed.failures(error is not None)):
-        unread = distributed.failures(error is not None and not isinstance(error, DamagedError))
-        if unread and (error is None or isinstance(error, DamagedError)):
+    is_damaged = isinstance(error, DamagedError)
+    if failed := distributed.failures(error is not None):
+        unread = distributed.failures(error is not None and not is_damaged)
+        if unread and (error is None or is_damaged):
             error = OSError(f"process {unread[0]} cannot read its part of the checkpoint {folder}.")
-        error = error or _damaged(folder, target, f"process {failed[0]} cannot read its part")
-    if error is None and hashes() != expected:
-        error = _damaged(folder, target, "its hashes do not match")
+        error = error or DamagedError(f"{damage}: process {failed[0]} cannot read its part")
     if error:
         raise error
+    if hash_leaves(state) != hashes:
+        raise DamagedError(f"{damage}: its hashes do not match")
     return state
 
 
-def _retried(read):
+def _retried(read, *args):
     try:
-        return read()
+        return read(*args)
     except (OSError, MemoryError):  # it may pass
-        return read()
-
-
-def _damaged(folder, target, reason):
-    alternative = "" if target is None else " or of another model than the config's"
-    return DamagedError(f"the checkpoint {folder} is damaged{alternative}: {reason}")
+        return read(*args)
 
 
 @contextlib.contextmanager
-def _read_errors(folder, target):
-    """Raise OSError or MemoryError for errors that may pass, DamagedError for others."""
+def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
+    """Yield a reader that does not wait for other processes: one that fails must not block them.
+
+    Errors in the block become OSError or MemoryError if they may pass, and else DamagedError, which begins with
+    `damage`.
+    """
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     try:
-        yield
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+            yield reader
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
         raise
     except Exception as error:  # Orbax raises exceptions of many types, bare ones too
         if (number := _error_number(error)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             raise OSError(number, os.strerror(number), str(folder)) from error
-        raise _damaged(folder, target, " ".join(str(error).split())[:200]) from error
+        raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
 
 
-@contextlib.contextmanager
-def _checkpointer() -> Iterator[ocp.Checkpointer]:
-    """Yield a reader that does not wait for other processes: one that fails must not block them."""
-    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        yield checkpointer
+def _read_state(folder, target, damage):
+    """Return the whole state, and the hashes that its arrays must have."""
+    hashes, places = read_record(folder)["hashes"], ocp.checkpoint_utils.construct_restore_args(target)
+    with _reader(folder, damage) as reader:
+        state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
+    return state, hashes
 
 
-def _read_state(folder, target):
-    """Return the state, a function that computes its hashes on all devices, and the expected hashes."""
-    record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
-    with _read_errors(folder, target), _checkpointer() as checkpointer:
-        state = checkpointer.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
-    return state, partial(hash_leaves, state), record["hashes"]
-
-
-def _read_model(folder, _):
-    """Return the same as `_read_state`, of the part of the state that the model needs, on the host."""
-    record, found, known = read_parts(folder, lambda has: ("ema" if has["ema"] else "params", "collections", "frozen"))
+def _read_model(folder):
+    """Return the state in the folder of a step as `read_newest` does."""
+    record, found = _retried(read_fields, folder, ("ema", "collections", "frozen"))
+    params = found.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
     adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
-    rest = {"frozen": found.get("frozen"), "adapter": adapter}
-    params = found["ema" if "ema" in found else "params"]
-    state = TrainState(record["next_batch"], params, None, found.get("collections", {}), None, **rest)
-    return state, lambda: jax.tree.map(hash_array, found), known
+    collections, frozen = found.get("collections", {}), found.get("frozen")
+    return TrainState(record["next_batch"], params, None, collections, None, frozen=frozen, adapter=adapter)
 
 
-def read_parts(folder: Path, choose: Callable[[Mapping[str, Any]], Sequence[str]]) -> tuple[Any, Any, Any]:
-    """Return the record in the folder of a step, fields of its state as numpy arrays, and their hashes in the record.
+def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the record in the folder of a step, and fields of its state as numpy arrays, whose hashes are verified.
 
-    `choose` returns the names of the fields, given the saved state without its arrays; empty ones are left out.
+    Fields that are empty are left out. Raises as `read_checkpoint`.
     """
     record, state = read_record(folder), (folder / "state").absolute()  # Orbax finds nothing in a relative folder
-    with _read_errors(folder, None), _checkpointer() as checkpointer:
-        saved = checkpointer.metadata(state).item_metadata.tree
-        wanted = {name: saved[name] for name in choose(saved) if saved.get(name)}
+    damage = f"the checkpoint {folder} is damaged"
+    with _reader(folder, damage) as reader:
+        saved = reader.metadata(state).item_metadata.tree
+        wanted = {name: saved[name] for name in names if saved.get(name)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(state, args=args) if wanted else {}
+        found = reader.restore(state, args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
-    return record, found, {name: getattr(hashes, name) for name in wanted}
+    for name, value in found.items():
+        if jax.tree.map(hash_array, value) != getattr(hashes, name):
+            raise DamagedError(f"{damage}: the hashes of {name} do not match")
+    return record, found

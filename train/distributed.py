@@ -67,6 +67,7 @@ def joined(
             "--coordinator (HOST:PORT of process 0), --num-processes and --process (from 0) must all be given, or "
             "--coordinator=auto alone."
         )
+    ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
     try:
         jax.distributed.initialize(
             None if coordinator == "auto" else coordinator,
@@ -76,7 +77,6 @@ def joined(
             shutdown_timeout_seconds=3600,  # process 0 writes the report while the others wait
         )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
-        ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
         # Results are the same in all processes; process 0 prints them.
         with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
             yield
@@ -170,8 +170,8 @@ class DelayedAny:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(number):
-    """Explain the abort by which JAX, in a thread of its own, ends a process that waits for a lost one."""
-    said = "this process was aborted, which means as a rule that a process of this run was lost: see above."
+    """Explain the abort by which JAX, often in a thread of its own, ends a process that waits for another one."""
+    said = "this process was aborted, as a rule because a process of this run was lost or did not start: see above."
     os.write(2, f"\nerror: {said} {RESUME}\n".encode())
     os._exit(1)
 

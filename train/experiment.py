@@ -1,7 +1,7 @@
 """From a config to the parts of an experiment: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from lineage.configs import durations, modules, schema
-from lineage.configs.run import Run
+from lineage.configs.run import Run, check_matches
 from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
@@ -25,31 +24,24 @@ from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, read_chosen
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, paths_of
 from lineage.train.step import TrainState, init_state, make_forward_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used.
-
-    Attributes:
-        config: the whole config.
-        workdir: where a trained tokenizer is kept; None keeps none.
-        devices: of the mesh; None is all.
-        kept: metadata of the training data of a trained model, which is in the workdir with its tokenizer; None: the
-            data are opened for them.
-    """
+    """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used."""
 
     config: ConfigDict
-    workdir: Path | None = None
-    devices: Sequence[jax.Device] | None = None
-    kept: Facts | None = None
+    workdir: Path | None = None  # where a trained tokenizer is kept; None keeps none
+    devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
+    # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
+    saved_facts: Facts | None = None
 
     def __post_init__(self):
         for module in self.config.imports:
             modules.import_module(module)
-        _ = self.run, self.task, self.source, self.evaluators
+        _ = self.run, self.task, self.source, self.evaluators  # raises an error for a wrong option
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(
                 f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
@@ -83,7 +75,7 @@ class Experiment:
     @cached_property
     def evaluation_data(self) -> Data:
         """The data, of a trained model without the training split where the others can be read without it."""
-        return self.data if self.kept is None else self.read(self.source, self.kept)
+        return self.data if self.saved_facts is None else self.read(self.source, self.saved_facts)
 
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
@@ -100,11 +92,11 @@ class Experiment:
     @property
     def facts(self) -> Facts:
         """Metadata of the training data."""
-        return self.data.facts if self.kept is None else self.kept
+        return self.data.facts if self.saved_facts is None else self.saved_facts
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        if self.kept is None:
+        if self.saved_facts is None:
             return self.data.tokenizer
         return Tokenizer.load(self.workdir) if (self.workdir / tokenizers.FILE).is_file() else None
 
@@ -125,7 +117,7 @@ class Experiment:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
-        _ = self.run.checkpoint.highest
+        _ = self.run.checkpoint.highest  # raises an error if the metric has no direction
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), self.facts.model_options[name]
             if has and needs and has < needs:
@@ -189,10 +181,10 @@ class Experiment:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return self.optimizer_by(self.schedule)
+        return self.make_optimizer(self.schedule)
 
-    def optimizer_by(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
-        """Return the config's optimizer with another schedule, which may need less than the config's: the data."""
+    def make_optimizer(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
+        """Return the config's optimizer with another schedule: that of the config may need the data."""
         optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model, self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
@@ -205,7 +197,7 @@ class Experiment:
         self.task.check_model(self.model)
         sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.facts, length)
         batch = self.task.zeros(sizes)
-        if self.kept is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
+        if self.saved_facts is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
             teach = nn.init_with_output(self.task.teach, self.model)
             said = jax.eval_shape(teach, jax.random.key(0), batch)[0]
         else:
@@ -275,22 +267,12 @@ class Experiment:
     def _input_axes(self) -> quantization.Inputs:
         return quantization.input_axes(self.task.loss, self.model, self.zeros())
 
-    def gathered(self, state: TrainState) -> Mapping[str, Any]:
-        """Return the variables for evaluation, whole on every process."""
-        gather = jax.jit(lambda variables: variables, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-        return jax.tree.map(np.asarray, gather(self.variables(state)))
-
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""
         if checkpoints.latest is None and step is None:
             # Out of memory, XLA's CPU backend never finishes the arrays that did fit: all are waited for together.
             return jax.block_until_ready(jax.jit(self.make_state, out_shardings=self.state_shardings)())
-        target = jax.tree.map(
-            lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
-            self.abstract_state,
-            self.state_shardings,
-        )
-        return checkpoints.restore(target, step)
+        return checkpoints.restore(sharding.placed(self.abstract_state, self.state_shardings), step)
 
     def restore(self, which: str = "latest") -> TrainState:
         """Return the state of the newest or the "best" checkpoint of the workdir."""
@@ -311,7 +293,8 @@ class Experiment:
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
-        check_patterns([pattern for pattern, _ in self.config.optimizer.lr_multipliers], state.params)
+        patterns = [pattern for pattern, _ in self.config.optimizer.lr_multipliers]
+        check_matches("optimizer.lr_multipliers", patterns, paths_of(state.params))
         if "memory" in state.collections and self.loader.order != "stream":
             raise ValueError(
                 f"loader.order is {self.loader.order!r}: it must be 'stream' for a model with a memory, so that "
@@ -332,4 +315,4 @@ class Experiment:
     def make_state(self) -> TrainState:
         """Return the state before the first step."""
         settings = {"seed": self.run.seed, "ema": bool(self.run.ema_decay), "adapter": self.adapter}
-        return init_state(self.model, self.optimizer_by(), self.task.loss, self.zeros(), **settings)
+        return init_state(self.model, self.make_optimizer(), self.task.loss, self.zeros(), **settings)

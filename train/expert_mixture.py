@@ -11,13 +11,13 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
 from lineage.configs.storage import local
-from lineage.models.decoding.generate import Generation, log_likelihood
+from lineage.evaluation.likelihood import LanguageModel
 from lineage.train.adapters import SVF
 from lineage.train.checkpoint import read_newest
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
-from lineage.train.step import TrainState, make_evaluation_step
+from lineage.train.step import TrainState, make_forward_step
 
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
@@ -39,10 +39,11 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
-        judges = load([settings.classifier], base).values() if settings.classifier else ()
-        reader = base.adapter.apply(base.frozen, {})
-        for judge in judges:
+        if settings.classifier:
+            (judge,) = load([settings.classifier], base).values()
             reader = _mixed(judge.adapter, judge.frozen, [judge.params], np.ones(1))
+        else:
+            reader = base.adapter.apply(base.frozen, {})
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
@@ -105,12 +106,13 @@ def _scorer(experiment, changed, collections):
     rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
-    step = make_evaluation_step(experiment.model, experiment.task.loss, experiment.config.precision)
+    forward = make_forward_step(experiment.model, experiment.task.loss, experiment.config.precision, mutable=["memory"])
     collections = {name: value for name, value in collections.items() if name != "memory"}
 
     @experiment.jit
     def loss(changed, weights, batch):
-        return step({**collections, "params": changed(weights)}, batch)[0]["loss"].compute()
+        (_, _, states), _ = forward({**collections, "params": changed(weights)}, batch)
+        return states["loss"].compute()
 
     return lambda weights: -float(loss(changed, jnp.asarray(weights, jnp.float32), batch))
 
@@ -128,15 +130,11 @@ def _answer(experiment, params, names, prompt):
         texts = [tokenizer.decode(tokens[mask]) for tokens, mask in rows]
     else:
         texts = [prompt]
-    total = np.zeros(len(names))
+    model, total = LanguageModel(experiment.model, {"params": params}, tokenizer), np.zeros(len(names))
     for text in texts:
-        rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
-        longest = max(map(len, rows))
-        limit = experiment.model.max_length or longest
-        rows = [row[max(longest - limit, 0) :] for row in rows]  # keep the end of a long text
-        start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
-        tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
-        written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))
-        starts = jnp.full(len(rows), start)
-        total += np.asarray(log_likelihood(experiment.model, {"params": params}, written, starts))
+        rows = tokenizer.encode_batch([settings.question.format(text=text, name=name) for name in names])
+        start, shortest = 1, min(map(len, rows))
+        while start < shortest - 1 and len({int(row[start]) for row in rows}) == 1:
+            start += 1  # after the tokens that all questions share
+        total += [found.log for found in model.of_tokens([(row[:start], row[start:]) for row in rows])]
     return int(process_allgather(total, tiled=True).reshape(-1, len(names)).sum(axis=0).argmax())

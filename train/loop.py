@@ -13,18 +13,19 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from lineage.configs.atomic import write_atomic
-from lineage.data.content import FACTS
 from lineage.evaluation import artifacts
+from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
-from lineage.runs.folder import StopSignal, plain
+from lineage.runs.folder import plain
 from lineage.runs.locks import locked
+from lineage.runs.process import StopSignal
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
+from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar, history_problem
 from lineage.train.preparation import (
+    check_start,
     compile_step,
     device_batches,
     initial_state,
@@ -33,10 +34,9 @@ from lineage.train.preparation import (
     start_notes,
 )
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
-from lineage.train.profiling.description import parameter_table
 from lineage.train.profiling.trace import Trace
 from lineage.train.profiling.watchdog import Watchdog
-from lineage.train.sharding import check_batch, to_mesh
+from lineage.train.sharding import to_mesh
 
 
 class Preempted(Exception):
@@ -71,34 +71,26 @@ def train(
         MemoryError: the device has too little memory.
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
-    memory: dict[str, int] = {}
-    with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
+    primary = jax.process_index() == 0
+    with contextlib.ExitStack() as kept, out_of_memory_explained() as memory:
         with distributed.agreed():
-            copy = kept.enter_context(remote.opened(workdir, training=True, primary=jax.process_index() == 0))
+            local = kept.enter_context(remote.opened(workdir, training=True, primary=primary))
         distributed.check_same(f"$LINEAGE_CACHE must be shared: the copy of {workdir}", remote.holder(workdir))
-        workdir = copy
-        folder.make(workdir)
+        folder.make(local)
         with distributed.agreed():
-            experiment = Experiment(config, workdir, devices)
-            if jax.process_index() == 0:
-                kept.enter_context(locked(workdir))
+            experiment = Experiment(config, local, devices)
+            if primary:
+                kept.enter_context(locked(local))
                 prepare_folder(experiment, about, force_config)
         with distributed.agreed():
-            folder.check_shared(config, workdir, jax.process_index())
-            loader = experiment.loader
-            check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
-            check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
-            experiment.check()
-            known = experiment.tokenizer
-            if jax.process_index() == 0:
-                experiment.facts.save(workdir / FACTS)
-        distributed.check_same("tokenizer", known.to_str() if known else "")
+            check_start(experiment)
+        distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:
             loop = TrainingLoop(experiment, throughput, stack, profile)
             with loop.saved_on_error():
-                loop.resume()
+                loop.repeat_interrupted_evaluation()
                 for step in range(loop.start + 1, loop.total + 1):
                     loop.run(step)
         return loop.finish(about)
@@ -125,46 +117,41 @@ class TrainingLoop:
         config, workdir, primary = experiment.config, experiment.workdir, jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
         stack.callback(throughput.close)
+        self.total = experiment.total_steps
+        self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
+        say = self.progress.message
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
-        self.state, message = initial_state(experiment, self.checkpoints)
-        self.start, self.total = int(self.state.step), experiment.total_steps
+        self.checkpoints.say = say
+        self.state = initial_state(experiment, self.checkpoints, say)
+        self.start = self.progress.step = int(self.state.step)
         self.step = self.attempted = self.start  # the last step, and the last that a save has begun for
-        if not self.start:
-            table = parameter_table(experiment, self.state.params)
-            if primary:
-                write_atomic(workdir / folder.PARAMETERS, table + "\n")
         self.stop = stack.enter_context(StopSignal())
-        self.agreed, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
+        self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
         self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
-        self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
-        self.checkpoints.say = self.progress.message
-        self.trace = stack.enter_context(Trace(workdir, profile, self.total, self.progress.message))
-        if profile and self.start >= profile[0]:
-            raise ValueError(
-                f"the profile begins at step {profile[0]:,}, but the run continues after step {self.start:,}."
-            )
-        for text in filter(None, [message, *(f"note: {note}" for note in start_notes(experiment, self.start))]):
-            self.progress.message(text)
-        self.averages = Averages()
+        self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, say))
+        say(f"writing to {workdir}")
+        for note in start_notes(experiment, self.start):
+            say(f"note: {note}")
+        record = self.checkpoints.record(self.start) if self.start else {}
+        self.averages = Averages(record.get("averages", {}))
         if self.start:
-            self.progress.message(f"resuming from step {self.start:,}")
-            record = self.checkpoints.record(self.start)
-            self.averages, lost = Averages(record.get("averages", {})), record.get("lines", 0) - self.writer.lines
-            if primary and lost > 0:
-                self.progress.message(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
+            done = self.start >= self.total
+            say(f"the run has all of its {self.total:,} steps" if done else f"resuming from step {self.start:,}")
+            if primary and (problem := history_problem(workdir / folder.METRICS, record)):
+                say(f"{workdir / folder.METRICS}: {problem}")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
         self.evaluation, self.evaluating, self.evaluated = experiment.evaluation(), False, {}
-        self.evaluation.context.to_mesh = self._to_mesh
+        self.evaluation.context.to_mesh = self._to_mesh  # which ends an evaluation if the run is told to stop
         if config.sampling.num_samples:
             Sampler(self.evaluation.context).check(experiment.variables(self.state))
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
-            self.progress.message("compiling the training step")
+            say("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
             # In advance: computed while a step is in progress, they would wait for the end of that step.
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
@@ -172,17 +159,27 @@ class TrainingLoop:
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not logged
         self._restart_clock()
 
-    def resume(self) -> None:
+    def repeat_interrupted_evaluation(self) -> None:
         """Repeat the evaluation after the last step of the run before, if it was interrupted."""
         if self.start and self.checkpoints.record(self.start).get("evaluating"):
             self._finish_step(evaluate=True, save=False, stop=False)
             self.checkpoints.amend(self.start, **self._history())
 
     def run(self, step: int) -> None:
-        """Do a step, and evaluate and save if due."""
+        """Dispatch a step, and then log the one before; evaluate and save if due.
+
+        The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
+        """
         with self.watchdog.step(step):
-            stop = self._step(step)
-            last = step == self.total
+            with self.throughput.waiting():
+                batch = next(self.batches)
+            with self.trace.step(step):
+                self.state, metrics = self.step_function(self.state, batch)
+            self.step, self.evaluated = step, {}
+            self.throughput.dispatched(metrics)
+            self._log((step, metrics))
+            self.trace.after(step, metrics)
+            stop, last = self._told_to_stop(), step == self.total
             evaluate = last or step % self.evaluate_every == 0
             save, self.save_due = last or self.save_due or step % self.save_every == 0, False
             if not (evaluate or save or stop):
@@ -190,26 +187,11 @@ class TrainingLoop:
             self._log()
         self._finish_step(evaluate, save, stop)
 
-    def _step(self, step: int) -> bool:
-        """Dispatch a step, and then log the one before; return whether the run was told to stop.
-
-        The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
-        """
-        with self.throughput.waiting():
-            batch = next(self.batches)
-        with self.trace.step(step):
-            self.state, metrics = self.step_function(self.state, batch)
-        self.step, self.evaluated = step, {}
-        self.throughput.dispatched(metrics)
-        self._log((step, metrics))
-        self.trace.after(step, metrics)
-        return self._told_to_stop()
-
     def _told_to_stop(self) -> bool:
         """Return whether the run was told to stop, and set `save_due`; all processes get the same at the same call."""
         due = time.monotonic() >= self.save_at
         self.save_at = math.inf if due else self.save_at
-        stop, due = self.agreed(self.stop.received, due)
+        stop, due = self.any_process(self.stop.received, due)
         self.save_due |= due
         return stop
 
@@ -229,7 +211,7 @@ class TrainingLoop:
         if evaluate and not stop:
             try:
                 with self.throughput.spent("evaluating"):
-                    self._evaluate(self.step)
+                    self._evaluate()
             except Preempted:
                 stop = True
             else:
@@ -253,8 +235,8 @@ class TrainingLoop:
 
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
-        history = {"lines": self.writer.lines, "averages": self.averages.sums}
-        return history | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
+        written = {"lines": self.writer.lines, "history_crc32": self.writer.crc32, "averages": self.averages.sums}
+        return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager
     def saved_on_error(self) -> Iterator[None]:
@@ -287,14 +269,14 @@ class TrainingLoop:
         experiment, about = self.experiment, dict(about)
         about |= {"seconds": self.throughput.seconds, "steps": int(self.state.step)}
         about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
-        variables, budget = experiment.gathered(self.state), self.throughput.budget
+        variables, budget = to_host(experiment.variables(self.state)), self.throughput.budget
         artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)
         if jax.process_index() == 0:
-            write_report(self.experiment.workdir)
+            write_report(experiment.workdir)
         return self.evaluated
 
-    def _evaluate(self, step: int) -> None:
-        context, workdir = self.evaluation.context, self.experiment.workdir
+    def _evaluate(self) -> None:
+        context, workdir, step = self.evaluation.context, self.experiment.workdir, self.step
         variables = self.experiment.variables(self.state)
         self.evaluated = self.evaluation(variables, None if step == self.total else step // self.evaluate_every)
         self.progress.evaluation(step, self.evaluated)
@@ -302,7 +284,7 @@ class TrainingLoop:
             self.writer.write(step, self.evaluated)
             artifacts.write_samples(context, variables, workdir, step)
             if context.task.has_snapshots:
-                artifacts.write_snapshot(context, self.experiment.gathered(self.state), workdir, step)
+                artifacts.write_snapshot(context, to_host(variables), workdir, step)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:

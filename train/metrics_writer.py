@@ -8,8 +8,10 @@ import shutil
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, SupportsFloat
@@ -42,6 +44,7 @@ class MetricsWriter(AbstractContextManager):
 
     Attributes:
         lines: number of lines of the history.
+        crc32: CRC-32 of these lines.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class MetricsWriter(AbstractContextManager):
         primary: bool = True,
     ):
         self._file = self._wandb = None
-        self.lines = 0
+        self.lines = self.crc32 = 0
         if not primary:
             return
         if wandb and importlib.util.find_spec("wandb") is None:
@@ -71,7 +74,7 @@ class MetricsWriter(AbstractContextManager):
         workdir.mkdir(parents=True, exist_ok=True)
         self._path = workdir / folder.METRICS
         lines = _cut(self._path, resume_step)
-        self.lines = len(lines)
+        self.lines, self.crc32 = len(lines), zlib.crc32(self._path.read_bytes())
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
         self._file, self._left = self._path.open("ab", buffering=0), b""
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -104,8 +107,9 @@ class MetricsWriter(AbstractContextManager):
         line = {"step": int(step)} | {key: value if math.isfinite(value) else None for key, value in scalars.items()}
         if _identity(line) in self._rewritten:
             return
-        self._left += json.dumps(line).encode() + b"\n"
-        self.lines += 1
+        content = json.dumps(line).encode() + b"\n"
+        self._left += content
+        self.lines, self.crc32 = self.lines + 1, zlib.crc32(content, self.crc32)
         with naming(self._path):
             self._write_left()
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
@@ -147,11 +151,8 @@ class Averages:
 
     A mean is that of the finite values, or nan without any; of the numbers of skipped updates the newest is taken.
 
-    Args:
-        sums: those of a checkpoint, with which a resumed run has the same history as an uninterrupted one.
-
     Attributes:
-        sums: total and number of the values of each metric.
+        sums: total and number of the values of each metric; a resumed run begins with those of its checkpoint.
     """
 
     def __init__(self, sums: Mapping[str, Any] = MappingProxyType({})):
@@ -183,10 +184,13 @@ class ProgressBar(AbstractContextManager):
         stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
         primary: whether this process shows anything, `jax.process_index() == 0`.
+
+    Attributes:
+        step: number of steps that are done.
     """
 
     def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
-        self._total, self._step, self._primary = total, 0, primary
+        self._total, self.step, self._primary = total, 0, primary
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._console = Console(file=self._stream)
@@ -200,7 +204,7 @@ class ProgressBar(AbstractContextManager):
 
         Cheap enough for every step: it draws at most ten times a second.
         """
-        self._step = step
+        self.step = step
         self._metrics.update(metrics or {})
         self._left = self._pace.left(step, self._total)
         if time.monotonic() - self._drawn >= self._interval and (self._terminal or self._metrics):
@@ -208,9 +212,7 @@ class ProgressBar(AbstractContextManager):
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._primary:
-            self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n")
-            self._draw(only_bar=True)
+        self._draw(before=f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n", only_bar=True)
 
     def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Print a line for each split of an evaluation: `step 1,200  validation  loss 0.0312  accuracy 0.991`."""
@@ -224,26 +226,29 @@ class ProgressBar(AbstractContextManager):
 
     def close(self) -> None:
         """Draw the last state and end the line; closing twice is harmless."""
-        self._draw()
-        if self._primary and self._terminal:
-            self._stream.write("\n")
+        self._draw(after="\n" if self._terminal else "")
         self._primary = False
 
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _draw(self, only_bar: bool = False) -> None:
-        if self._primary and self._terminal:
-            self._stream.write("\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1))
-        elif self._primary and not only_bar:
-            self._stream.write(self._line() + "\n")
-        self._stream.flush()
+    def _draw(self, before: str = "", after: str = "", only_bar: bool = False) -> None:
+        """Write the bar or a line; a terminal or pipe that is closed, or a full disk, does not stop the run."""
+        if not self._primary:
+            return
+        with suppress(OSError):
+            if self._terminal:
+                before += "\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1)
+            elif not only_bar:
+                before += self._line() + "\n"
+            self._stream.write(before + after)
+            self._stream.flush()
         self._drawn = time.monotonic()
 
     def _line(self, width: int | None = None) -> str:
         """Return the line of a terminal of this width, with a bar, or the whole line without a bar."""
-        fraction = min(self._step / max(self._total, 1), 1.0)
-        head = f"step {self._step:,}/{self._total:,} {fraction:4.0%}"
+        fraction = min(self.step / max(self._total, 1), 1.0)
+        head = f"step {self.step:,}/{self._total:,} {fraction:4.0%}"
         fields = {"bar": " " * MIN_BAR} if width else {}
         for name in ("loss", "accuracy"):
             if (value := self._metrics.get(f"train/{name}")) is not None:
@@ -294,6 +299,21 @@ def _scalar(key: str, value: Any) -> int | float:
 
 def _identity(line: Mapping[str, Any]) -> tuple:
     return line["step"], frozenset(key for key in line if not key.startswith(folder.MEASURED))
+
+
+def history_problem(path: Path, record: Mapping[str, Any]) -> str:
+    """Return what is wrong with a history, "" if it begins with that of the record of a checkpoint.
+
+    Raises:
+        ValueError: a line is damaged, see `read_metrics`.
+    """
+    known = record.get("lines", 0)
+    found = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
+    if found < known:
+        return f"{known - found:,} of {known:,} lines are lost"
+    with path.open("rb") as file:
+        crc32 = zlib.crc32(b"".join(islice(file, known)))
+    return "" if record.get("history_crc32", crc32) == crc32 else f"the first {known:,} lines are not those written"
 
 
 def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:

@@ -1,15 +1,15 @@
 """Start of a run: checks and notes, the initial state, intervals, the compiled step and the batches."""
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import write_atomic, write_record
+from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import notes
 from lineage.evaluation import artifacts
@@ -18,7 +18,8 @@ from lineage.runs.folder import START
 from lineage.train import expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
-from lineage.train.sharding import batch_sharding, to_mesh
+from lineage.train.profiling.description import parameter_table
+from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
 
 
@@ -33,11 +34,22 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
     folder.keep_config(config, workdir, force_config)
     artifacts.check(workdir)
-    write_atomic(workdir / START, json.dumps(dict(about), indent=2))
+    write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
     folder.keep_data(files, workdir, force_config)
     clean(workdir)
     check_writable(workdir)
+
+
+def check_start(experiment: Experiment) -> None:
+    """Raise ValueError if this process cannot train the experiment with the others; save the metadata of the data."""
+    config, loader = experiment.config, experiment.loader
+    folder.check_shared(config, experiment.workdir, jax.process_index())
+    check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
+    check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
+    experiment.check()
+    if jax.process_index() == 0:
+        experiment.facts.save(experiment.workdir / FACTS)
 
 
 def check_writable(workdir: Path) -> None:
@@ -57,20 +69,26 @@ def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
 
 
-def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:
-    """Return the state to start from, and a message about other models that it was made of ("" for none).
+def initial_state(experiment: Experiment, checkpoints: Checkpoints, say: Callable[[str], None]) -> TrainState:
+    """Return the state of the newest checkpoint; without one, new parameters or those of `init.path` and `experts`.
 
-    It is that of the newest checkpoint; without one, new parameters or those of `init.path`, changed by `experts`.
+    In the second case, the other models are described in messages, and the parameters in `parameters.txt`.
     """
-    config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
-    fresh = checkpoints.latest is None
-    if config.init.path and fresh:
+    config, make = experiment.config, partial(experiment.state, checkpoints)
+    if checkpoints.latest is not None:
+        return make()
+    if config.init.path:
         state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
+        say(message)
     else:
         state = make()
-    if config.experts.paths and fresh:
+    if config.experts.paths:
         state, message = expert_mixture.choose(experiment, state)
-    return state, message
+        say(message)
+    table = parameter_table(experiment, state.params)
+    if jax.process_index() == 0:
+        write_atomic(experiment.workdir / folder.PARAMETERS, table + "\n")
+    return state
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import base, schema
 from lineage.configs.registry import variants
-from lineage.configs.run import Init
+from lineage.configs.run import Init, check_matches
 from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
 from lineage.data.content import FACTS
@@ -77,9 +77,7 @@ def _fitting(ours, theirs, model, init):
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
-    for pattern in init.skip:
-        if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} matches no parameter of the model: it has {_parts(ours)}.")
+    check_matches("init.skip", init.skip, ours)
     taken, wrong = {}, []
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in init.skip):
@@ -128,23 +126,20 @@ def load_teacher(
     The teacher, which each device of the mesh holds whole, has the sizes of the student where its run left them to the
     data.
     """
-    model, variables = _load(path, student)
+    path = local(path)
+    if is_run(path):
+        model, variables = _model_of(path, student.settings), read_variables(Path(path))
+    else:
+        model, variables = convert.load(path)
     outputs = jax.jit(nn.apply(teach, model))
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
-
-
-def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
-    path = local(path)
-    if not is_run(path):
-        return convert.load(path)
-    return _model_of(path, student.settings), read_variables(Path(path))
 
 
 def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
     """Return the model in a folder; a run of an earlier version that left `sizes` to the data has these."""
     if not is_run(path):
         return convert.describe(path)[0]
-    config, facts = base.from_json(read_json(Path(path) / CONFIG)), kept_facts(Path(path))
+    config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))
     known = {key: sizes.get(key) for key in ("num_classes", "image_size", "channels")}
     known |= schema.build(TASKS, config.task).model_options()
     known["image_size"] = config.task.get("image_size") or known["image_size"]
@@ -156,7 +151,7 @@ def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
     return schema.build(MODELS, config.model, **known)
 
 
-def kept_facts(folder: Path) -> Facts | None:
+def saved_facts(folder: Path) -> Facts | None:
     """Return the metadata of the training data in the folder of a run, None if an earlier version wrote the folder."""
     return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
 
@@ -169,13 +164,13 @@ def check(experiment: Any) -> None:
     folder = local(init.path)
     if folder and not Path(folder).exists():
         raise FileNotFoundError(
-            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, or a folder in the "
-            "layout of transformers."
+            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
+            "layout of transformers, or hf:ORG/NAME."
         )
-    if not folder or (is_run(folder) and not kept_facts(Path(folder))):
+    if not folder or (is_run(folder) and not saved_facts(Path(folder))):
         return
     known = _facts(_model_of(folder, {}))
-    trial = dataclasses.replace(experiment, kept=known)
+    trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
         theirs = _flat(read_variables(Path(folder)))
@@ -286,14 +281,14 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     return config
 
 
-def facts_of(folder: Path, task: Task, model: Model, tokenizer: Tokenizer | None) -> Facts:
+def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
         options |= {"image_size": (size, size), "channels": model.channels}
     if isinstance(task, TextTask):
-        tokenizer = tokenizer or Tokenizer.load(folder)  # which says that there is none
-        options |= {"start_token": task.first_token(tokenizer), "sequence_length": task.sequence_length}
+        start = task.first_token(Tokenizer.load(folder))
+        options |= {"start_token": start, "sequence_length": task.sequence_length}
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

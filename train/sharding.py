@@ -1,5 +1,6 @@
 """The mesh of devices, and the shardings of states and batches on it."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from lineage.configs import run
 from lineage.models import EXAMPLES, TOKENS, gathering, num_parts
 from lineage.train.optimizer import map_paths
 
@@ -19,27 +21,22 @@ MIN_WIDTH = 128  # number of lanes of a TPU
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
 
-def make_mesh(
-    data: int = -1,
-    fsdp: int = 1,
-    context: int = 1,
-    tensor: int = 1,
-    devices: Sequence[jax.Device] | None = None,
-) -> Mesh:
-    """Return a mesh of the axes of `configs.run.Mesh`.
+def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: int) -> Mesh:
+    """Return a mesh of devices, by default all; the sizes are those of `configs.run.Mesh`.
 
     The devices of a process are adjacent, and so are those of a TPU slice: with `data` a multiple of the number of
     slices, only the gradients of replicas travel between slices.
     """
     devices = sorted(jax.devices() if devices is None else devices, key=_slice_and_process)
-    sizes = [data, fsdp, context, tensor]
+    given = run.Mesh(*data, **sizes)
+    sizes = list(dataclasses.astuple(given))
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
     if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
         raise ValueError(
-            f"a mesh of data={data}, fsdp={fsdp}, context={context}, tensor={tensor} does not fit {len(devices)} "
-            "devices: the sizes must multiply to that number (-1 in one of them fills it)."
+            f"a mesh of {', '.join(f'{axis}={size}' for axis, size in vars(given).items())} does not fit "
+            f"{len(devices)} devices: the sizes must multiply to that number (-1 in one of them fills it)."
         )
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 4)
 
@@ -48,9 +45,9 @@ def _slice_and_process(device: jax.Device) -> tuple[int, int]:
     return getattr(device, "slice_index", 0), device.process_index
 
 
-def abstract_mesh(data: int = -1, fsdp: int = 1, context: int = 1, tensor: int = 1) -> AbstractMesh:
-    """Return a mesh of these sizes without devices; -1 stands for 1."""
-    return AbstractMesh(tuple(max(size, 1) for size in (data, fsdp, context, tensor)), AXES)
+def abstract_mesh(**sizes: int) -> AbstractMesh:
+    """Return a mesh of the sizes of `configs.run.Mesh` without devices; -1 stands for 1."""
+    return AbstractMesh(tuple(max(size, 1) for size in dataclasses.astuple(run.Mesh(**sizes))), AXES)
 
 
 def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> Any:
@@ -96,6 +93,11 @@ def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(one for one in _flat(axis) if one != "fsdp")
+
+
+def placed(tree: Any, places: Any) -> Any:
+    """Return the shapes and dtypes of a tree with the sharding of each leaf."""
+    return jax.tree.map(lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree, places)
 
 
 def offloaded(places: Any, state: Any) -> Any:

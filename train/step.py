@@ -1,4 +1,4 @@
-"""The training state, one training step and one evaluation step: pure functions, compiled by the loop."""
+"""The training state, one training step and one forward step: pure functions, compiled by the loop."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,25 +27,15 @@ class TrainState:
     """The state after `step` steps.
 
     Random numbers and batches are functions of (seed, step), so neither is part of it.
-
-    Attributes:
-        step: number of completed steps, int32.
-        params: trained parameters; with an adapter, the adapter's alone.
-        opt_state: state of the optimizer.
-        collections: dict of the variables that modules update in training besides the parameters, such as running
-            statistics.
-        ema: average of `params` for evaluation, exponential or the optimizer's own; None if none is kept.
-        frozen: what the adapter does not train; None without an adapter.
-        adapter: makes the model's parameters of `params` and `frozen`.
     """
 
-    step: Any
-    params: Any
-    opt_state: Any
-    collections: Any
-    ema: Any
-    frozen: Any = None
-    adapter: Adapter = struct.field(pytree_node=False, default=NO_ADAPTER)
+    step: Any  # number of completed steps, int32
+    params: Any  # trained parameters; with an adapter, the adapter's alone
+    opt_state: Any  # state of the optimizer
+    collections: Any  # dict of the variables that modules update besides the parameters, such as running statistics
+    ema: Any  # average of `params` for evaluation, exponential or the optimizer's own; None if none is kept
+    frozen: Any = None  # what the adapter does not train; None without an adapter
+    adapter: Adapter = struct.field(pytree_node=False, default=NO_ADAPTER)  # combines `params` and `frozen`
 
     def variables(self, average: bool = False) -> dict[str, Any]:
         """Return the variables of the model, with the moving average of the parameters if one is kept and `average`."""
@@ -105,44 +95,42 @@ def make_train_step(
         total_steps: of the run; the completed fraction is the variable `progress` of the collection "run", which
             objectives can read.
     """
-    gradients = make_gradients(model, objective, jnp.dtype(run.precision))
-    loss, update = (
-        make_loss(model, objective, jnp.dtype(run.precision)),
-        optax.with_extra_args_support(optimizer).update,
-    )
-    compute = gradients if run.grad_accum_steps == 1 else accumulated(gradients, run.grad_accum_steps)
+    loss = make_loss(model, objective, jnp.dtype(run.precision))
+    gradients = make_gradients(loss)
+    if run.grad_accum_steps > 1:
+        gradients = accumulated(gradients, run.grad_accum_steps)
+    update = optax.with_extra_args_support(optimizer).update
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         if run.grad_accum_steps > 1 and "memory" in state.collections:
             raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
         rng = jax.random.fold_in(jax.random.key(run.seed, impl=run.prng), state.step)
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
-        collections = seen = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
-        fixed = state.adapter, state.frozen
-        collections, (grads, weight, aux) = compute(state.params, fixed, collections, batch, rng)
+        before = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
+        collections, (grads, weight, states) = gradients(state, before, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
-        before = state.opt_state, state.ema
+        opt_state, ema = state.opt_state, state.ema
         if run.offload:
-            before = jax.device_put(before, jax.memory.Space.Device)
+            opt_state, ema = jax.device_put((opt_state, ema), jax.memory.Space.Device)
 
         def mean_loss(params):  # of the first micro-batch, for optimizers that estimate second derivatives
             params = jax.tree.map(_unmasked, params, state.params, is_leaf=_is_masked)
             part = jax.tree.map(lambda a: a[:: run.grad_accum_steps], batch)
-            loss_sum, (weight, *_) = loss(params, fixed, {}, seen, part, rng)
+            loss_sum, (weight, *_) = loss(params, {}, state, before, part, rng)
             return loss_sum / weight
 
-        updates, opt_state = update(grads, before[0], state.params, obj_fn=mean_loss)
+        updates, opt_state = update(grads, opt_state, state.params, obj_fn=mean_loss)
         params = optax.apply_updates(state.params, updates)
-        ema = averaged(opt_state, params)
+        average = averaged(opt_state, params)
         if run.ema_decay:
-            ema = optax.incremental_update(params, before[1], 1 - run.ema_decay)
-        metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
+            average = optax.incremental_update(params, ema, 1 - run.ema_decay)
+        metrics = {name: value.compute() for name, value in states.items()} | {"gradient_norm": optax.tree.norm(grads)}
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
-            collections, ema = jax.tree.map(kept, (collections, ema), (state.collections, before[1]))
+            collections, average = jax.tree.map(kept, (collections, average), (state.collections, ema))
             metrics |= {"skipped": tree_get(opt_state, "total_notfinite"), "skipped_in_a_row": in_a_row}
-        new = {"params": params, "opt_state": opt_state, "collections": collections, "ema": ema}
+        new = {"params": params, "opt_state": opt_state, "collections": collections, "ema": average}
         return state.replace(step=state.step + 1, **new), metrics
 
     return step
@@ -160,35 +148,38 @@ def _unmasked(leaf, whole):
 def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
     """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
-    The function takes (params, (adapter, frozen), overwritten collections, collections, batch, rng).
+    The function takes (params, overwritten collections, state, collections, batch, rng). Of the state, only the adapter
+    and what it keeps frozen are used.
     """
 
-    def loss(params, fixed, overwritten, collections, batch, rng):
-        adapter, frozen = fixed
-        variables = {"params": cast(adapter.apply(frozen, params), dtype), **collections, **overwritten}
-        if (reference := adapter.reference(frozen)) is not None:  # for objectives that compare with the original model
+    def loss(params, overwritten, state, collections, batch, rng):
+        params = state.adapter.apply(state.frozen, params)
+        variables = {"params": cast(params, dtype), **collections, **overwritten}
+        reference = state.adapter.reference(state.frozen)  # for objectives that compare with the original model
+        if reference is not None:
             variables["reference"] = cast(reference, dtype)
         apply = nn.apply(objective, model, mutable=list(collections))
-        (loss_sum, weight, aux), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
-        return loss_sum, (weight, aux, collections)
+        (loss_sum, weight, states), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
+        return loss_sum, (weight, states, collections)
 
     return loss
 
 
-def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
-    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+def make_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes the gradients of a function from `make_loss`.
 
-    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
-    (gradients of the loss's sum, weight, metric states).
+    The function takes (state, collections, batch, rng) and returns the updated collections and (gradients of the loss's
+    sum with respect to the trained parameters, weight, metric states).
     """
-    loss = make_loss(model, objective, dtype)
 
-    def gradients(params, fixed, collections, batch, rng):
+    def gradients(state, collections, batch, rng):
         # Flax returns the state of low-precision (fp8) operations as the gradient with respect to the old state.
         overwritten = {name: value for name, value in collections.items() if name == OVERWRITE_WITH_GRADIENT}
-        differentiate = jax.grad(loss, argnums=(0, 2), has_aux=True)
-        (grads, new), (weight, aux, collections) = differentiate(params, fixed, overwritten, collections, batch, rng)
-        return collections | new, (grads, weight, aux)
+        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (grads, new), (weight, states, collections) = differentiate(
+            state.params, overwritten, state, collections, batch, rng
+        )
+        return collections | new, (grads, weight, states)
 
     return gradients
 
@@ -196,30 +187,24 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
 def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]:
     """Wrap a function from `make_gradients` to process the batch in `steps` micro-batches and sum the results."""
 
-    def compute(params, fixed, collections, batch, rng):
+    def add(a, b):
+        return a.merge(b) if isinstance(a, State) else a + b
+
+    def compute(state, collections, batch, rng):
         # Micro-batch i holds rows i, i + steps, ...: each device then works on its own rows in every micro-batch.
         parts = jax.tree.map(lambda a: a.reshape(-1, steps, *a.shape[1:]).swapaxes(0, 1), batch)
-        kept = {"is_leaf": lambda a: isinstance(a, State)}
-        add = partial(jax.tree.map, lambda a, b: a.merge(b) if isinstance(a, State) else a + b, **kept)
 
         def body(carry, part):
-            index, batch = part
-            collections, sums = gradients(params, fixed, carry[0], batch, jax.random.fold_in(rng, index))
-            return (collections, add(carry[1], sums)), None
+            (collections, sums), (index, batch) = carry, part
+            collections, new = gradients(state, collections, batch, jax.random.fold_in(rng, index))
+            return (collections, jax.tree.map(add, sums, new, is_leaf=lambda a: isinstance(a, State))), None
 
         first = jax.tree.map(lambda a: a[0], parts)
-        shapes = jax.eval_shape(gradients, params, fixed, collections, first, rng)[1]
+        shapes = jax.eval_shape(gradients, state, collections, first, rng)[1]
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         return jax.lax.scan(body, (collections, zeros), (jnp.arange(steps), parts))[0]
 
     return compute
-
-
-def make_evaluation_step(
-    model: nn.Module, objective: Objective, precision: str = "float32"
-) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
-    """Return a function (variables, batch) -> (metric states, the model's memory if any), without randomness."""
-    return make_forward_step(model, lambda bound, batch: objective(bound, batch)[2], precision, mutable=["memory"])
 
 
 def make_forward_step(

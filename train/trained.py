@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -163,9 +164,8 @@ def load(
         return restore(used(config, changes), folder, checkpoint, alone=alone)
     config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
-    experiment = Experiment(config, folder, devices, kept=Facts())
-    facts = pretrained.facts_of(folder, experiment.task, model, experiment.tokenizer)
-    experiment = Experiment(config, folder, devices, kept=facts)
+    experiment = Experiment(config, folder, devices, saved_facts=Facts())
+    experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
     experiment.task.check_model(experiment.model)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
@@ -208,7 +208,7 @@ def restore(
     if not force:
         check_config(config, folder)
     devices = jax.local_devices() if alone else None
-    experiment = Experiment(config, folder, devices, kept=pretrained.kept_facts(folder))
+    experiment = Experiment(config, folder, devices, saved_facts=pretrained.saved_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, said = expert_mixture.choose(experiment, state, prompt)

@@ -7,25 +7,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from lineage.configs import cache
+from lineage.configs.atomic import unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.content import FACTS
 from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, DamagedError, read_json, read_record
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, read_json
 from lineage.runs.locks import held
-from lineage.train.checkpoint import read_parts
-from lineage.train.hashes import hash_array
+from lineage.train.checkpoint import read_fields
+from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
-CHECKPOINTS = "checkpoints"
 DATA = "data.json"
 ATTEMPTS = 5  # to read a file of a run in progress, which may be replacing or deleting it, a second apart
 Check = Callable[[Path], Any]  # raises an exception if a file or folder is not sound
@@ -69,7 +68,7 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
 def runs_below(place: Path) -> Iterator[Path]:
     """Yield a folder if it is that of a run, or else those of the runs below it."""
     for current, folders, files in os.walk(place):
-        if CHECKPOINTS in folders or {METRICS, START} & {*files}:
+        if "checkpoints" in folders or {METRICS, START} & {*files}:
             folders.clear()
             yield Path(current)
         folders.sort()
@@ -94,7 +93,7 @@ def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
 
 def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     """Yield each path of a run with its check, and whether it must exist."""
-    saved = _steps(run)
+    saved = folder.checkpoints(run)
     yield run / CONFIG, _check_config, True
     for name, check in ((START, _object), (DATA, _object), (FACTS, _object), (METRICS, _check_history)):
         yield run / name, check, bool(saved)
@@ -126,11 +125,6 @@ def _problem(path: Path, check: Check) -> str:
     return ""
 
 
-def _steps(run: Path) -> list[Path]:
-    """Return the folders of the checkpoints of a run, from the oldest."""
-    return sorted((path for path in (run / CHECKPOINTS).glob("*") if path.name.isdigit()), key=lambda p: int(p.name))
-
-
 def _read(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, {} if it is missing or damaged, which is found elsewhere."""
     with contextlib.suppress(ValueError, OSError):
@@ -138,36 +132,23 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _newest_record(run: Path) -> dict[str, Any]:
-    for path in reversed(_steps(run)):
-        with contextlib.suppress(DamagedError, OSError):
-            return read_record(path)
-    return {}
-
-
 def _check_checkpoint(path: Path) -> None:
     for field in dataclasses.fields(TrainState):  # one after the other, which needs less memory
-        names: Sequence[str] = (field.name,)
-        _, found, expected = read_parts(path, lambda saved, names=names: names)
-        if jax.tree.map(hash_array, found) != expected:
-            raise DamagedError(f"the checkpoint is damaged: the hashes of {field.name} do not match")
+        read_fields(path, (field.name,))
 
 
 def _check_config(path: Path) -> None:
     """Check that a config is that of the newest checkpoint, but for what may change when a run is resumed."""
-    here, there = (
-        dict(folder.flatten(each)) for each in (read_json(path), _newest_record(path.parent).get("config", {}))
-    )
+    here = folder.flatten(read_json(path))
+    there = folder.flatten(folder.newest_record(path.parent).get("config", {}))
     changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
     if changed:
         raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")
 
 
 def _check_history(path: Path) -> None:
-    record = _newest_record(path.parent)
-    lines = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
-    if lines < record.get("lines", 0):
-        raise ValueError(f"{record['lines'] - lines:,} of {record['lines']:,} lines are lost")
+    if problem := history_problem(path, folder.newest_record(path.parent)):
+        raise ValueError(problem)
 
 
 def _check_tokenizer(path: Path) -> None:
@@ -177,8 +158,9 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _object(path: Path) -> None:
-    if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+    if not isinstance(record := json.loads(path.read_text(encoding="utf-8")), dict):
         raise ValueError("it is not a JSON object")
+    unsealed(record)
 
 
 def _check_arrays(path: Path) -> None:

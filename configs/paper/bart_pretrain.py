@@ -4,7 +4,7 @@
     hf download facebook/bart-large tokenizer.json --local-dir=bart-large
     lineage train --config=bart_pretrain:large
 
-The argument is `base` or `large`. The data are OpenWebText of the Hugging Face Hub instead of the paper's 160 GB of
+The argument is `base` or `large`. The data are OpenWebText from the Hugging Face Hub instead of the paper's 160 GB of
 text, and the tokenizer is the published one of bart-large. The paper gives neither learning rate nor warm-up; the
 values here are those of RoBERTa (arXiv 1907.11692). Windows of 512 tokens may cross document boundaries.
 """

@@ -5,8 +5,8 @@
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_squad --config.init.path=bert-base
 
-init.path may also be the workdir of a run. `bert_squad:v2.0`, for squad/v2.0, includes unanswerable questions, with the
-recipe of the paper for these. The original files are read with `--config.source=squad:train-v1.1.json
+init.path may also be the workdir of a run. `bert_squad:v2.0`, for squad/v2.0, includes unanswerable questions and uses
+the paper's recipe for them. To read the original files, set `--config.source=squad:train-v1.1.json
 --config.source.validation_path=dev-v1.1.json`. Not run yet.
 """
 

@@ -4,7 +4,7 @@
     tfds build pg19 --file_format=array_record
     lineage train --config=bigbird_longdoc
 
-The model has 128M parameters. The data are the books of PG-19, of TFDS; the tokenizer is trained on them.
+The model has 128M parameters. The data are the books of PG-19 from TFDS; the tokenizer is trained on them.
 """
 
 from lineage.configs import base

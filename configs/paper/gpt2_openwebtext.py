@@ -1,7 +1,7 @@
 """GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe.
 
-The data are OpenWebText of the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` is that of the
-package huggingface_hub:
+The data are OpenWebText from the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` is that of
+the package huggingface_hub:
 
     hf download Skylion007/openwebtext --repo-type=dataset --include="*.parquet" --local-dir=openwebtext
     lineage train --config=gpt2_openwebtext

@@ -4,7 +4,7 @@
     hf download allenai/c4 en/c4-validation.00000-of-00008.json.gz --repo-type=dataset --local-dir=c4
     lineage train --config=llama_1b
 
-The data are 100 of the 1,024 training files of C4 of the Hugging Face Hub, and an eighth of its validation split. The
+The data are 100 of the 1,024 training files of C4 from the Hugging Face Hub, and an eighth of its validation split. The
 tokenizer is trained on them; `tokenizer` may be the path of a published `tokenizer.json` instead.
 """
 

@@ -1,7 +1,7 @@
 """ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677).
 
 The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The learning rate of
-the paper is divided by 10 every 30 epochs; here it follows a cosine, without momentum correction.
+the paper is divided by 10 every 30 epochs; here it follows a cosine schedule, without momentum correction.
 
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record

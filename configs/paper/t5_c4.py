@@ -5,9 +5,9 @@
     hf download google-t5/t5-base tokenizer.json --local-dir=t5-base
     lineage train --config=t5_c4:base
 
-The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are C4 of the Hugging Face Hub, with
-an eighth of its validation split; the tokenizer is the published one of t5-base. Two differences from the paper: its
-learning rate, 0.01 until step 10,000, is relative to the scale of each parameter, and it has no warm-up.
+The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are C4 from the Hugging Face Hub,
+with an eighth of its validation split; the tokenizer is the published one of t5-base. Two differences from the paper:
+its learning rate, 0.01 until step 10,000, is relative to the scale of each parameter, and it has no warm-up.
 """
 
 from lineage.configs import base

@@ -1,8 +1,6 @@
-"""A small BERT: masked language modeling and next sentences on Python's standard library.
+"""A small BERT: masked language modeling and next-sentence prediction on Python's standard library.
 
-    lineage train --config=bert_stdlib
-
-Masked language modeling and next-sentence prediction.
+lineage train --config=bert_stdlib
 """
 
 from lineage.configs import base

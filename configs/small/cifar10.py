@@ -1,4 +1,4 @@
-"""CIFAR-10, by a small Vision Transformer or a residual network. Not run yet.
+"""CIFAR-10 with a small Vision Transformer or a residual network. Not run yet.
 
     lineage train --config=cifar10:MODEL,PATH --workdir=outputs/cifar10_MODEL
 

@@ -2,8 +2,8 @@
 
     lineage train --config=detr_shapes --workdir=outputs/detr_shapes
 
-The source `shapes` draws images of 64x64 pixels, 20,000 for training. Metric: COCO average precision on 500 images
-of each other split.
+The source `shapes` draws images of 64x64 pixels, 20,000 of them for training. The metric is COCO average precision on
+500 images of each other split.
 """
 
 from lineage.configs import base

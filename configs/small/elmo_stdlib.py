@@ -1,4 +1,4 @@
-"""A small ELMo: language models of both directions on Python's standard library.
+"""A small ELMo: forward and backward language models on Python's standard library.
 
     lineage train --config=elmo_stdlib
 

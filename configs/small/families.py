@@ -1,4 +1,4 @@
-"""Three families on one task: an encoder classifies, two decoders generate the class name.
+"""Three families on one task: an encoder predicts the class, two decoders generate its name.
 
     lineage sweep --config=families:PATH
 

@@ -1,11 +1,11 @@
-"""Fine-tuning of the model in a folder on data of one's own.
+"""Fine-tuning of a trained model on your own data.
 
     lineage train --config=finetune:TASK --config.init.path=MODEL --config.source=NAME:PATH
 
 TASK is the name of a task, such as question_answering. MODEL is the folder of a run, or one in the layout of
 transformers; it gives the architecture, the tokenizer and the preprocessing of images, and the data give the number of
-classes. The learning rates are those of BERT (arXiv 1810.04805, appendix A.3), DETR (arXiv 2005.12872) and common ones
-of AdamW for the others. See docs/using.md.
+classes. The learning rates of BERT (arXiv 1810.04805, appendix A.3) and DETR (arXiv 2005.12872) are those of the
+papers; other models have a common one for AdamW. See docs/using.md.
 """
 
 from lineage.configs import base

@@ -1,10 +1,11 @@
 """nanoGPT's character-level Shakespeare.
 
-    lineage train --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
+    curl -O https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+    lineage train --config=gpt_shakespeare_char --config.source=text:input.txt
 
-PATH/input.txt is the text that nanoGPT uses (1,115,394 characters). Changes from nanoGPT's CPU recipe, for this short
-run: no gradient clipping, b2 = 0.999, evaluation with the moving average of the parameters, 50 warm-up steps, no weight
-decay on embeddings. Results of both: RESULTS.md.
+The file is the text that nanoGPT uses (1,115,394 characters). For this short run, nanoGPT's CPU recipe is changed: no
+gradient clipping, b2 = 0.999, evaluation with the moving average of the parameters, 50 warm-up steps, and no weight
+decay on embeddings. RESULTS.md has results of both.
 """
 
 from lineage.configs import base

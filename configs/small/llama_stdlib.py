@@ -2,8 +2,8 @@
 
     lineage train --config=llama_stdlib
 
-Data, size and number of steps are those of `gpt_stdlib`. Each key/value head is shared by two query heads, so the cache
-is half as large as that of GPT.
+The data, the size and the number of steps are those of `gpt_stdlib`. Each key/value head is shared by two query heads,
+so the cache is half as large as that of GPT.
 """
 
 from lineage.configs import base

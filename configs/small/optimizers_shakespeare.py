@@ -1,12 +1,12 @@
-"""Six optimizers of a character-level GPT on tiny Shakespeare, tuned equally and then compared with three seeds.
+"""Six optimizers of a GPT on tiny Shakespeare, tuned equally and compared with three seeds.
 
     lineage sweep --config=optimizers_shakespeare:muon --optuna --config.source=text:PATH/input.txt
     lineage sweep --config=optimizers_shakespeare --config.source=text:PATH/input.txt
 
 The first command, repeated for each optimizer, searches its learning rate and weight decay with 20 trials. `TUNED`
 holds what was found; the second command compares the optimizers with it. The model and the data are those of
-`gpt_shakespeare_char`, without its moving average of the parameters. All schedules are cosine ones but that of the
-schedule-free optimizer, which is constant. Results: RESULTS.md.
+`gpt_shakespeare_char`, without its moving average of the parameters. All optimizers have a cosine schedule except the
+schedule-free one, whose learning rate is constant. RESULTS.md has the results.
 """
 
 from collections.abc import Iterator

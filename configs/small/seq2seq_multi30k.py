@@ -1,4 +1,4 @@
-"""Recurrent networks from English to German image captions, with attention or without.
+"""Translation of image captions from English to German by recurrent networks, with or without attention.
 
     lineage train --config=seq2seq_multi30k:PATH
     lineage train --config=seq2seq_multi30k:PATH,fixed

@@ -2,8 +2,8 @@
 
     lineage train --config=swin_digits
 
-Each pixel is a token: four windows of 4x4 tokens in the first stage, shifted in its second block, and one window in the
-second stage.
+Each pixel is a token. The first stage has four windows of 4x4 tokens, shifted in its second block; the second stage has
+one window.
 """
 
 from lineage.configs import base

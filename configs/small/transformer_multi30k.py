@@ -1,4 +1,4 @@
-"""A small Transformer from English to German image captions.
+"""A small Transformer that translates image captions from English to German.
 
     lineage train --config=transformer_multi30k:PATH
 

@@ -1,4 +1,4 @@
-"""A small Transformer-XL on Python's standard library, with and without memory.
+"""A small Transformer-XL on Python's standard library; a sweep with and without memory.
 
     lineage train --config=transformer_xl_stdlib
     lineage sweep --config=transformer_xl_stdlib --workdir=outputs/transformer_xl

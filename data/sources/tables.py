@@ -212,7 +212,8 @@ def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None
     if missing := [key for key in keys if key not in known]:
         listed = ", ".join(known) or "none"
         listed = f"{listed[:200]}..." if len(listed) > 200 else listed
-        raise UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}.")
+        choice = "source.text_key and the like, or --columns, choose others"
+        raise UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}.")
 
 
 def _inside(entry: dict[str, Any], key: str) -> Any:

@@ -143,7 +143,7 @@ def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:
     sizes = [file.stat().st_size for file in files]
     kept = [file for file, size in zip(files, np.cumsum(sizes)) if not max_bytes or size <= max_bytes]
     if not files:
-        raise FileNotFoundError(f"There is no text file at {where}.")
+        raise FileNotFoundError(f"There is no text file at {where}: source.path must name a file, a folder or a glob.")
     if not any(sizes[: len(kept)]):
         raise ValueError(f"There is no text in {where}{f' within max_bytes={max_bytes}' if max_bytes else ''}.")
     return kept

@@ -1,4 +1,5 @@
 import itertools
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -112,7 +113,7 @@ if __name__ == "__main__":
     batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
     next(batches)
     (worker,) = multiprocessing.active_children()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         os.kill(worker.pid, number)
     for _ in range(20):
         next(batches)
@@ -127,6 +128,16 @@ if __name__ == "__main__":
     while Path(f"/proc/{worker}").exists():
         assert time.monotonic() < end, "the worker is still there"
         time.sleep(0.1)
+
+
+@pytest.mark.thorough
+def test_killed_worker_raises():
+    batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    with pytest.raises(ChildProcessError, match=r"a process that reads examples was lost: .* exit code -9"):
+        list(itertools.islice(batches, 20))
 
 
 def fail(batch, keys):

@@ -11,8 +11,12 @@ from tests.e2e.conftest import ROOT
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
-    ["tests.faults --faults=10 --seed=2", "tests.fuzz --seconds=600 --cases=20 --seed=1"],
-    ids=["faults", "fuzz"],
+    [
+        "tests.faults --faults=10 --seed=2",
+        "tests.faults --kinds=sweep --faults=1 --first=3 --seed=1",
+        "tests.fuzz --seconds=600 --cases=20 --seed=1",
+    ],
+    ids=["faults", "processes", "fuzz"],
 )
 def test_no_failure_is_found(arguments):
     command = [sys.executable, "-m", *arguments.split()]

@@ -173,6 +173,17 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_pat
 
 
 @pytest.mark.thorough
+def test_process_that_stays_alone_says_so(start_all):
+    script = "import jax; from functools import partial; from lineage.train import distributed\n"
+    script += "jax.distributed.initialize = partial(jax.distributed.initialize, initialization_timeout=1)\n"
+    script += "with distributed.joined('{coordinator}', 2, 0): pass"
+    (process,) = start_all(1, "-c", script)
+    (output,) = outputs_of([process])
+    assert process.returncode == 1, output
+    assert re.search("^error: .* a process of this run was lost or did not start: .* Run the same", output, re.M)
+
+
+@pytest.mark.thorough
 def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     clock = "--config.checkpoint.every_minutes=1e-9", "--config.save_every_steps=100", "--config.checkpoint.keep=99"
     processes = launch_all(start_all, 2, tmp_path, *clock, "--config.total_steps=8")

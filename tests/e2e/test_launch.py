@@ -38,6 +38,23 @@ def test_default_workdirs_are_distinct():
         assert workdir == f"outputs/fashion_mnist_vit,{path.replace('/', '_')}"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "workdir"),
+    [
+        (["train"], "outputs/vit_digits"),
+        (["sweep"], "outputs/vit_digits_sweep"),
+        (["sweep", "--workdir=a"], "a"),
+        (["slurm", "submit"], "outputs/vit_digits"),
+        (["slurm", "submit", "--sweep"], "outputs/vit_digits_sweep"),
+    ],
+)
+def test_a_sweep_and_a_run_have_different_default_workdirs(arguments, workdir, monkeypatch):
+    found = []
+    monkeypatch.setattr(launch, "execute", lambda options, changes, workdir: found.append(workdir) or 0)
+    launch.main(arguments)
+    assert found == [workdir]
+
+
 def test_finished_run_has_all_files(finished):
     left = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html", "parameters.txt"} <= left

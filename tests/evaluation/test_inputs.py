@@ -24,7 +24,7 @@ def test_tasks_without_predictions_are_refused(tiny):
     ("name", "content", "options", "message"),
     [
         ("a.txt", "", (), "a.txt is empty: there is no input."),
-        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review."),
+        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review; source.text_key"),
         ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
         ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .jsonl, .csv, .tsv, .parquet, or a source such as NAME:"),

@@ -206,11 +206,16 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     (tmp_path / "prompts.txt").write_text("import\n\n")
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
-    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")  # a text of 16 tokens at most
+    (found,) = printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=9")
+    assert [found] == printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=4")
+    assert [found] != printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=3")
+    (tmp_path / "prompts.txt").write_text("b" * 16 + "\n")
     retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
     assert code == 1
-    assert "error: the prompt has 12 tokens and sampling.max_new_tokens is 9: together they must be at most" in said
+    assert "error: the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that" in said
+    (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=2")  # the file is empty
     assert code == 0, said
 

@@ -21,6 +21,7 @@ sys.modules["torch"] = None  # TensorBoard's writer would import it, which takes
 os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
+from tests.faults import processes  # noqa: E402
 from tests.faults.harness import FileEvents, Subject, inject, quick  # noqa: E402
 
 GOOD = ("same", "sentence", "no fault")  # "no fault": the command ended before its moment
@@ -35,16 +36,21 @@ def main():
     parser.add_argument("--faults", type=int, default=1000, help="number of faults (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first fault")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds to inject, separated by commas (default all)")
+    text = f"kinds to inject, separated by commas (default {','.join(KINDS)}), or some of {','.join(processes.KINDS)}"
+    parser.add_argument("--kinds", default=",".join(KINDS), help=text)
     options = parser.parse_args()
+    chosen = options.kinds.split(",")
+    kinds = processes.KINDS if {*chosen} & {*processes.KINDS} else KINDS
     results, last = Counter(), options.first + options.faults
     with tempfile.TemporaryDirectory(prefix="faults_") as folder:
         base = Path(folder)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(base / "programs")
-        record(base)
+        if kinds is KINDS:
+            record(base)
         for first in range(options.first, last, BATCH):
-            faults = [Fault(options.seed, number) for number in range(first, min(first + BATCH, last))]
-            results.update(batch(base, [fault for fault in faults if fault.kind in options.kinds.split(",")]))
+            faults = [Fault(options.seed, number, kinds) for number in range(first, min(first + BATCH, last))]
+            faults = [fault for fault in faults if fault.kind in chosen]
+            results.update(batch(base, faults) if kinds is KINDS else groups(base, faults))
     for (kind, result), count in sorted(results.items()):
         print(f"{kind:12} {result:10} {count:5}")
     return int(any(result not in GOOD for _, result in results))
@@ -57,12 +63,13 @@ class Fault:
         command: command that is disturbed, or is run after the damage.
         detail: description, as far as it is known.
         reached: whether the command came to that moment.
+        loses: parts of the results that the fault may change.
     """
 
-    def __init__(self, seed, number):
+    def __init__(self, seed, number, kinds):
         self.rng, self.seed, self.number = random.Random(f"{seed} {number}"), seed, number
-        self.kind = self.rng.choices([*KINDS], KINDS.values())[0]
-        self.moment, self.command, self.detail, self.reached = self.rng.random(), "", "", True
+        self.kind = self.rng.choices([*kinds], kinds.values())[0]
+        self.moment, self.command, self.detail, self.reached, self.loses = self.rng.random(), "", "", True, ()
 
 
 def forked(function, log):
@@ -131,29 +138,42 @@ def batch(base, faults):
         same = all(stopped[command]["result"] == about["result"] for command, about in reference.items())
         yield "stopped", "same" if same else "WRONG"
     while faults:
-        stopped = False
+        again = False
         reading, writing = os.pipe()
         pid = forked(partial(work, base, faults, places, reference, writing), base / "log.txt")
         os.close(writing)
         with open(reading) as lines:
             for line in lines:
-                number, kind, result, detail = json.loads(line)
+                result, detail = json.loads(line)
                 if result == "killed":
                     faults[0].command, faults[0].detail = detail.split()[0], detail
-                    stopped = True
+                    again = True
                     break
-                said = f"fault {number}, {kind}, {result}: {detail}"
-                print(said if result != "WRONG" else f"{said}\n  --seed={faults[0].seed} --first={number}", flush=True)
-                yield kind, result
-                faults, stopped = faults[1:], result == "WRONG"
+                yield say(faults[0], result, detail)
+                faults, again = faults[1:], result == "WRONG"
         os.waitpid(pid, 0)
-        if faults and not stopped:
+        if faults and not again:
             log = (base / "log.txt").read_text()[-3000:]
             print(f"fault {faults[0].number}, {faults[0].kind}: the process died\n{log}")
             yield faults[0].kind, "DIED"
             faults = faults[1:]
     for place in {*places.values()}:
         shutil.rmtree(base / str(place))
+
+
+def groups(base, faults):
+    """Inject faults into groups of processes; yield the kind and the result of each, and print it."""
+    there = {kind: processes.Group(kind, base) for kind in {fault.kind for fault in faults}}
+    for fault in faults:
+        yield say(fault, *processes.inject(fault, there[fault.kind]))
+
+
+def say(fault, result, detail):
+    """Print what came of a fault; return its kind and the result."""
+    print(f"fault {fault.number}, {fault.kind}, {result}: {detail}", flush=True)
+    if result == "WRONG":
+        print(f"  --seed={fault.seed} --first={fault.number}", flush=True)
+    return fault.kind, result
 
 
 def work(base, faults, places, reference, writing):
@@ -169,7 +189,7 @@ def work(base, faults, places, reference, writing):
                 fault.command = (base / f"{place}.command").read_text()
                 fault.detail = f"{fault.command} at {place}"
             result, detail = inject(fault, subject, events, base / "trained", copy.deepcopy(reference))
-            print(json.dumps([fault.number, fault.kind, result, detail]), file=lines, flush=True)
+            print(json.dumps([result, detail]), file=lines, flush=True)
             if result in ("killed", "WRONG"):  # threads of the interrupted command may go on
                 return
 

@@ -17,7 +17,8 @@ import traceback
 from pathlib import Path
 
 from lineage import launch
-from lineage.runs.folder import MEASURED, PREEMPTED, read_record
+from lineage.runs.folder import MEASURED, read_record
+from lineage.runs.process import PREEMPTED
 from lineage.train import loop, profiling
 
 for _name in ("report.run", "train.export", "train.trained"):  # otherwise each process would import them
@@ -62,11 +63,11 @@ class Subject:
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(copy, self.root)
 
-    def call(self, command):
+    def call(self, command, *more):
         """Run a command in this process; return its exit code, or that of a kill, and its output."""
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
             try:
-                code = launch.main(self.commands[command])
+                code = launch.main([*self.commands[command], *more])
             except Killed:
                 code = -signal.SIGKILL
             except Exception:
@@ -92,14 +93,15 @@ class Subject:
         saved = ocp.StandardCheckpointer().restore(self.run / "checkpoints" / str(TOTAL) / "state")
         return hashlib.sha256(b"".join(leaf.tobytes() for leaf in tree.leaves(saved))).hexdigest()
 
-    def sound(self):
-        """Return the steps of the checkpoints whose records are sound."""
-        found = set()
-        for path in (self.run / "checkpoints").glob("[0-9]*"):
-            with contextlib.suppress(ValueError, OSError):
-                read_record(path)
-                found.add(int(path.name))
-        return found
+
+def sound(run):
+    """Return the steps of the checkpoints of a run whose records are sound."""
+    found = set()
+    for path in (run / "checkpoints").glob("[0-9]*"):
+        with contextlib.suppress(ValueError, OSError):
+            read_record(path)
+            found.add(int(path.name))
+    return found
 
 
 class FileEvents:
@@ -144,21 +146,21 @@ def inject(fault, subject, events, trained, reference):
     """
     try:
         repair = None if fault.detail else disturb(fault, subject, events, trained, reference)
-        sound = subject.sound() - (repair.steps if repair else set())
+        kept = sound(subject.run) - (repair.steps if repair else set())
         code, output = subject.call(fault.command)
         refused = code == 1 and repair
         if refused:
             fault.detail += f": {refusal(output, repair.names)}"
-            assert sound <= subject.sound(), "a sound checkpoint is lost"
+            assert kept <= sound(subject.run), "a sound checkpoint is lost"
             repair()
             code, output = subject.call(fault.command)
         assert code == 0, f"exit code {code}: {output[-2000:]}"
         resumed = re.search(r"resuming from step (\d+)", output)
-        if fault.command == "train" and sound and not refused:
+        if fault.command == "train" and kept and not refused:
             used = int(resumed[1]) if resumed else 0
-            assert used >= max(sound), f"of the checkpoints {sound}, {used} is used: {output}"
+            assert used >= max(kept), f"of the checkpoints {kept}, {used} is used: {output}"
         found, expected = subject.result(fault.command, output), reference[fault.command]["result"]
-        for key in repair.changes if repair and not refused else ():
+        for key in fault.loses if not repair else () if refused else repair.changes:
             found.pop(key), expected.pop(key)
         assert found == expected, f"the result differs: {output[-2000:]}"
         return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
@@ -176,17 +178,21 @@ def disturb(fault, subject, events, trained, reference):
     if fault.command == "train" and rng.random() < 0.6:  # interrupted before its end
         shutil.rmtree(subject.run / "checkpoints" / str(TOTAL))
     if fault.kind == "damaged":
-        found = Damage(rng, subject)
+        files = (path for path in subject.root.rglob("*") if path.is_file() and path.suffix != ".lock")
+        found = Damage(rng, subject, sorted(files))
         fault.detail = f"{fault.command} with {found.how} of {found.path.relative_to(subject.root)}"
         return found
     if fault.command == "train" and rng.random() < 0.6:
         subject.begin()
+    more = ()
+    if fault.kind == "full disk" and fault.command == "train" and rng.random() < 0.5:
+        more, fault.loses = ("--config.checkpoint.on_error=continue",), ("history", "samples")
     count = reference[fault.command]["count"] - (fault.command == "train") * reference["report"]["count"]  # see `quick`
     place = 1 + int(fault.moment * count)
     with DISTURBANCES[fault.kind](rng) as (act, name), events.acting(act, range(place, place + rng.randint(1, 5))):
-        code, output = subject.call(fault.command)
+        code, output = subject.call(fault.command, *more)
     fault.reached = events.count >= place
-    fault.detail = f"{fault.command} with {name} at {place} of {events.count}: exit code {code}"
+    fault.detail = f"{' '.join((fault.command, *more))} with {name} at {place} of {events.count}: exit code {code}"
     if code == -signal.SIGKILL:
         raise Killed
     assert "Traceback (most recent" not in output, output
@@ -207,8 +213,8 @@ def refusal(output, names):
 
 
 class Damage:
-    """Damage of a file of a run, of its data or of the cache: a bit is flipped, or it is emptied, truncated, deleted or
-    replaced by another one. Calling it repairs the file.
+    """Damage of one of some files of a run, of its data or of the cache: a bit is flipped, or the file is emptied,
+    truncated, deleted or replaced by another one. Calling it repairs the file.
 
     Attributes:
         names: the file and the folders that it is in, one of which an error must name.
@@ -216,8 +222,7 @@ class Damage:
         changes: parts of a result that the damage may change.
     """
 
-    def __init__(self, rng, subject):
-        files = sorted(path for path in subject.root.rglob("*") if path.is_file() and path.suffix != ".lock")
+    def __init__(self, rng, subject, files):
         folder = rng.choice(sorted({path.parent for path in files}))
         self.path = rng.choice([path for path in files if path.parent == folder])
         self.how, self.before = rng.choice(HOW), self.path.read_bytes()

@@ -17,6 +17,7 @@ from PIL import Image
 
 from lineage import data, models
 from lineage.configs import cli
+from lineage.configs.atomic import sealed
 from lineage.data.content import FACTS, Documents, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import from_files
@@ -29,7 +30,7 @@ from lineage.evaluation.prediction import Output
 from lineage.models import convert
 from lineage.models.convert import companions
 from lineage.report.run import write_report
-from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record, sealed
+from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record
 from lineage.runs.metrics import GrowingMetrics
 from tests.data.test_raw_images import pickled
 

@@ -59,23 +59,24 @@ def test_scores_of_a_regression_match_scipy(pairs):
     assert found == pytest.approx(expected, abs=1e-8)
 
 
-def test_calibration_matches_worked_example_in_any_split():
+@pytest.mark.parametrize("bins", [10, 2])
+def test_calibration_matches_worked_example_in_any_split(bins):
     random = np.random.default_rng(0)
     probabilities, labels = random.dirichlet(np.ones(4) / 2, 500).astype(np.float32), random.integers(0, 4, 500)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     expected = 0
-    for low in np.arange(10) / 10:
-        here = (confidence > low) & (confidence <= low + 0.1)
+    for low in np.arange(bins) / bins:
+        here = (confidence > low) & (confidence <= low + 1 / bins)
         expected += abs(right[here].sum() - confidence[here].sum()) / 500
-    whole = ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels))
+    whole = ExpectedCalibrationError.empty(bins).update(jnp.asarray(probabilities), jnp.asarray(labels))
     assert float(whole.compute()) == pytest.approx(expected, abs=1e-6)
     parts = [slice(0, 1), slice(1, 200), slice(200, 500)]
-    empty = ExpectedCalibrationError.empty(10)
+    empty = ExpectedCalibrationError.empty(bins)
     states = [empty.update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts]
     merged = states[2].to_host().merge(states[0].to_host()).merge(states[1].to_host())
     assert float(merged.compute()) == pytest.approx(expected, abs=1e-6)
     mask = jnp.arange(500) < 200
-    masked = ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels), mask)
+    masked = empty.update(jnp.asarray(probabilities), jnp.asarray(labels), mask)
     assert float(masked.compute()) == pytest.approx(float(states[0].merge(states[1]).compute()), abs=1e-6)
     sure = ExpectedCalibrationError.empty().update(jnp.eye(4), jnp.arange(4))
     assert float(sure.compute()) == 0

@@ -158,6 +158,12 @@ def test_table_of_ten_ranked_detections():
     assert voc(state) == [pytest.approx(0.4 * 1 + 0.4 * 4 / 7 + 0.2 * 1 / 2)]
 
 
+def test_overlap_must_exceed_the_threshold_of_voc():
+    boxes = np.array([[0.0, 0, 10, 10]]), np.array([[0.0, 0, 20, 10]])  # IoU 0.5
+    state = Detections.empty(1).update(0, boxes[0], [0.5], [0], boxes[1], [0])
+    assert (voc(state), voc(state, threshold=0.49)) == ([0], [1])
+
+
 def test_mean_over_images_counts_each_class_in_each_image_once():
     box, far = [0.0, 0, 10, 10], [50.0, 0, 10, 10]
     state = Detections.empty(2).update(0, [box, far], [0.9, 0.8], [0, 1], [box, box], [0, 1])  # 1 and 0

@@ -30,6 +30,7 @@ from lineage.metrics.diversity import (
             ["\u300c\u306f\u3044\u3002\u300d", "\u3068\u8a00\u3063\u305f\u3002"],
         ),
         ("a line\nanother\n\nend etc.", ["a line", "another", "end etc."]),
+        ("Wait... iPhones?", ["Wait... iPhones?"]),
         (" . ... ", []),
         ("", []),
     ],
@@ -57,6 +58,7 @@ def test_burstiness_of_texts():
     assert sentence_burstiness("One. Two three four.") == pytest.approx((1 - 2) / (1 + 2))
     tokens = ["a", "b", "a", "b", "a", "x", "b"]
     assert word_burstiness(tokens) == {"a": -1.0, "b": pytest.approx((0.5 - 2.5) / (0.5 + 2.5))}
+    assert word_burstiness(["a", "x", "a"], least=1) == {"a": -1.0}  # a token that occurs once has no gaps
 
 
 def test_distinct_and_repetition():

@@ -10,7 +10,7 @@ from sklearn import metrics as reference
 
 from lineage.metrics.classification import correct, correct_top_k
 from lineage.metrics.likelihood import bits, cross_entropy, perplexity
-from lineage.metrics.states import F1, Confusion, Matthews, Mean
+from lineage.metrics.states import F1, Confusion, Matthews, Mean, Total
 
 
 def cases(seed, n=200, classes=7):
@@ -72,7 +72,8 @@ def test_cross_entropy_of_labels_out_of_range_is_nan():
 
 def test_perplexity_and_bits():
     assert perplexity(math.log(50)) == pytest.approx(50)
-    assert perplexity(1e6) == math.inf
+    assert perplexity(709.0) == math.exp(709)
+    assert perplexity(709.9) == perplexity(1e6) == math.inf
     assert math.isnan(perplexity(math.nan))
     assert bits(math.log(2) * 6, per=3.0) == pytest.approx(2.0)  # 6 bits per token of 3 characters
 
@@ -88,6 +89,12 @@ def test_host_states_are_more_precise_than_float32():
     for _ in range(3):
         state = state.merge(one)
     assert state.weight == 2**24 + 3
+    assert state.compute().dtype == np.float64
+
+
+def test_total_adds_means_whose_weight_is_1_or_more():
+    sums = [(3.0, 2.0), (1.0, 0.5), (5.0, 1.0)]
+    assert Total(tuple(Mean(jnp.float32(total), jnp.float32(weight)) for total, weight in sums)).compute() == 7.5
 
 
 def test_scores_match_scikit_learn():
@@ -104,4 +111,5 @@ def test_scores_match_scikit_learn():
         for value in (state, state.to_host()):
             expected = reference.matthews_corrcoef(truth[mask], found[mask])
             assert float(value.compute()) == pytest.approx(expected, abs=1e-6)
-    assert float(Matthews.empty(2).compute()) == 0
+    one = jnp.ones(1, int)
+    assert float(Matthews.empty(2).compute()) == float(Matthews.empty(2).update(one, one).compute()) == 0

@@ -85,7 +85,7 @@ def test_labels_out_of_range_give_nan(kind, guess, label):
 
 @pytest.mark.parametrize(
     ("probabilities", "label"),
-    [([0.5, 0.5], 2), ([0.5, 0.5], -1), ([0.5, np.nan], 0), ([3.0, 1.0], 0), ([-0.5, 1.5], 1)],
+    [([0.5, 0.5], 2), ([0.5, 0.5], -1), ([0.5, np.nan], 0), ([3.0, 1.0], 0), ([-0.5, 1.5], 1), ([0.0, 1.5], 1)],
 )
 def test_calibration_of_invalid_probabilities_is_nan(probabilities, label):
     rows, labels = jnp.array([[0.5, 0.5], probabilities]), jnp.array([0, label])

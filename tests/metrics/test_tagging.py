@@ -10,7 +10,7 @@ from seqeval import scheme as schemes
 from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 from seqeval.metrics.v1 import precision_recall_fscore_support as strict
 
-from lineage.metrics.tagging import Spans, spans
+from lineage.metrics.tagging import Spans, is_chunk, spans, word_accuracy
 
 LETTERS = {None: "BIES", "IOB1": "BI", "IOB2": "BI", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
 
@@ -75,6 +75,11 @@ def test_result_does_not_depend_on_split_and_order():
     parts = [Spans.empty().update(tags[p], truths[p]) for p in (slice(0, 3), slice(3, 17), slice(17, 30))]
     assert parts[2].merge(Spans.empty()).merge(parts[0]).merge(parts[1]) == Spans.empty().update(tags, truths)
     assert all(score == 0 for average in ("micro", "macro") for score in Spans.empty().compute(average))
+
+
+def test_words_and_chunks():
+    assert word_accuracy([["O", "X"], ["Y"]], [["O", "Y"], ["Y"]]) == 2 / 3
+    assert [is_chunk(tag) for tag in ("O", "B-PER", "L-X", "NOUN", "OB", "A-B", "I")] == [True] * 3 + [False] * 4
 
 
 def test_invalid_inputs_raise():

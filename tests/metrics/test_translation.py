@@ -92,6 +92,8 @@ def test_confidence_intervals_match_sacrebleu():
     assert (score.mean, score.interval) == (theirs._mean, theirs._ci)
     assert 0 < score.interval < score.mean < 100
     assert "|bs:100|seed:12345|" in score.signature
+    assert corpus_score("bleu", OUTPUTS, REFERENCES, samples=1).interval is None
+    assert corpus_score("bleu", OUTPUTS, REFERENCES, samples=2).interval is not None
 
 
 @pytest.mark.parametrize("test", ["bs", "ar"])
@@ -113,6 +115,7 @@ def test_d2l_bleu_matches_the_book():
     assert d2l_bleu(["ABBCD"], ["ABCDEF"]) == pytest.approx(long)
     assert d2l_bleu(["ABBCD"], ["ABCDEF"], 3) == pytest.approx(long * (1 / 3) ** 0.125)
     assert d2l_bleu(["ABBCD"], ["ABCDEF"], 4) == 0
+    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 1) == pytest.approx(math.exp(1 - 6 / 5) * (4 / 5) ** 0.5)
     assert round(d2l_bleu(["AB"], ["ABCDEF"]), 2) == 0.14
     assert d2l_bleu([["i'm", "home"], []], [["i'm", "home"], ["."]]) == 0.5
 

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 
 from lineage.configs import cli
 from lineage.evaluation import artifacts
+from lineage.evaluation.base import to_host
 from lineage.models.budget import Budget
 from lineage.report import figures
 from lineage.report.artifacts import image_attention
@@ -269,7 +270,7 @@ def test_figures_use_data_of_all_processes(tmp_path):
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
     state = jax.jit(experiment.make_state)()
     budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
-    artifacts.write_all(experiment.context(), experiment.gathered(state), tmp_path, budget, {"seconds": 0.0})
+    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
     assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
 
 

@@ -1,14 +1,17 @@
 """Files of a run folder are written atomically."""
 
+import errno
 import fcntl
 import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from lineage.configs.atomic import replacing, write_atomic
+from lineage.configs.atomic import in_turn, replacing, write_atomic
 from lineage.runs import folder, slurm
 from lineage.runs.metrics import GrowingMetrics
 
@@ -93,6 +96,31 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
         read(path)
 
 
+def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
+    """Check that another waits and says so, and that on a file system without locks none does."""
+    order, said, end = [], "", time.monotonic() + 20
+
+    def enter(name):
+        with in_turn(tmp_path / ".lock", "it works"):
+            order.append(name)
+
+    other = threading.Thread(target=enter, args=("other",))
+    with in_turn(tmp_path / ".lock", "the test"):
+        other.start()
+        while not said and time.monotonic() < end:
+            said = capsys.readouterr().err
+        order.append("first")
+    other.join()
+    assert (order, said) == (["first", "other"], "waiting for another process: it works\n")
+
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    enter("third")
+    assert order[2:] == ["third"]
+
+
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J"])
 def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
     with pytest.raises(ValueError, match=r"workdir is '.*': it must not have line breaks or other control characters"):
@@ -127,3 +155,10 @@ def test_errors_name_the_file(tmp_path):
     with pytest.raises(OSError, match=r"^a sentence$"), replacing(tmp_path / "a"):
         raise OSError("a sentence")
     assert not [*tmp_path.iterdir()]
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
+    script = "import sys; from lineage.runs.process import open_streams; open_streams(); sys.stderr.isatty()\n"
+    script += f"with open({str(tmp_path / 'file')!r}, 'w') as file: print(file.fileno(), file=file)"
+    subprocess.run(f'exec {sys.executable} -c "{script}" <&- >&- 2>&-', shell=True, check=True)
+    assert int((tmp_path / "file").read_text()) > 2

@@ -109,6 +109,9 @@ def test_devices_are_divided_among_runs(monkeypatch):
     crowd = [own for _, own in sweep.shares(4)]
     assert [own["CUDA_VISIBLE_DEVICES"] for own in crowd] == ["1", "2", "5", "1"]
     assert {own["XLA_PYTHON_CLIENT_MEM_FRACTION"] for own in crowd} == {"0.450"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(sweep, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"] * ("nvidia" in pattern))
+    assert [own for _, own in sweep.shares(2)] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(sweep, "glob", lambda pattern: [f"/dev/accel{n}" for n in range(8)] * ("accel" in pattern))
     tpus = [own for _, own in sweep.shares(4)]

@@ -10,7 +10,8 @@ import pytest
 
 from lineage.configs.sweeps import Choice, Floats, Integers, Search
 from lineage.runs import search as module
-from lineage.runs.search import run_search
+from lineage.runs.locks import locked
+from lineage.runs.search import Trials, run_search
 
 # Fake run: its loss falls to the distance from the optimum, with an evaluation after each step.
 RUN = """
@@ -111,12 +112,86 @@ def test_search_resumes_after_a_kill(tmp_path):
     assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
 
 
-def test_torn_line_of_the_storage_does_not_end_the_search(tmp_path):
-    run(tmp_path, trials=2)
+@pytest.mark.parametrize("lines", [0, 3, 5, 11, 19])
+def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
+    run(tmp_path, 1, trials=4, startup=2)
+    expected, journal = rows(tmp_path), tmp_path / module.STORAGE
+    written = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(written[:lines]) + written[lines][:20])
+    assert run(tmp_path, 1, trials=4, startup=2) == 0
+    assert rows(tmp_path) == expected
+    assert len(ran(tmp_path)) == 4
+
+
+def test_damaged_storage_is_named(tmp_path):
+    run(tmp_path, trials=1)
     journal = tmp_path / module.STORAGE
-    journal.write_bytes(journal.read_bytes()[:-20])
-    assert run(tmp_path, trials=3) == 0
-    assert [row["state"] for row in rows(tmp_path)] == ["done"] * 3
+    journal.write_bytes(journal.read_bytes().replace(b"{", b"(", 3))
+    with pytest.raises(ValueError, match=f"{module.STORAGE} is damaged"):
+        run(tmp_path, trials=1)
+
+
+def ended(run, state, *values, error=""):
+    """Let a run have a state, and values of the metric at the steps 1, 2, ..."""
+    run.folder.mkdir()
+    (run.folder / "log.txt").write_text(error)
+    run.state, run.metrics = state, [{"step": 1, "train/loss": 9.0}]
+    run.metrics += [{"step": step, "validation/loss": value} for step, value in enumerate(values, 1)]
+
+
+def test_trials_have_the_results_of_their_runs(tmp_path):
+    search = Search(SPACE, trials=5, prune=False, seed=1)
+    trials = Trials(search, dict, tmp_path)
+    done, infinite, failed, hopeless, stopped = trials.todo()
+    ended(done, "done", 4.0, 2.0)
+    ended(infinite, "done", 1.0, float("inf"))
+    ended(failed, "failed (1)", 3.0, error="error: no disk, information")
+    ended(hopeless, "failed (1)", error="error: train/loss is nan at step 1")
+    ended(stopped, "stopped", 5.0)
+    for run in (*trials.runs, done, stopped):  # what is known is not reported again
+        assert trials.observe(run) is False
+    known = trials.study.get_trials()
+    assert [one.state.name for one in known] == ["COMPLETE", "FAIL", "RUNNING", "PRUNED", "RUNNING"]
+    assert (known[0].value, known[0].intermediate_values) == (2.0, {1: 4.0, 2: 2.0})
+    assert known[4].intermediate_values == {1: 5.0}
+    again = Trials(search, dict, tmp_path)
+    assert [run.state for run in again.runs] == ["done", "pruned", "waiting", "pruned", "waiting"]
+    assert [run.changes for run in again.runs] == [run.changes for run in trials.runs]
+    with locked(stopped.folder):  # a run in progress comes first
+        assert [run.name for run in again.todo()] == ["trial_004", "trial_002"]
+    (failed.folder / "log.txt").write_text("error: checkpoint.best is 'validation/loss': it must be one of loss.")
+    with pytest.raises(ValueError, match="search\\(\\) has the metric 'validation/loss', which the runs refuse"):
+        trials.observe(failed)
+
+
+@pytest.mark.parametrize(("highest", "pruned"), [(False, [False, True]), (True, [True, False])])
+def test_runs_that_are_worse_than_the_median_are_pruned(highest, pruned, tmp_path):
+    search = Search(SPACE, highest=highest, trials=3, startup=1)
+    trials = Trials(search, dict, tmp_path)
+    first, *others = trials.todo()
+    ended(first, "done", 2.0)
+    trials.observe(first)
+    for run, value in zip(others, (1.0, 3.0)):
+        ended(run, "running", value)
+    assert [trials.observe(run) for run in others] == pruned
+
+
+def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
+    commands = []
+
+    class Launcher:
+        def __init__(self, command, parallel, observe):
+            commands.append(command)
+
+        def run(self, todo, shown):
+            pass
+
+    monkeypatch.setattr(module, "Launcher", Launcher)
+    search = Search(SPACE, trials=1)
+    for config in ({}, {"checkpoint": {"best": ""}}, {"checkpoint": {"best": "test/loss"}}):
+        assert run_search(["run"], search, lambda changes, config=config: config, tmp_path) == 0
+    best = ["--config.checkpoint.best=validation/loss", "--config.checkpoint.best_is_highest=False"]
+    assert commands == [["run"], ["run", *best], ["run"]]
 
 
 def test_invalid_search_raises(tmp_path, monkeypatch):

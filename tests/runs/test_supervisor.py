@@ -93,6 +93,16 @@ def test_signal_is_passed_on(run, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_nohup_is_respected(run, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        tell_when(tmp_path / "starts", signal.SIGHUP)
+        assert run([1, 2], "[-9, 0]")[:2] == (0, 2)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST", 600.0)
     tell_when(tmp_path / "starts", signal.SIGINT)

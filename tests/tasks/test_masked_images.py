@@ -156,7 +156,7 @@ class Heads(Model):
         return self.logits
 
 
-@tiered("temperature", [0.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_image_distillation_loss_matches_reference(temperature):
     rng = np.random.default_rng(0)
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)

@@ -113,6 +113,12 @@ def test_soft_labels_and_binary_cross_entropy_match_pytorch():
     expected = torch.nn.functional.cross_entropy(torch_logits, torch_soft, reduction="sum")
     assert (float(loss), float(weight)) == (pytest.approx(expected.item(), rel=1e-5), 5)
     assert aux["accuracy"].compute() == pytest.approx((logits.argmax(1) == soft.argmax(1))[:5].mean())
+    ranks = (np.argsort(-logits) == soft.argmax(1)[:, None]).argmax(1)
+    assert aux["top_5_accuracy"].compute() == pytest.approx((ranks < 5)[:5].mean())
+    assert [("top_5_accuracy" in found(given(logits[:, :size], soft[:, :size]))[2]) for size in (10, 11)] == [
+        False,
+        True,
+    ]
     hot = np.eye(12, dtype=np.float32)[hard]
     assert float(found(given(logits, hot))[0]) == float(found(given(logits, hard))[0])
     binary = torch.nn.functional.binary_cross_entropy_with_logits

@@ -13,7 +13,7 @@ from lineage.models import Model
 from lineage.models.transformer import Transformer
 from lineage.tasks import TASKS
 from lineage.tasks.sequence_to_sequence import DECAYS, SequenceToSequence
-from lineage.train.step import init_state, make_evaluation_step, make_train_step
+from lineage.train.step import init_state, make_forward_step, make_train_step
 from tests.tiers import tiered
 
 TOKENS = jnp.zeros((4, 3), jnp.int32)
@@ -51,7 +51,7 @@ def test_probability_follows_the_step_in_training_only(decay, rates, grad_accum_
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
         np.testing.assert_allclose(told(metrics["loss"]), rate, atol=1e-4)
         assert after.collections == state.collections == {}
-    metrics, _ = make_evaluation_step(Tell(), objective)(state.variables(), BATCH)
+    _, _, metrics = make_forward_step(Tell(), objective)(state.variables(), BATCH)
     np.testing.assert_allclose(told(metrics["loss"].compute()), 7, atol=1e-2)
 
 

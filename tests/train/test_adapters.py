@@ -147,8 +147,8 @@ def test_mixture_interpolates_factors():
     ("changes", "message"),
     [
         ({"name": "dora"}, "Unknown adapter 'dora'. Did you mean 'lora'"),
-        ({"patterns": ("querry",)}, "adapter.patterns: 'querry' matches no matrix; one is stack/layers/"),
-        ({"trained": ("clasifier",)}, "adapter.trained: 'clasifier' matches no parameter; one is "),
+        ({"patterns": ("querry",)}, "adapter.patterns has 'querry', which matches no matrix; one is 'stack/layers/"),
+        ({"trained": ("clasifier",)}, "adapter.trained has 'clasifier', which matches no parameter; one is "),
         ({"patterns": ("[",)}, r"adapter.patterns has '\[', which is not a regular expression"),
         ({"rank": 9}, "adapter.rank is 9: for stack/layers/attention/key/kernel it must be 1 to 8"),
     ],

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from lineage.configs.run import Checkpoint
+from lineage.runs.folder import DamagedError, read_record
 from lineage.train import checkpoint, hashes
-from lineage.train.checkpoint import Checkpoints, read_newest
+from lineage.train.checkpoint import Checkpoints, clean, read_newest
 from lineage.train.step import TrainState
 from tests.tiers import tiered
 
@@ -98,10 +99,44 @@ def test_newest_and_best_are_kept(tmp_path):
 
 
 def test_best_can_be_the_highest(tmp_path):
-    accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}]
-    save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy")
+    accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}, {"accuracy": float("nan")}]
+    save(tmp_path, *map(state, (1, 2, 3, 4)), metrics=accuracies, best="accuracy")
     with Checkpoints(tmp_path, Checkpoint(best="accuracy")) as checkpoints:
-        assert (checkpoints.best, checkpoints.latest) == (2, 3)
+        assert (checkpoints.best, checkpoints.latest) == (2, 4)
+
+
+def test_metrics_without_that_of_the_best_raise(tmp_path):
+    with pytest.raises(ValueError, match=r"checkpoint\.best is 'loss': it must be one of accuracy, time"):
+        save(tmp_path, state(), metrics=[{"accuracy": 1.0, "time": 2.0}], best="loss")
+    save(tmp_path, state(), best="loss")  # before the first evaluation
+    assert_equal(restore(tmp_path), state())
+
+
+def test_entries_of_a_record_are_replaced(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state(), {"seed": 1}, {"loss": 1.0}, lines=4)
+        checkpoints.wait()
+        before = read_record(tmp_path / "checkpoints" / "3")
+        for process, lines in ((1, 4), (0, 5)):  # the first process writes
+            monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+            checkpoints.amend(3, lines=5)
+            assert checkpoints.record(3)["lines"] == 5
+            assert read_record(tmp_path / "checkpoints" / "3") == before | {"lines": lines}
+    assert_equal(restore(tmp_path), state())
+
+
+def test_remains_of_interrupted_saves_are_deleted(tmp_path, monkeypatch):
+    partial = ".run.json.host.7.partial"
+    left = [f"checkpoints/4.orbax-checkpoint-tmp-7/{partial}", partial, f"artifacts/{partial}"]
+    kept = [f"checkpoints/4/{partial}", "artifacts/run.json"]
+    for name in left + kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for process, expected in ((1, left + kept), (0, kept)):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        clean(tmp_path)
+        assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*expected}
+    assert not [*tmp_path.glob("checkpoints/*tmp*")]
 
 
 def test_saved_step_is_kept_and_unfinished_step_is_rewritten(tmp_path):
@@ -348,6 +383,43 @@ def test_damage_is_not_retried(tmp_path, monkeypatch):
     assert unreadable.reads == 2
 
 
+MINE, OTHER = "^mine$", "process 1 cannot read its part"
+
+
+@pytest.mark.parametrize(
+    ("own", "failed", "unread", "kind", "message"),
+    [
+        (None, [1], [], DamagedError, f"^the checkpoint folder is damaged or of another model .*: {OTHER}$"),
+        (None, [1], [1], OSError, f"^{OTHER} of the checkpoint folder"),
+        (DamagedError("mine"), [0, 1], [], DamagedError, MINE),
+        (DamagedError("mine"), [0, 1], [1], OSError, f"^{OTHER} of the checkpoint folder"),
+        (OSError("mine"), [0, 1], [0, 1], OSError, MINE),
+    ],
+)
+def test_error_of_another_process_is_raised_by_all(own, failed, unread, kind, message, monkeypatch):
+    def read(folder, target, damage):
+        if own:
+            raise own
+        return "state", [1]
+
+    answers, asked = [failed, unread], []
+    monkeypatch.setattr(checkpoint, "_read_state", read)
+    monkeypatch.setattr(checkpoint.distributed, "failures", lambda mine: asked.append(mine) or answers.pop(0))
+    with pytest.raises(kind, match=message):
+        checkpoint.read_checkpoint(Path("folder"), state())
+    assert asked == [own is not None, isinstance(own, OSError)]
+
+
+def test_reasons_of_errors(tmp_path):
+    """Check errors with a number, which TensorStore gives in the text, and without."""
+    full, number = os.strerror(errno.ENOSPC), "x [os_error_code='28'] y"
+    long = ValueError("two\n  lines " + "x" * 999), "two lines " + "x" * 290
+    with Checkpoints(tmp_path) as checkpoints:
+        for error, reason in ((OSError(errno.ENOSPC, ""), full), (ValueError(number), full), long):
+            with pytest.raises(OSError, match=f"\\({reason}\\)"), checkpoints._os_errors():
+                raise error
+
+
 def test_reader_of_a_deleted_checkpoint_takes_the_newest(tmp_path, monkeypatch):
     save(tmp_path, state(3), keep=1)
     real = checkpoint.read_record
@@ -399,6 +471,9 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
         assert sentence.endswith(f"It was renamed to {step}.damaged; the run resumes from step 3.")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5", "5.damaged"]
     assert_equal(restore(tmp_path), state(5))
+    break_(tmp_path, 5)
+    assert_equal(restore(tmp_path), state(3))  # the other 5.damaged makes room
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5.damaged"]
 
 
 def test_all_checkpoints_damaged_raises_and_keeps_them(tmp_path):

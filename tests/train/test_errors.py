@@ -67,7 +67,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many': it must be of type int."),
         ([GPT, "--config.schedule.learning_rate=fast"], "schedule.learning_rate is 'fast': it must be of type float."),
         (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?"),
-        ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt."),
+        ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt: source.path must name"),
         (
             [GPT, "--config.model.name=gtp"],
             f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
@@ -100,7 +100,7 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.schedule=cos"],
             "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer, ",
         ),
-        ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' matches no parameter"),
+        ([GPT, "--config.optimizer.frozen=('atention',)"], "has 'atention', which matches no parameter; one is '"),
         (
             [GPT, "--config.precision=float12"],
             "precision is 'float12'. Did you mean 'float32'? Available: float32, bfloat16.",
@@ -161,8 +161,8 @@ def trained(tiny, tmp_path_factory):
             "checkpoint.best is 'test/acuracy': did you mean 'test/accuracy'?",
         ),
         (
-            [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
-            "the prompt has 1 tokens and sampling.max_new_tokens is 90: together they must be at most model.max_length",
+            [GPT, "--config.sampling.num_samples=1", f"--config.sampling.prompt={'a' * 16}"],
+            "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow.",
         ),
         (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
@@ -223,16 +223,18 @@ def test_invalid_data(content, sentence, error, tmp_path):
 
 
 def test_invalid_commands(error, trained):
+    (trained / "model").mkdir()
+    (trained / "model" / "config.json").write_text('{"model_type": "gpt2"}')
     for mode in ("evaluate", "generate"):
-        said = error(mode, GPT, "--workdir=absent")
-        assert said == "there is no trained model in absent: give the --workdir of a run."
+        for folder in ("absent", f"{trained}/model"):
+            said = error(mode, GPT, f"--workdir={folder}")
+            assert said == f"there is no trained model in {folder}: give the --workdir of a run."
     assert error("generate", f"--workdir={trained}/vit") == (
         "ViT does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
     )
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
-    long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
-    limit = "together they must be at most model.max_length, 16."
-    assert long == f"the prompt has 12 tokens and sampling.max_new_tokens is 8: {limit}"
+    long = error("generate", f"--workdir={trained}/gpt", f"--prompt={'b' * 16}")
+    assert long == "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow."
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
@@ -268,7 +270,10 @@ def test_workdir_that_cannot_be_written(error, tmp_path):
 
 def test_initial_parameters_from_no_folder(error, tmp_path):
     said = error(GPT, "--config.init.path=bert-base-uncased", f"--workdir={tmp_path}")
-    assert said.startswith("init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run")
+    assert said == (
+        "init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run, a folder in the "
+        "layout of transformers, or hf:ORG/NAME."
+    )
 
 
 def test_platform_without_devices(error, tmp_path, monkeypatch):

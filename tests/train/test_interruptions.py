@@ -16,7 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lineage.evaluation import Evaluation
-from lineage.runs.folder import HUNG, MEASURED, read_metrics, read_record
+from lineage.runs.folder import MEASURED, read_metrics, read_record
+from lineage.runs.process import HUNG
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.profiling import watchdog

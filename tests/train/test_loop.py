@@ -274,6 +274,14 @@ def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, ca
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
+def test_finished_run_is_shown_as_finished(tiny, tmp_path, capsys):
+    config = tiny("vit", {"total_steps": 2})
+    loop.train(config, tmp_path, devices=ONE)
+    assert capsys.readouterr().err.startswith(f"writing to {tmp_path}\ncompiling the training step\n")
+    loop.train(config, tmp_path, devices=ONE)
+    assert capsys.readouterr().err == f"writing to {tmp_path}\nthe run has all of its 2 steps\nstep 2/2 100%\n"
+
+
 @pytest.fixture
 def poison(monkeypatch):
     """Return `poison(steps)`, which makes the images of the batches of these steps non-finite."""
@@ -361,18 +369,21 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
 
 
 @pytest.mark.thorough
-def test_lost_history_is_reported(tiny, tmp_path, capsys):
+def test_lost_or_changed_history_is_reported(tiny, tmp_path, capsys):
     changes = {"log_every_steps": 1, "evaluate_every_steps": 100}
     run(tiny("gpt", changes | {"total_steps": 3}), tmp_path)
     run(tiny("gpt", changes | {"total_steps": 4}), tmp_path)
-    assert "has lost" not in capsys.readouterr().err
     path = tmp_path / "metrics.jsonl"
+    assert path.name not in capsys.readouterr().err
     for total, kept, lost in ((5, 2, 4), (6, 0, 4)):  # of 6 lines, 4 steps and 2 evaluations; and then of 4
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
         run(tiny("gpt", changes | {"total_steps": total}), tmp_path)
-        assert f"{path} has lost {lost} lines of the steps before" in capsys.readouterr().err
+        assert f"{path}: {lost} of {kept + lost} lines are lost" in capsys.readouterr().err
     run(tiny("gpt", changes | {"total_steps": 7}), tmp_path)
-    assert "has lost" not in capsys.readouterr().err
+    assert path.name not in capsys.readouterr().err
+    path.write_text(path.read_text().replace('"train/loss": ', '"train/loss": 1', 1))
+    run(tiny("gpt", changes | {"total_steps": 8}), tmp_path)
+    assert f"{path}: the first 4 lines are not those written" in capsys.readouterr().err
 
 
 @tiered(("name", "content"), [("run.json", ""), ("samples.jsonl", '{"step": 1}\n\x00\n{"step": 2}\n')], first=2)

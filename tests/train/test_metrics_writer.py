@@ -1,5 +1,6 @@
 """The history of a run: exact lines, survival of kills, and the progress bar."""
 
+import errno
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import types
+import zlib
 from functools import partial
 
 import numpy as np
@@ -31,6 +33,7 @@ def _train(workdir, start, stop, resume_step):
             writer.write(step, {"train/loss": loss, "time/examples_per_second": np.random.default_rng().random()})
             if step % 5 == 0:
                 writer.write(step, {"validation/loss": loss * 2, "validation/accuracy": 0.1 * step})
+        assert writer.crc32 == zlib.crc32((workdir / "metrics.jsonl").read_bytes())
 
 
 def _events(workdir):
@@ -211,9 +214,11 @@ def test_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
 
 
-class _Terminal(io.StringIO):
+class _Stream(io.StringIO):
     encoding = "utf-8"
 
+
+class _Terminal(_Stream):
     def isatty(self):
         return True
 
@@ -310,6 +315,17 @@ def test_plain_lines_without_a_terminal(second):
         "step 100  validation  loss 0.500",
         "step 100/100 100%  loss 0.0312  accuracy 0.991  18,400 examples/s  MFU 31%",
     ]
+
+
+@pytest.mark.parametrize("kind", [_Stream, _Terminal])
+def test_output_that_cannot_be_written_does_not_stop_the_run(kind, monkeypatch):
+    def fail(self):
+        raise OSError(errno.EIO, "the terminal is closed")
+
+    monkeypatch.setattr(kind, "flush", fail, raising=False)
+    with ProgressBar(10, stream=kind(), log_seconds=0) as bar:
+        bar.message("text")
+        bar.update(5, METRICS)
 
 
 def test_only_the_primary_process_shows_progress(second):

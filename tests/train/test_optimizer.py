@@ -11,8 +11,9 @@ import torch
 
 from lineage.configs import schema
 from lineage.configs.registry import field_types
+from lineage.configs.run import check_matches
 from lineage.models import Layers, Model
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, check_patterns, map_paths
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, map_paths, paths_of
 
 PARAMS = {
     "stack": {
@@ -204,9 +205,9 @@ def test_unknown_names_and_unmatched_patterns_raise():
         make("adamx", lambda n: 0.1)
     with pytest.raises(ValueError, match=r"Unknown schedule 'cosin'\. Did you mean 'cosine'"):
         rate("cosin", 0)
-    with pytest.raises(ValueError, match="the pattern 'nrom' matches no parameter; a path is, for example,"):
+    with pytest.raises(ValueError, match=r"optimizer\.frozen has 'nrom', which matches no parameter; one is '"):
         make("adamw", lambda n: 0.1, frozen=("nrom",)).init(PARAMS)
-    check_patterns(["mlp/kernel$"], PARAMS)
+    check_matches("optimizer.frozen", ["mlp/kernel$"], paths_of(PARAMS))
 
 
 def test_paths_are_joined_by_slashes():

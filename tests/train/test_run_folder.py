@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from lineage.configs import cli, schema
+from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder, locks
+from lineage.runs import folder, locks, process
 from lineage.train import loop
 
 
@@ -94,12 +95,12 @@ def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
 def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             assert not stop.received
             os.kill(os.getpid(), number)
             assert stop.received
@@ -107,13 +108,23 @@ def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
             os.kill(os.getpid(), number)
             assert caught == [number] * (number == signal.SIGINT)
         caught.clear()
-        with folder.StopSignal() as stop:
+        with process.StopSignal() as stop:
             pass
         os.kill(os.getpid(), number)
         assert not stop.received
         assert caught == [number]
     finally:
         signal.signal(number, before)
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with process.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.received
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
@@ -135,8 +146,33 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     assert (tmp_path / "tokenizer.json").exists()
 
 
+def test_processes_share_config_and_folder(tiny, tmp_path):
+    folder.keep_config(tiny(), tmp_path)
+    folder.check_shared(tiny(), tmp_path, 1)
+    for config, workdir in ((tiny("gpt", {"seed": 1}), tmp_path), (tiny(), tmp_path / "other")):
+        with pytest.raises(ValueError, match=f"{workdir}/config.json of process 1 differs from that of process 0"):
+            folder.check_shared(config, workdir, 1)
+
+
+def test_displayed_command(tmp_path, monkeypatch):
+    """Check that it is what the user types: in the checkout, elsewhere, and with the installed program."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launch.py"])
+    command = [*folder.LAUNCH, "report", "a b"]
+    assert folder.displayed(command) == "lineage report 'a b'"
+    (tmp_path / "launch.py").touch()
+    assert folder.displayed(command) == "python launch.py report 'a b'"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/lineage"])
+    assert folder.displayed(command) == "lineage report 'a b'"
+    assert folder.displayed(["tensorboard", "a b"]) == "tensorboard 'a b'"
+
+
+def test_versions_of_installed_packages():
+    assert folder.versions(["no-such-package", "numpy"]) == {"numpy": np.__version__}
+
+
 def test_every_key_that_may_change_is_a_key(tiny):
-    known = [*cli.keys(tiny("gpt")), *cli.keys(tiny("bert", {"task.name": "question_answering"}))]
+    known = [*schema.describe(tiny("gpt"), {}), *schema.describe(tiny("bert", {"task.name": "question_answering"}), {})]
     for name in folder.MAY_CHANGE:
         # The name is that of a key, or the beginning of several.
         assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name
@@ -171,9 +207,7 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
     for step in (5, 10):
         about = tmp_path / "checkpoints" / str(step) / "about"
         about.mkdir(parents=True)
-        record = folder.sealed(
-            {"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan}
-        )
+        record = sealed({"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan})
         (about / "metadata").write_text(json.dumps(record))
     other = tiny("gpt", {"schedule.learning_rate": 0.5})
     path = tmp_path / "config.json"

@@ -17,7 +17,7 @@ from lineage.models.layers.norm import BatchNorm, PowerNorm
 from lineage.tasks import TASKS
 from lineage.train.optimizer import AdamW
 from lineage.train.sharding import make_mesh, to_mesh
-from lineage.train.step import init_state, make_evaluation_step, make_train_step
+from lineage.train.step import init_state, make_forward_step, make_train_step
 from tests.tiers import tiered
 
 CAUSAL_LM, CLASSIFICATION, SEQUENCE_TO_SEQUENCE = (
@@ -152,9 +152,9 @@ def test_bfloat16_computation_keeps_float32_state(name):
         seen.append(jax.tree.leaves(bound.variables["params"])[0].dtype)
         return objective(bound, batch)
 
-    values = jax.eval_shape(make_evaluation_step(model, spy, "bfloat16"), states[5].variables(), batch)
+    _, _, metrics = jax.eval_shape(make_forward_step(model, spy, "bfloat16"), states[5].variables(), batch)
     assert seen == [jnp.bfloat16]
-    assert values[0]["loss"].total.dtype == np.float32
+    assert metrics["loss"].total.dtype == np.float32
 
 
 def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
@@ -162,13 +162,13 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
     state, _ = plain("gpt")
     model = model.clone(dropout=0.5)
     step = jax.jit(make_train_step(model, objective, optax.set_to_zero(), Run()))
-    evaluate = jax.jit(make_evaluation_step(model, objective))
+    evaluate = jax.jit(make_forward_step(model, objective))
     state = state.replace(opt_state=optax.set_to_zero().init(state.params))
     states, metrics = steps((state, step), batch, 2)
     assert metrics[0]["loss"] != metrics[1]["loss"]
     assert steps((state, step), batch, 1)[1] == metrics[:1]
     for state in states:
-        assert evaluate(state.variables(), batch)[0]["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
+        assert evaluate(state.variables(), batch)[2]["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
 
 
 class Normed(Model):

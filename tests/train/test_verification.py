@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lineage.configs.atomic import sealed
+from lineage.runs.folder import read_record
 from lineage.runs.locks import locked
 from lineage.train import loop, verification
 from lineage.train.verification import runs_below, verify
@@ -52,6 +54,19 @@ def test_sound_run(folder, capsys):
     assert said == f"{len(names)} of {len(names)} are sound\n"
 
 
+def test_run_without_checksums_of_json_and_history(folder, capsys):
+    """Check a run of an earlier version, whose changed digits cannot be found."""
+    for path in [*folder.glob("run/*.json"), *folder.glob("run/artifacts/*.json")]:
+        content = json.loads(path.read_text())
+        if content.pop("crc32", None):
+            path.write_text(json.dumps(content))
+    record = read_record(folder / "run/checkpoints/6")
+    assert record.pop("history_crc32")
+    (folder / "run/checkpoints/6/about/metadata").write_text(json.dumps(sealed(record)))
+    edit(b'"train/loss": ', b'"train/loss": 1')(folder / "run/metrics.jsonl")
+    assert verify([folder / "run"]) == 0, capsys.readouterr().out
+
+
 def test_relative_folder(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert verify([Path("run")]) == 0
@@ -94,6 +109,11 @@ FAULTS = {
     "lost history": ("run/metrics.jsonl", shorten, "lines are lost"),
     "no history": ("run/metrics.jsonl", Path.unlink, "is missing"),
     "history": ("run/metrics.jsonl", edit(b'{"step": 2', b'"step": 2'), "line 2"),
+    "changed history": ("run/metrics.jsonl", edit(b'"train/loss": ', b'"train/loss": 1'), "not those written"),
+    "changed facts of the data": ("run/facts.json", edit(b'"vocab_size": ', b'"vocab_size": 1'), "checksum"),
+    "changed facts": ("run/artifacts/run.json", edit(b'"steps": 6', b'"steps": 7'), "checksum"),
+    "changed cost": ("run/artifacts/cost.json", edit(b'"parameters"', b'"Parameters"'), "checksum"),
+    "changed start": ("run/run.json", edit(b"{", b'{"seed": 1, '), "checksum"),
     "samples": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{}\n{"step": 6}\n'), "line 1"),
     "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
     "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
@@ -127,17 +147,17 @@ def test_damaged_arrays_are_found(folder, capsys):
 def test_checkpoint_that_a_run_deletes_meanwhile_is_no_error(deleted, folder, monkeypatch, capsys):
     """Check a checkpoint that disappears while it is read, and one that is still damaged when it is read again."""
     monkeypatch.setattr(verification.time, "sleep", lambda _: None)
-    whole, reads = verification.read_parts, []
+    whole, reads = verification.read_fields, []
 
-    def read(path, choose):
+    def read(path, names):
         if path.name == "3":
             reads.append(path)
             shutil.rmtree(path / "state", ignore_errors=True)
             if deleted and len(reads) == 2:
                 shutil.rmtree(path)
-        return whole(path, choose)
+        return whole(path, names)
 
-    monkeypatch.setattr(verification, "read_parts", read)
+    monkeypatch.setattr(verification, "read_fields", read)
     with locked(folder / "run"):
         assert verify([folder / "run"]) == int(not deleted)
     assert len(reads) == (2 if deleted else verification.ATTEMPTS)

@@ -14,35 +14,21 @@ USABLE = 0.92  # fraction of a GPU's memory that programs are given
 
 @dataclass(frozen=True)
 class Chip:
-    """Accelerator. `lineage compile` knows those with a target.
+    """Accelerator. `lineage compile` knows those with a target."""
 
-    Attributes:
-        name: as it is printed.
-        kind: regular expression of its `jax.Device.device_kind`.
-        size: GB of main memory (HBM), as sold.
-        peak, float32_peak: FLOP/s of dense matrix products in 16 bits, and in float32 at JAX's default precision (TF32
-            on NVIDIA, one bfloat16 pass on a TPU).
-        target: its name in targets, "v5e", "h100", ...
-        memory: bytes of main memory that a program may use.
-        bandwidth: bytes per second from and to the main memory.
-        link: bytes per second that a chip receives from other chips: both directions of a ring over one axis of a TPU
-            slice, or NVLink in one direction.
-        clock: clock rate in Hz, by which the compiler's estimated cycles become seconds; None for GPUs, for which the
-            compiler estimates none.
-        gpu: fields of XLA's `GpuTargetConfigProto` that differ between GPUs; None for TPUs.
-    """
-
-    name: str
-    kind: str
-    size: int
-    peak: float
-    float32_peak: float
-    target: str | None = None
-    memory: float = 0.0
-    bandwidth: float = 0.0
+    name: str  # as it is printed
+    kind: str  # regular expression of its `jax.Device.device_kind`
+    size: int  # GB of main memory (HBM), as sold
+    peak: float  # FLOP/s of dense matrix products in 16 bits
+    float32_peak: float  # in float32 at JAX's default precision: TF32 on NVIDIA, one bfloat16 pass on a TPU
+    target: str | None = None  # its name in targets, "v5e", "h100", ...
+    memory: float = 0.0  # bytes of main memory that a program may use
+    bandwidth: float = 0.0  # bytes per second from and to the main memory
+    # Bytes per second that a chip receives from other chips: both directions of a ring over one axis of a TPU slice, or
+    # NVLink in one direction.
     link: float = 0.0
-    clock: float | None = None
-    gpu: dict[str, Any] | None = None
+    clock: float | None = None  # in Hz, for the compiler's estimates in cycles; None for GPUs, which have none
+    gpu: dict[str, Any] | None = None  # fields of XLA's `GpuTargetConfigProto` that differ between GPUs; None for TPUs
 
     def peak_of(self, dtype: str) -> float | None:
         """Return the FLOP/s of matrix products of a dtype; None for others than bfloat16, float16 and float32."""

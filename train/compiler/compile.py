@@ -17,8 +17,8 @@ from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
-from lineage.train.sharding import batch_sharding, shardings
-from lineage.train.step import cast, make_evaluation_step
+from lineage.train.sharding import batch_sharding, placed, shardings
+from lineage.train.step import cast, make_forward_step
 
 # The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
 NO_MEMORY = re.compile(
@@ -28,31 +28,17 @@ NO_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Compiled:
-    """Compiled step.
+    """Compiled step; bytes and FLOPs are those of one device."""
 
-    Attributes:
-        title: the experiment, the step and the target.
-        plan: costs of the program on one device.
-        arguments: bytes of the inputs and of the outputs that do not reuse them, on one device.
-        temporaries: bytes of all other arrays.
-        host: bytes of inputs in the memory of the host; their transfers are not part of the planned time.
-        peak: largest number of bytes in use at a time.
-        flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
-            limit is the bandwidth of the memory.
-        leaves: number of arrays of the state that should be donated, those of one element aside; 0 if the step changes
-            none.
-        seconds: duration of the compilation.
-    """
-
-    title: str
-    plan: Plan
-    arguments: int
-    temporaries: int
-    host: int
-    peak: int
-    flops: float | None
-    leaves: int
-    seconds: float
+    title: str  # the experiment, the step and the target
+    plan: Plan  # costs of the program
+    arguments: int  # bytes of the inputs and of the outputs that do not reuse them
+    temporaries: int  # bytes of all other arrays
+    host: int  # bytes of inputs in the memory of the host; their transfers are not part of the planned time
+    peak: int  # largest number of bytes in use at a time
+    flops: float | None  # of the model, without recomputation; None for decoding, which the memory's bandwidth limits
+    leaves: int  # number of arrays of the state that should be donated, those of one element aside
+    seconds: float  # duration of the compilation
 
     @property
     def fits(self) -> bool:
@@ -175,10 +161,6 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     sequence, in the config's format, and parameters in its precision and format (`weights`).
     """
     mesh, precision = experiment.mesh, experiment.run.precision
-
-    def placed(tree, places):
-        return jax.tree.map(lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree, places)
-
     state = placed(experiment.abstract_state, experiment.state_shardings)
     batch = jax.eval_shape(experiment.zeros)
     batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
@@ -187,7 +169,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     variables = jax.eval_shape(experiment.variables, state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
-        evaluation = make_evaluation_step(experiment.model, experiment.task.loss, precision)
+        evaluation = make_forward_step(experiment.model, experiment.task.loss, precision, mutable=["memory"])
         return experiment.jit(evaluation).lower(variables, batch), 0
     model, size = experiment.model, experiment.run.sampling.num_samples or 1
     if not model.is_decoder:

@@ -30,43 +30,25 @@ FREE_CALLS = (
 
 
 class Row(NamedTuple):
-    """Cost of an operation.
+    """Cost of an operation."""
 
-    Attributes:
-        seconds: of all its executions together.
-        estimated: whether the compiler estimated them; otherwise they are a roofline.
-        kind: HLO's name of the operation, "matmul", "f32 matmul" or the library's function.
-        label: where in the model it comes from.
-        shape: of its result.
-        times: number of executions.
-    """
-
-    seconds: float
-    estimated: bool
-    kind: str
-    label: str
-    shape: str
-    times: int
+    seconds: float  # of all its executions together
+    estimated: bool  # whether the compiler estimated them; otherwise they are a roofline
+    kind: str  # HLO's name of the operation, "matmul", "f32 matmul" or the library's function
+    label: str  # where in the model it comes from
+    shape: str  # of its result
+    times: int  # number of executions
 
 
 class Collective(NamedTuple):
-    """Communication between the devices.
+    """Communication between the devices."""
 
-    Attributes:
-        kind: one of `COLLECTIVES`.
-        bytes: of one execution.
-        times: number of executions.
-        seconds: of one execution, by the bandwidth of the interconnect.
-        hidden: seconds of them that other operations overlap.
-        label: where in the model it comes from.
-    """
-
-    kind: str
-    bytes: int
-    times: int
-    seconds: float
-    hidden: float
-    label: str
+    kind: str  # one of `COLLECTIVES`
+    bytes: int  # of one execution
+    times: int  # number of executions
+    seconds: float  # of one execution, by the bandwidth of the interconnect
+    hidden: float  # seconds of them that other operations overlap
+    label: str  # where in the model it comes from
 
 
 class Buffer(NamedTuple):
@@ -87,14 +69,10 @@ class Plan:
     operations on GPUs are priced by a roofline: the larger of FLOPs / peak and bytes / bandwidth. Asynchronous copies
     are taken to be hidden, collectives as far as there is work between their start and their end. Plans compare
     programs for the same chip; they do not predict a stopwatch.
-
-    Attributes:
-        text: optimized HLO of the program.
-        chip: for which it was compiled.
     """
 
-    text: str
-    chip: Chip
+    text: str  # optimized HLO of the program
+    chip: Chip  # for which it was compiled
     rows: list[Row] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)

@@ -23,17 +23,11 @@ BY_TARGET = {chip.target: chip for chip in CHIPS if chip.target}
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for.
+    """Devices to compile for."""
 
-    Attributes:
-        chip: their kind.
-        topology: of TPUs, such as "4x4"; of GPUs their number.
-        count: use only the first devices of the topology; None is all.
-    """
-
-    chip: Chip
-    topology: str
-    count: int | None = None
+    chip: Chip  # their kind
+    topology: str  # of TPUs, such as "4x4"; of GPUs their number
+    count: int | None = None  # use only the first devices of the topology; None is all
 
     def __str__(self) -> str:
         part = f"/{self.count}" if self.count else ""

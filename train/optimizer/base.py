@@ -1,7 +1,7 @@
 """Base class of optimizers: weight decay, clipping, freezing and learning rates by layer."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.configs.run import check_patterns as check_expressions
+from lineage.configs.run import check_expressions, check_matches
 from lineage.models import Model
 from lineage.models.quantization import Inputs
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
@@ -74,22 +74,22 @@ class Optimizer:
             inputs: returns the axes of inputs of the model's matrices, see `models.quantization`; needed by Muon.
         """
         clipped = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
-        optimizer = optax.chain(*clipped, *self.scaled(Setting(learning_rate, model, inputs)))
+        optimizer = optax.chain(*clipped, *self.transforms(Setting(learning_rate, model, inputs)))
         if not self.frozen:
             return optimizer
         return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
 
-    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
+    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the update rule, and the weight decay and learning rates after it."""
         decay = [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
         rate = optax.scale_by_learning_rate(setting.learning_rate)
-        return [self.rule(setting), *decay, *self.multiplied(setting), rate]
+        return [self.rule(setting), *decay, *self.multipliers(setting), rate]
 
     def is_decayed(self, params: Any) -> Any:
         """Return for each parameter whether it has weight decay."""
         return map_paths(lambda path, _: not _found(self.no_decay, path), params)
 
-    def multiplied(self, setting: Setting) -> list[optax.GradientTransformation]:
+    def multipliers(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the factors of layers and of parameters, if any."""
         parts = []
         if self.layer_decay or self.frozen_layers:
@@ -102,7 +102,7 @@ class Optimizer:
         return leaf * next((factor for pattern, factor in self.lr_multipliers if re.search(pattern, path)), 1.0)
 
     def _labels(self, params):
-        check_patterns(self.frozen, params)
+        check_matches("optimizer.frozen", self.frozen, paths_of(params))
         return map_paths(lambda path, _: "frozen" if _found(self.frozen, path) else "trained", params)
 
 
@@ -113,12 +113,9 @@ def map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
     )
 
 
-def check_patterns(patterns: Sequence[str], tree: Any) -> None:
-    """Raise ValueError for a regular expression that is found in no path of the tree."""
-    paths = jax.tree.leaves(map_paths(lambda path, _: path, tree))
-    for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            raise ValueError(f"the pattern {pattern!r} matches no parameter; a path is, for example, {paths[-1]!r}.")
+def paths_of(tree: Any) -> list[str]:
+    """Return the paths of the leaves of a tree, as `map_paths` names them."""
+    return jax.tree.leaves(map_paths(lambda path, _: path, tree))
 
 
 def _found(patterns, path):

@@ -156,7 +156,7 @@ class Prodigy(AdamW):
     growth: Positive = 1.0
     safeguard_warmup: bool = True
 
-    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
+    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         rate, options = setting.learning_rate, {"estim_lr0": self.start, "estim_lr_coef": self.growth}
         options |= {"eps": self.epsilon, "safeguard_warmup": self.safeguard_warmup}
         adaptive = contrib.prodigy(rate, (self.b1, self.b2), **options)
@@ -167,7 +167,7 @@ class Prodigy(AdamW):
             decayed = self.is_decayed(params)
             return jax.tree.map(lambda u, p, decays: u - factor * p if decays else u, new, params, decayed), after
 
-        return [optax.GradientTransformationExtraArgs(adaptive.init, update), *self.multiplied(setting)]
+        return [optax.GradientTransformationExtraArgs(adaptive.init, update), *self.multipliers(setting)]
 
 
 class ScheduleFreeState(NamedTuple):
@@ -198,8 +198,8 @@ class ScheduleFreeAdamW(AdamW):
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         return optax.scale_by_adam(0.0, self.b2, self.epsilon)
 
-    def scaled(self, setting: Setting) -> list[optax.GradientTransformation]:
-        return [schedule_free(optax.chain(*super().scaled(setting)), setting.learning_rate, self.b1)]
+    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
+        return [schedule_free(optax.chain(*super().transforms(setting)), setting.learning_rate, self.b1)]
 
 
 def schedule_free(

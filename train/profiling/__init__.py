@@ -6,11 +6,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from operator import mul
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -42,11 +40,14 @@ class Throughput:
 
     def __init__(self, experiment: Experiment):
         self.budget = experiment_budget(experiment)
-        lengths = experiment.data.train.lengths
-        flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
-        flops += [self.budget.flops["training"]["model"]] if None in lengths else []
+
+        def flops(length):
+            cost = experiment_budget(experiment, length) if length else self.budget
+            return cost.flops["training"]["model"]
+
+        mean = sum(fraction * flops(length) for length, fraction in experiment.data.train.lengths.items())
         peak = peak_flops(jax.devices()[0].device_kind, experiment.run.precision)  # None on a CPU
-        self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size) if peak else None
+        self._flops = mean / (peak * experiment.mesh.size) if peak else None
         self._batch_size = experiment.loader.batch_size
         self._start, self._steps, self.skipped = time.monotonic(), 0, 0
         self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds
@@ -132,7 +133,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     """Return FLOPs and memory of a model with its batch (of texts of `length` tokens), task and optimizer, on all
     devices together.
     """
-    model, adapter, state = experiment.model.portable(), experiment.adapter, experiment.abstract_state
+    model, state = experiment.model.portable(), experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
     dtype = jnp.dtype(experiment.config.precision)
@@ -140,14 +141,14 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
 
     def loss(params, rest, batch, key):
         collections = {name: value for name, value in rest.items() if name != "frozen"}
-        return loss_sum(params, (adapter, rest["frozen"]), {}, collections, batch, key)[0]
+        return loss_sum(params, {}, state.replace(frozen=rest["frozen"]), collections, batch, key)[0]
 
     def merge(params, rest):
-        return adapter.apply(rest["frozen"], params)
+        return state.adapter.apply(rest["frozen"], params)
 
     inputs = tuple(batch[name] for name in experiment.task.arguments)
     variables = {"params": state.params, "frozen": state.frozen, **state.collections}
-    options = {"optimizer": experiment.optimizer_by().init, "compute_dtype": dtype, "cache_length": length}
+    options = {"optimizer": experiment.make_optimizer().init, "compute_dtype": dtype, "cache_length": length}
     return budget(model, inputs, variables=variables, merge=merge, loss=loss, batch=batch, **options)
 
 
@@ -183,13 +184,14 @@ def memory_per_device(
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
+def out_of_memory_explained() -> Iterator[dict[str, int]]:
     """Raise MemoryError, with what to change, if a device runs out of memory in the block.
 
-    `memory` holds the estimated bytes that a step needs, and may be filled inside the block.
+    Yield a dictionary for the estimated bytes that a step needs, which the message then has.
     """
+    memory: dict[str, int] = {}
     try:
-        yield
+        yield memory
     except jax.errors.JaxRuntimeError as error:
         if error.error_code != RESOURCE_EXHAUSTED:
             raise

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from lineage.models.budget import Budget, aligned, human
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
-from lineage.train.optimizer import map_paths
+from lineage.train.optimizer import paths_of
 from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
@@ -39,7 +39,8 @@ def describe(experiment: Experiment) -> str:
         needed = f"{share:.0%}" if share <= 1 else "too much"
         step = duration(total.flops["training"]["model"] / (UTILIZATION * peak))
         devices.append((chip.name, f"{chip.size} GB", needed, step))
-        small += [chip] * (share > 1)
+        if share > 1:
+            small.append(chip)
     parts = [total.table(), aligned(rows)]
     parts.append(f"{aligned(devices)}\n(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)")
     found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
@@ -69,9 +70,13 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
         needed = memory_per_device(experiment, budgets[remat], mesh, accumulation)["total"]
         for limit in [limit for limit in limits if limit not in found and needed <= limit]:
             flags = [f"--config.mesh.{axis}={mesh.shape[axis]}" for axis in ("data", "fsdp") if mesh != before]
-            flags += [f"--config.model.remat={remat}"] * (remat != given)
-            flags += [f"--config.grad_accum_steps={accumulation}"] * (accumulation != config.grad_accum_steps)
-            found[limit] = " ".join(flags) + f" ({mesh.size:,} devices)" * (mesh.size > before.size)
+            if remat != given:
+                flags.append(f"--config.model.remat={remat}")
+            if accumulation != config.grad_accum_steps:
+                flags.append(f"--config.grad_accum_steps={accumulation}")
+            if mesh.size > before.size:
+                flags.append(f"({mesh.size:,} devices)")
+            found[limit] = " ".join(flags)
         if len(found) == len(limits):
             break
     return found
@@ -125,8 +130,8 @@ def parameter_table(experiment: Experiment, params: Any) -> str:
     everywhere = NamedSharding(experiment.mesh, PartitionSpec())
     moments = jax.jit(partial(jax.tree.map, _moments), out_shardings=everywhere)(jax.tree.leaves(params))
     rows = [("parameter", "shape", "dtype", "sharding", "mean", "deviation")]
-    paths = jax.tree.leaves(map_paths(lambda path, _: path, params))
-    for path, leaf, place, (mean, deviation) in zip(paths, jax.tree.leaves(params), places, jax.device_get(moments)):
+    columns = paths_of(params), jax.tree.leaves(params), places, jax.device_get(moments)
+    for path, leaf, place, (mean, deviation) in zip(*columns):
         axes = [", ".join(axis) if isinstance(axis, tuple) else axis or "-" for axis in place.spec]
         shape, spec = " x ".join(map(str, leaf.shape)) or "()", " x ".join(axes) if any(place.spec) else "whole"
         rows.append((path, shape, str(leaf.dtype), spec, f"{mean:.3g}", f"{deviation:.3g}"))

@@ -13,17 +13,19 @@ class Trace(contextlib.AbstractContextManager):
 
     Args:
         steps: first and last step, counted from 1; None records nothing.
-        total: number of steps of the run.
+        start, total: number of steps that were completed before, and of the whole run.
         say: callback for messages.
 
     Raises:
-        ValueError: the steps are not in the run.
+        ValueError: the run does not do the steps.
     """
 
-    def __init__(self, workdir: Path, steps: tuple[int, int] | None, total: int, say: Callable[[str], None]):
-        if steps and not 1 <= steps[0] <= steps[1] <= total:
+    def __init__(
+        self, workdir: Path, steps: tuple[int, int] | None, start: int, total: int, say: Callable[[str], None]
+    ):
+        if steps and not start < steps[0] <= steps[1] <= total:
             given = "the profile is of the steps {:,} to {:,}".format(*steps)
-            raise ValueError(f"{given}: they must be in order, from 1 to {total:,}.")
+            raise ValueError(f"{given}: they must be in order, from {start + 1:,} to {total:,}, as the run does them.")
         self.folder, self.steps, self.say = workdir / "profile", steps, say
         self.is_recording = False
 

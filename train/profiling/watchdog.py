@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lineage.runs.folder import HUNG
+from lineage.runs.process import HUNG
 
 FACTOR = 20  # mean steps after which a step counts as one that does not end
 LEAST, FIRST = 600.0, 3600.0  # seconds: the least limit by this factor, and the limit of the first step
