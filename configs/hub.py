@@ -73,7 +73,7 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
     try:
         return Path(huggingface_hub.snapshot_download(repository, ignore_patterns=[*UNSAFE], **settings))
     except errors.GatedRepoError as error:
-        page = f"{'datasets/' * (kind == 'dataset')}{repository}"
+        page = f"datasets/{repository}" if kind == "dataset" else repository
         raise PermissionError(
             f"{path} is gated: ask for access on the page of {page}, and log in with `hf auth login` or HF_TOKEN."
         ) from error
@@ -83,8 +83,8 @@ def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: lis
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{path}: {repository} has no revision {revision!r}.") from error
     except errors.LocalEntryNotFoundError as error:
-        command = f"hf download {repository}" + f" --repo-type={kind}" * (kind == "dataset")
-        command += f" --revision={revision}" * bool(revision)
+        command = f"hf download {repository}" + (" --repo-type=dataset" if kind == "dataset" else "")
+        command += f" --revision={revision}" if revision else ""
         why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") in ("1", "true") else "it cannot be reached"
         raise FileNotFoundError(
             f"{path} is not complete in the cache of the Hugging Face Hub ({why}): run `{command}` with a connection."

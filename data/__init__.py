@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +69,23 @@ def load(
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"
         raise ValueError(f"loader.{option} is {getattr(loader, option)!r}: a mixture does not allow it.")
-    found, own = None, [task.texts(content) for content in contents.values()]
-    if texts := own[0] if len(own) == 1 else chained(own):
-        roles, save = task.special_tokens, process_index == 0
-        kept = {"workdir": workdir, "save": save, "cache_dir": task.cache_dir}
-        found = find_tokenizer(tokenizer, texts, roles, optional=task.optional_tokens, **kept)
+    texts_of_parts = [task.texts(content) for content in contents.values()]
+    texts = texts_of_parts[0] if len(contents) == 1 else chained(texts_of_parts)
+    trained = None
+    if texts:
+        kept = {"workdir": workdir, "save": process_index == 0, "cache_dir": task.cache_dir}
+        trained = find_tokenizer(tokenizer, texts, task.special_tokens, optional=task.optional_tokens, **kept)
     elif tokenizer != Bytes():
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     if workers:
         if not task.cache_dir:
             raise ValueError("task.cache_dir is '': it must be a folder, for a task on documents.")
-        for part in chain.from_iterable(splits.values() for splits in own):
-            tokenize(part, found, task.cache_dir, workers)
+        for splits in texts_of_parts:
+            for documents in splits.values():
+                tokenize(documents, trained, task.cache_dir, workers)
         fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # which runs look up when they start
-    each = {name: task.examples(content, found, seed) for name, content in contents.items()}
-    examples = mix(each, source.proportions) if len(each) > 1 else each.popitem()[1]
+    examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
+    examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
@@ -95,4 +96,4 @@ def load(
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
-    return Data(train, splits, found, facts)
+    return Data(train, splits, trained, facts)

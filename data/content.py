@@ -278,7 +278,10 @@ class Facts:
         }
 
     def save(self, path: Path) -> None:
-        """Write the metadata as JSON."""
+        """Write the metadata as JSON; raise ValueError for names of classes that no page or file can show."""
+        for name in self.class_names:
+            if name != name.encode(errors="replace").decode():
+                raise ValueError(f"The class name {name!r} has a character that UTF-8 does not have: rename the class.")
         write_record(path, asdict(self))
 
     @classmethod

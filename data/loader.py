@@ -1,5 +1,6 @@
 """Batches as functions of (seed, step), so that any step can be reached at the same cost."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -126,6 +127,11 @@ class _Batches:
             yield from iterator
         except RuntimeError as error:  # Grain's, of a process that has ended
             raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
+        except OSError as error:
+            if workers and error.errno == errno.ENOSPC:
+                why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
+                raise OSError(error.errno, why, "/dev/shm") from error
+            raise
         finally:
             iterator.close()
 

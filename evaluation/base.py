@@ -202,8 +202,10 @@ class Evaluation:
 
     def check_metric(self, key: str, metric: str) -> None:
         """Raise ValueError if the config's `key` names a metric, such as "test/accuracy", that no evaluator returns."""
+        if not metric:
+            return
         known: list[str] = []
-        for name, evaluator in self.evaluators.items() if metric else ():
+        for name, evaluator in self.evaluators.items():
             for split in self._splits(name, evaluator) if evaluator.every else ():
                 # Every task has a loss; its other metrics are only found by tracing it.
                 if isinstance(evaluator, Loss) and metric == f"{split.label}/loss":
@@ -211,9 +213,10 @@ class Evaluation:
                 if (names := evaluator.names(self.context, split)) is None:
                     return
                 known += [f"{split.label}/{one}" for one in names]
-        if metric and metric not in known:
+        if not known:
+            raise ValueError(f"{key} is {metric!r}, but nothing is evaluated: the data have no split for it.")
+        if metric not in known:
             hint = did_you_mean(metric, known) or f": the metrics are {', '.join(known)}."
-            hint = hint if known else ", but nothing is evaluated: the data have no split for it."
             raise ValueError(f"{key} is {metric!r}{hint}")
 
     def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:

@@ -47,7 +47,8 @@ class Encoder:
         if not layers or min(layers) < 0 or max(layers) > depth:
             raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
         params = variables["params"]
-        if model.layer_groups[0].stacked and (depth := max(*layers, 1)) < model.depth:
+        if model.layer_groups[0].stacked:  # the layers above the last one that is needed are left out
+            depth = max(*layers, 1)
             params = params | {"stack": jax.tree.map(lambda a: a[:depth], params["stack"])}
         self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
 

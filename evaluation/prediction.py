@@ -196,7 +196,7 @@ class Output:
         with self.path.open(encoding="utf-8") as file:
             rows = [json.loads(each) for each in file]
         if self.final.suffix == ".json":
-            write_atomic(self.final, json.dumps(document(rows), ensure_ascii=False))
+            write_atomic(self.final, _json(document(rows)))
             return
         if not all("features" in row for row in rows):
             raise ValueError(f"--output is {str(self.final)!r}: .npz is for --features without skipped images.")
@@ -208,4 +208,9 @@ def line(prediction: Mapping[str, Any]) -> str:
     """Return the JSON line of a prediction."""
     if images := [name for name, value in prediction.items() if isinstance(value, np.ndarray)]:
         raise ValueError(f"The predictions have images ({', '.join(images)}): give an --output to write them beside.")
-    return json.dumps(prediction, ensure_ascii=False) + "\n"
+    return _json(prediction) + "\n"
+
+
+def _json(content: Any) -> str:
+    """Return JSON that only escapes what UTF-8 does not have, such as parts of file names of other encodings."""
+    return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace").decode()

@@ -23,7 +23,11 @@ from lineage.evaluation.likelihood import CHOICES
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
 # Metric -> the keys of predictions, and of references, that come before these.
-OWN_KEYS = {"accuracy": ("label", "label"), "regression": ("value", "label"), "tagging": ("tags", "tags")}
+OWN_KEYS = {
+    "accuracy": (("label",), ("label",)),
+    "regression": (("value",), ("label",)),
+    "tagging": (("tags",), ("tags",)),
+}
 
 
 def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
@@ -32,8 +36,8 @@ def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
         return pictures, pictures
     if name in ("coco", "voc", "fill_mask", *CHOICES):
         return read, read
-    own = [(key,) for key in OWN_KEYS.get(name, ())] or [(), ()]
-    return tuple(partial(read, keys=keys + rest) for keys, rest in zip(own, (PREDICTIONS, REFERENCES)))
+    of_predictions, of_references = OWN_KEYS.get(name, ((), ()))
+    return partial(read, keys=of_predictions + PREDICTIONS), partial(read, keys=of_references + REFERENCES)
 
 
 def read(path: str, keys: Sequence[str] = ()) -> Any:

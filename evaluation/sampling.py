@@ -95,10 +95,24 @@ class Sampler:
         return jax.tree.unflatten(kind, placed.values())
 
     def _without_excess(self, request):
-        """Return a request without padding for which the model, with the new tokens, has no room."""
-        limit, (prompts, lengths, _) = self.context.model.max_length, request
-        room = prompts.shape[1] if limit is None or lengths is None else limit - self.context.sampling.max_new_tokens
-        return request._replace(prompts=prompts[:, :room]) if lengths is not None and lengths.max() <= room else request
+        """Return a request without padding for which the model, with the new tokens, has no room.
+
+        Raises:
+            ValueError: the model has no room for the new tokens after the longest prompt.
+        """
+        model, new, (prompts, lengths, _) = self.context.model, self.context.sampling.max_new_tokens, request
+        if lengths is None:
+            return request
+        try:
+            model.check_length(prompts.shape[1] + new)
+        except ValueError:
+            longest, limit = int(lengths.max()), model.max_length
+            if longest + new > limit:
+                sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
+                allowed = f"in beam search and other batches, together they must be at most model.max_length, {limit}"
+                raise ValueError(f"{sizes}: {allowed}.") from None
+            return request._replace(prompts=prompts[:, : limit - new])
+        return request
 
     def check(self, variables: Any) -> None:
         """Raise the error that `write` would raise for the config's prompt, without computing anything."""
@@ -143,7 +157,7 @@ class Sampler:
         tokenizer, rows = self.context.tokenizer, self.context.sampling.num_samples or 1
         if tokenizer is None or not self.context.model.is_decoder:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
-            raise ValueError(f"{why}: leave sampling.num_samples at 0.")
+            raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
         tokens = tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")

@@ -80,7 +80,8 @@ def score_files(
         if not settings["model"] or not load:
             raise ValueError(f"--model is missing: {name} needs a causal language model, of a run or a folder.")
         model = {"model": load(settings["model"])}
-    scores = METRICS[name](given, *[columns] * wanted, **settings | model)
+    entries = (given, columns) if wanted else (given,)
+    scores = METRICS[name](*entries, **settings | model)
     files = [predictions, *references, *filter(None, [settings.get("baseline")])]
     written = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in settings.items()}
     signature = "|".join(f"{key}:{value}" for key, value in {"metric": name, **written}.items())
@@ -105,7 +106,8 @@ def check(metric: str, where: str) -> None:
 def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[str, float]:
     """Return the values of a metric and its options, such as "rouge kinds=1,2", for texts and a reference for each."""
     name, *options = metric.split()
-    found = METRICS[name](outputs, *[[references]] * needs_references(name), **parse(name, options))
+    entries = (outputs, [references]) if needs_references(name) else (outputs,)
+    found = METRICS[name](*entries, **parse(name, options))
     return {key: float(value) for key, value in found.items() if key != "signature"}
 
 

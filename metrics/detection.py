@@ -116,7 +116,8 @@ class Detections:
         if image in self.images:
             raise ValueError(f"Image {image} was added before: its number must be unique.")
         for name, values in parts.items():
-            if values.shape != (count := true if name.startswith("true") else found,):
+            count = true if name.startswith("true") else found
+            if values.shape != (count,):
                 raise ValueError(f"The shape of {name} of image {image} is {values.shape}: it must be ({count},).")
         if not np.isfinite(parts["scores"]).all():
             raise ValueError(f"Image {image}: a score is not finite.")

@@ -218,7 +218,8 @@ def _common(positions, columns):
     found, below = 0, -1
     for match, growth in reversed(_growths(positions, columns)):
         row = ((match | growth) & below).bit_length()
-        if match & (last := 1 << row >> 1):
+        last = 1 << row >> 1  # the bit of the last row; 0 if there is none
+        if match & last:
             found, row = found | last, row - 1
         below = (1 << row) - 1
     return found

@@ -92,7 +92,8 @@ def compare(
     """
     if len(systems) < 2 or test not in ("bs", "ar"):
         raise ValueError(f"Got {len(systems)} systems and the test {test!r}: at least 2 are needed, and bs or ar.")
-    *_, columns = (_transposed(outputs, references) for outputs in systems.values())
+    for outputs in systems.values():
+        columns = _transposed(outputs, references)  # the same for all systems; it also checks the number of outputs
     named: list[tuple[str, Sequence[str]]] = [(system, list(outputs)) for system, outputs in systems.items()]
     signatures, found = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
     (key,) = signatures

@@ -129,7 +129,7 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
     for i in _spread(len(names), MOST["layers"]):
         columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
     rows = [
-        [partial(figures.overlay, image=images[n].squeeze(), heat=None) for images in columns.values()]
+        [partial(figures.overlay, image=images[n], heat=None) for images in columns.values()]
         for n in range(len(first["image"]))
     ]
     errors = [
@@ -253,7 +253,8 @@ def view(
 
 def explorer(views: Sequence[Mapping[str, Any]]) -> Markup:
     """Return an explorer that shows one of the views at a time, by the script `attention.js`."""
-    return Markup('<div class="card attend" data-views="{}"></div>').format(json.dumps(views, ensure_ascii=False))
+    box = Markup('<div class="card attend" data-views="{}"><noscript>This view needs JavaScript.</noscript></div>')
+    return box.format(json.dumps(views, ensure_ascii=False))
 
 
 def _split(key: str) -> str:

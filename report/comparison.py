@@ -86,6 +86,9 @@ def compare(folders: Sequence[Path]) -> Path:
         run = Run(os.path.relpath(path, common), path, config=read_json(path / CONFIG))
         run.state = "done" if run.is_done() else "stopped"
         run.look()
+        with html.explained(path):
+            target_of([run]), _table([run], [""], [], common)
+            _ = [curves.series(run.metrics, key) for key in curves.keys(run.metrics)]
         runs.append(run)
     settings = [flatten(run.config) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):

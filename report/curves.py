@@ -11,6 +11,7 @@ from markupsafe import Markup
 from lineage.report import figures, html
 
 Metrics = Sequence[Mapping[str, Any]]
+LARGEST = 1e100
 # Titles of charts, in their order. What starts with "time/" is a fraction of the time, except for speeds.
 TITLES = {
     "loss": "Loss",
@@ -69,9 +70,10 @@ def keys(metrics: Metrics) -> list[str]:
 
 
 def series(metrics: Metrics, key: str) -> figures.Curve:
-    """Return the steps and the values of a metric, [N] each."""
+    """Return the steps and the values of a metric, [N] each; those that are too large to draw are NaN."""
     points = [(line["step"], line[key]) for line in metrics if key in line]
-    return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
+    values = np.array([float(value) for _, value in points])
+    return np.array([step for step, _ in points], int), np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def card(

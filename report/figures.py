@@ -65,7 +65,8 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     The SVG has CSS variables for the colors of the palette, and its text is text.
     """
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
+        # Browsers have more fonts than matplotlib; and very long labels leave no room for a layout.
+        warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         figure = draw(*args)
         picture = io.BytesIO()
         figure.savefig(picture, dpi=150, facecolor="white")
@@ -122,7 +123,7 @@ def chart(
         if smoothed and 0 < 30 * low < high:
             axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if abs(y) >= 1e4 else f"{y:,.4g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if 1e4 <= abs(y) < 1e15 else f"{y:,.4g}"))
     axes.set_xlabel("step", fontsize=8.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))

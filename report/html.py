@@ -8,7 +8,6 @@ import contextlib
 import csv
 import hashlib
 import io
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
@@ -25,6 +24,7 @@ from lineage.runs.folder import sealed_page
 
 Rows = Iterable[Sequence[Any]]  # of a table, the first one with the names of the columns
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # first characters of a formula; the last ones are full-width
 # Only the style sheet and the script of this package are run, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (
@@ -64,12 +64,12 @@ def _resource(name: str) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise ValueError with the name of a file if its content, which only programs write, cannot be shown."""
+    """Raise ValueError with the name of a file, or run, if its content, which only programs write, cannot be shown."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
-        raise ValueError(f"{path} cannot be shown ({reason}): delete it to generate the report without it.") from None
+        raise ValueError(f"{path} cannot be shown ({reason}): move it away to write the page without it.") from None
 
 
 def tile(label: str, value: str, note: str) -> Markup:
@@ -114,7 +114,7 @@ def _cell(value: Any) -> Any:
     """Return a number with six digits, or a text that spreadsheets do not take for a formula."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def header(title: str, facts: Iterable[str], below: Markup, tiles: Iterable[Markup]) -> Markup:
@@ -180,4 +180,4 @@ def file_name(name: str) -> str:
 
 def number(value: float) -> str:
     """Return a number with four digits, or whole from 1,000 on."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"

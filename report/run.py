@@ -55,6 +55,8 @@ def write_report(workdir: str | os.PathLike) -> Path:
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = workdir / "report"
+    if folder.is_symlink():  # in a run folder of somebody else, it may lead to pictures of the user
+        raise ValueError(f"{folder} is a link, and the .png files in it would be deleted: delete the link.")
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
@@ -193,4 +195,4 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None
+        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None

@@ -206,8 +206,9 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if changed:
+            named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
             raise ValueError(
-                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
                 "files): restore the data, choose another workdir, or force_config=True."
             )
     write_atomic(path, json.dumps(files, indent=2))
@@ -288,7 +289,7 @@ def displayed(command: Sequence[str]) -> str:
 def number(value: SupportsFloat) -> str:
     """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
-    return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:#.3g}".rstrip(".")
 
 
 class Pace:

@@ -43,14 +43,14 @@ class GrowingMetrics:
                 self._restart()
                 file.seek(0)
             sample = file.read(1 << 16)
-            stride = (
-                max(self.path.stat().st_size - self._end, 0) * (sample.count(b"\n") or 1) // ((len(sample) or 1) * MOST)
-            )
+            size = max(self.path.stat().st_size - self._end, 0)
+            count = size * (sample.count(b"\n") or 1) // (len(sample) or 1)  # estimated number of new lines
+            stride = max(count // MOST, 1)
             file.seek(self._end)
             skipped, odd = b"", 0
             for place, line in enumerate(iter(file.readline, b"")):
                 odd += b"null" in line
-                wanted = place % max(stride, 1) == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
+                wanted = place % stride == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
                 if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):
                     break
                 self._end, self._number = self._end + len(line), self._number + 1

@@ -28,6 +28,13 @@ def keep_freed() -> None:
             libc.mallopt(option, value)
 
 
+def end_with_parent() -> None:
+    """Have SIGTERM sent to this process when its parent has ended, however it ends; on Linux only."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "prctl"):
+        set_parent_death_signal = 1
+        libc.prctl(set_parent_death_signal, signal.SIGTERM)
+
+
 def open_streams() -> None:
     """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -41,10 +48,11 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide what Orbax and TensorStore print about errors that they also raise, unless tracebacks are wanted.
 
     Orbax logs the traceback. After an error of one array, those of TensorStore's other reads or writes that end later
-    find the event loop closed, which nothing can catch.
+    find the event loop closed, which nothing can catch, and those that do not end are reported by asyncio.
     """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    log.setLevel(logging.ERROR if traceback else logging.CRITICAL)
+    hook = sys.unraisablehook
+    for library in ("absl", "asyncio"):
+        logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
     if not traceback:
         sys.unraisablehook = lambda error: None if str(error.exc_value) == "Event loop is closed" else hook(error)
     try:

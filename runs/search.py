@@ -82,6 +82,7 @@ class Trials:
         self.states = optuna.trial.TrialState
         self.trials: dict[Run, optuna.trial.Trial] = {}
         self.reported: dict[Run, set[int]] = defaultdict(set)  # steps whose values were reported
+        self.repeated: set[Run] = set()  # runs of trials that have ended
         self.runs: list[Run] = []
         for one in known:
             ended, keys = one.state.is_finished(), one.params.keys()
@@ -91,7 +92,9 @@ class Trials:
                 )
             run = self.add(optuna.trial.Trial(self.study, one._trial_id))
             self.reported[run].update(one.intermediate_values)
-            if ended:
+            if one.state == self.states.COMPLETE and not run.facts():  # its folder has been lost, and it is repeated
+                self.repeated.add(run)
+            elif ended:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
                 run.look()
 
@@ -125,7 +128,7 @@ class Trials:
             trial.report(values[step], step)
             self.reported[run].add(step)
         if run.state == "running":
-            return bool(trial.should_prune())
+            return run not in self.repeated and bool(trial.should_prune())
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
@@ -137,5 +140,5 @@ class Trials:
             raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
             run.state = "pruned"
-            self.study.tell(trial, state=self.states.PRUNED)
+            self.study.tell(trial, state=self.states.PRUNED, skip_if_finished=True)
         return False

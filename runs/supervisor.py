@@ -12,7 +12,7 @@ from pathlib import Path
 from lineage.configs.storage import is_remote
 from lineage.runs.folder import METRICS, last_step
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, handle_signals
+from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals
 from lineage.runs.remote import Mirror
 
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable of a run that is supervised
@@ -44,7 +44,8 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
     try:
         while True:
             # In a session of its own: a terminal's Ctrl-C reaches the supervisor only, which passes it on once.
-            process = subprocess.Popen(command, env=os.environ | {SUPERVISED: "1"}, start_new_session=True)
+            settings = {"start_new_session": True, "preexec_fn": end_with_parent}
+            process = subprocess.Popen(command, env=os.environ | {SUPERVISED: "1"}, **settings)
             for number in told:  # before there was a process
                 process.send_signal(number)
             code = process.wait()

@@ -21,6 +21,7 @@ from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed
 from lineage.tasks.prediction import probabilities_of, ranked
 
 MISTAKES = 24  # number of the most confident mistakes in the report
+MOST_CLASSES = 1000  # of a confusion matrix, whose size is their square
 
 
 @TASKS.register("image_classification")
@@ -62,20 +63,23 @@ class ImageClassification(LabeledImageTask):
         return ranked(probabilities_of(outputs, self.binary), facts.class_names)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
-        """Return the confusion matrix, the most confident mistakes and attention weights."""
+        """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
         model, facts, first = context.model, split.facts, split.batches[0]
         names = np.asarray(facts.class_names)
         ask = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
-        confusion = Confusion.empty(len(names))
+        confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
             chances = np.asarray(ask(variables, batch["image"]))
             predictions = chances.argmax(axis=-1)
-            confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
+            if confusion is not None:
+                confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
             for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
                 mistakes.append((chances[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
-        found: Pictures = {f"confusion_{split.name}": {"counts": np.asarray(confusion.counts), "class_names": names}}
+        found: Pictures = {}
+        if confusion is not None:
+            found[f"confusion_{split.name}"] = {"counts": np.asarray(confusion.counts), "class_names": names}
         if mistakes:
             probability, image, label, prediction = map(np.stack, zip(*mistakes))
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}

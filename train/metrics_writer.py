@@ -197,7 +197,7 @@ class ProgressBar(AbstractContextManager):
         self._interval = 0.1 if self._terminal else log_seconds
         self._metrics: dict[str, SupportsFloat] = {}
         self._pace, self._left = folder.Pace(), ""  # the clock starts after the first step
-        self._drawn = -float("inf")
+        self._drawn, self._shown = -float("inf"), ""
 
     def update(self, step: int, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
         """Report that `step` steps are done; the newest value of each metric (keys as in `metrics.jsonl`) is shown.
@@ -239,8 +239,8 @@ class ProgressBar(AbstractContextManager):
         with suppress(OSError):
             if self._terminal:
                 before += "\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1)
-            elif not only_bar:
-                before += self._line() + "\n"
+            elif not only_bar and (line := self._line()) != self._shown:
+                before, self._shown = f"{before}{line}\n", line
             self._stream.write(before + after)
             self._stream.flush()
         self._drawn = time.monotonic()

@@ -1,4 +1,4 @@
-"""Recurrent networks with attention on WMT 2014 English to German, at the scale of the papers.
+"""Recurrent networks with attention on WMT 2014 English to German, at the papers' scale.
 
     pip install -e '.[prepare]'
     tfds build wmt14_translate/de-en --file_format=array_record

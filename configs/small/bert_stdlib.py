@@ -1,4 +1,4 @@
-"""A small BERT: masked language modeling and next-sentence prediction on Python's standard library.
+"""A small BERT: masked LM and next-sentence prediction on Python's standard library.
 
 lineage train --config=bert_stdlib
 """

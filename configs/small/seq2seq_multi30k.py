@@ -1,4 +1,4 @@
-"""Translation of image captions from English to German by recurrent networks, with or without attention.
+"""Recurrent networks that translate image captions to German, with or without attention.
 
     lineage train --config=seq2seq_multi30k:PATH
     lineage train --config=seq2seq_multi30k:PATH,fixed

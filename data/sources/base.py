@@ -33,7 +33,7 @@ class Source:
 
     Class attributes:
         headerless: whether the files begin with an example, not with a header.
-        suffixes: suffixes of the files to read in folders; (): any.
+        suffixes: suffixes of the files to read in folders, before those of compression; (): any.
     """
 
     headerless: ClassVar[bool] = False

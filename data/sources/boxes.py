@@ -62,10 +62,11 @@ class COCO(SplitFiles):
         for split, path in self.without_training(self.paths()).items():
             content = _content(path)
             categories = _names(path, content["categories"])
-            if names and names != [*categories.values()]:
+            found = list(categories.values())
+            if names and names != found:
                 first = self.paths().get("train", "the training data")
                 raise ValueError(f"{path} has other categories than {first}: they must be equal.")
-            names = names or [*categories.values()]
+            names = found
             splits[split] = _coco_images(path, content, list(categories), self.images_path)
         return Images(splits, names)
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -34,8 +34,6 @@ class DataFiles(SplitFiles):
         validation_path: validation data: a file, a glob or a folder; "": those in the folder `path`, if any.
         test_path: test data: a file, a glob or a folder; "": those in the folder `path`, if any.
     """
-
-    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before those of `COMPRESSED`
 
     def found(self) -> dict[str, list[str]]:
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""

@@ -179,8 +179,8 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
 def read_sentences(path: str) -> list[TaggedSentence]:
     """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
     sentences, words, tags = [], [], []
-    # `space` precedes the next word; `multiword` is the last word of a multiword token and the space after it.
-    space, multiword = "", (0, "")
+    space = ""  # before the next word
+    last_part, space_after_token = 0, ""  # number of the last word of a multiword token, and the space after the token
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
             if words:
@@ -197,13 +197,16 @@ def read_sentences(path: str) -> list[TaggedSentence]:
                 )
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
             if "-" in word_id:
-                multiword = int(word_id.partition("-")[2]), after
+                last_part, space_after_token = int(word_id.partition("-")[2]), after
             elif "." not in word_id:
                 index = int(word_id)
                 words.append(space + columns[1])
                 tags.append(columns[3])
-                space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
-                multiword = (0, "") if index >= multiword[0] else multiword
+                if index < last_part:
+                    space = ""
+                else:
+                    space = space_after_token if index == last_part else after
+                    last_part, space_after_token = 0, ""
     return sentences
 
 

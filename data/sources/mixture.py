@@ -47,7 +47,7 @@ class Mixture(Source):
         super().__post_init__()
         if self.weights and len(self.weights) != len(self.parts):
             raise ValueError(f"source.weights has {len(self.weights)} numbers for {len(self.parts)} source.parts.")
-        _ = self.named
+        _ = self.named  # raises ValueError for parts that are not valid
 
     @cached_property
     def named(self) -> dict[str, Part]:

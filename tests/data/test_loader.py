@@ -1,3 +1,4 @@
+import errno
 import itertools
 import multiprocessing
 import subprocess
@@ -138,6 +139,17 @@ def test_killed_worker_raises():
     worker.kill()
     with pytest.raises(ChildProcessError, match=r"a process that reads examples was lost: .* exit code -9"):
         list(itertools.islice(batches, 20))
+
+
+def fill(batch, keys):
+    raise OSError(errno.ENOSPC, "No space left on device")  # as in a container without --shm-size
+
+
+@pytest.mark.thorough
+def test_full_shared_memory_is_named():
+    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=fill, workers=1)
+    with pytest.raises(OSError, match=r"shared memory is full: .* loader\.threads .*'/dev/shm'"):
+        next(batches.iterate())
 
 
 def fail(batch, keys):

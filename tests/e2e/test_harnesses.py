@@ -13,7 +13,7 @@ from tests.e2e.conftest import ROOT
     "arguments",
     [
         "tests.faults --faults=10 --seed=2",
-        "tests.faults --kinds=sweep --faults=1 --first=3 --seed=1",
+        "tests.faults --kinds=sweep --faults=1 --seed=46",
         "tests.fuzz --seconds=600 --cases=20 --seed=1",
     ],
     ids=["faults", "processes", "fuzz"],

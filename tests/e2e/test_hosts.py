@@ -18,6 +18,7 @@ from PIL import Image
 
 from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
+from tests.data.test_questions import CONTEXT, squad
 
 ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
@@ -232,6 +233,43 @@ def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny_co
         said = predict(2, tmp_path / "bad.jsonl")
         assert any("Image 17: " in output and "(--skip-bad=N continues" in output for output in said)
         assert all("error: " in output for output in said)
+
+
+CASES = {  # name -> model, changes of its config, options of the command, and format of the file
+    "beams": ("gpt", {}, ("--config.sampling.num_beams=2", "--config.sampling.temperature=0"), ".jsonl"),
+    "draft": ("gpt", {}, ("--config.sampling.draft={run}", "--config.sampling.num_drafted=2"), ".json"),
+    "contrast": ("gpt", {}, ("--config.sampling.contrast={run}", "--config.sampling.best_of=2"), ".jsonl"),
+    "features": ("vit", {}, ("--features",), ".npz"),
+    "answers": ("bert", {"task.name": "question_answering", "task.sequence_length": 16, "task.stride": 4}, (), ".json"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CASES)
+def test_files_of_two_processes_are_those_of_one(name, start_all, tiny_config, tmp_path):
+    model, changes, options, suffix = CASES[name]
+    inputs = tmp_path / f"inputs{'.json' if name == 'answers' else '.txt'}"
+    if name == "answers":
+        squad(inputs, [(f"Who is number {number}?", CONTEXT, [(13, "Normans")]) for number in range(29)])
+        changes = changes | {"tokenizer": "words", "source": f"squad:{inputs}", "source.validation_path": str(inputs)}
+    elif name == "features":
+        images = [tmp_path / f"{number}.png" for number in range(29)]
+        for number, image in enumerate(images):
+            Image.fromarray(np.full((8, 8), 8 * number, np.uint8)).save(image)
+        inputs.write_text("".join(f"{image}\n" for image in images))
+    else:
+        inputs.write_text("".join(f"text {number}\n" for number in range(29)))
+        changes = {"sampling.max_new_tokens": 4}
+    config = tiny_config(changes | {"model.depth": 1, "total_steps": 1}, model)
+    loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
+    options = [option.format(run=tmp_path / "run") for option in options]
+    files = {}
+    for count in (1, 2):
+        output = tmp_path / f"{count}{suffix}"
+        said = outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
+        assert output.with_suffix(".jsonl").read_bytes().count(b"\n") == 29, said
+        files[count] = output.read_bytes()
+    assert files[2] == files[1]
 
 
 @pytest.fixture

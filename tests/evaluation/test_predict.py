@@ -215,6 +215,8 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
     assert code == 1
     assert "error: the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that" in said
+    said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}", greedy, "--config.sampling.num_beams=2")
+    assert "error: a prompt has 16 tokens and sampling.max_new_tokens is" in said
     (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=2")  # the file is empty
     assert code == 0, said

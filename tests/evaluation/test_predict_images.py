@@ -1,6 +1,8 @@
 """The command `predict` for images: its files scored by `score` have the metrics of the run's own evaluation."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -93,6 +95,12 @@ def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
     assert metrics["test/accuracy"] > 0.2
     files = predict(folder, images, output="files.jsonl")
     assert files == [{"file": f"{number:03}.png", **each} for number, each in enumerate(found)]
+    latin = os.fsdecode(b"caf\xe9.png")  # a name that UTF-8 cannot have
+    (tmp_path / "one").mkdir()
+    shutil.copy(images / "000.png", tmp_path / "one" / latin)
+    for output in ("one.jsonl", "two.json"):
+        assert predict(folder, tmp_path / "one", output=output)[0]["file"] == latin
+    assert json.loads((tmp_path / "two.json").read_text(encoding="utf-8"))[0]["file"] == latin
     said = refused(folder, "--inputs=digits")
     assert "--split is '': it must be one of the splits of the inputs, train, test." in said
 

@@ -163,8 +163,10 @@ def batch(base, faults):
 
 def groups(base, faults):
     """Inject faults into groups of processes; yield the kind and the result of each, and print it."""
-    there = {kind: processes.Group(kind, base) for kind in {fault.kind for fault in faults}}
+    there = {}
     for fault in faults:
+        if fault.kind not in there:
+            there[fault.kind] = processes.Group(fault.kind, base)
         yield say(fault, *processes.inject(fault, there[fault.kind]))
 
 

@@ -155,9 +155,8 @@ def inject(fault, subject, events, trained, reference):
             repair()
             code, output = subject.call(fault.command)
         assert code == 0, f"exit code {code}: {output[-2000:]}"
-        resumed = re.search(r"resuming from step (\d+)", output)
         if fault.command == "train" and kept and not refused:
-            used = int(resumed[1]) if resumed else 0
+            used = resumed(output)
             assert used >= max(kept), f"of the checkpoints {kept}, {used} is used: {output}"
         found, expected = subject.result(fault.command, output), reference[fault.command]["result"]
         for key in fault.loses if not repair else () if refused else repair.changes:
@@ -201,6 +200,12 @@ def disturb(fault, subject, events, trained, reference):
     else:
         assert code in STOPPED, output
     return None
+
+
+def resumed(output):
+    """Return the step after which a run went on at its last start; 0 for a new run."""
+    found = re.findall(r"resuming from step (\d+)|has all of its (\d+) steps", output)
+    return int("".join(found[-1])) if found else 0
 
 
 def refusal(output, names):

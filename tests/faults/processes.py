@@ -16,13 +16,13 @@ import time
 
 from jax import tree
 
-from lineage.runs.folder import LAUNCH, MEASURED
+from lineage.runs.folder import LAUNCH, MEASURED, METRICS
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
 from lineage.runs.process import PREEMPTED, brief_errors
 from lineage.train.checkpoint import read_fields
 from lineage.train.step import TrainState
-from tests.faults.harness import ROOT, Damage, sound
+from tests.faults.harness import ROOT, Damage, resumed, sound
 
 KINDS = {"sweep": 3, "search": 1, "hosts": 3}  # a search takes longer
 TOTAL, SECONDS = 8, 600
@@ -103,7 +103,8 @@ class Group:
 
     def count(self):
         """Return the number of lines in all histories."""
-        return sum(path.read_bytes().count(b"\n") for path in self.root.glob("run/**/metrics.jsonl"))
+        paths = [run / METRICS for run in self.runs()]
+        return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
     def children(self):
         """Return the processes of the runs that are in progress."""
@@ -165,7 +166,7 @@ def inject(fault, group):
         assert not any(codes), f"exit codes {codes}: {group.output()}"
         assert not group.children(), "a run is still in progress"
         for run, step in unfinished.items() if not refused else ():
-            assert f"resuming from step {step}\n" in group.log(run), f"step {step} of {run} is lost: {group.log(run)}"
+            assert resumed(group.log(run)) >= step, f"step {step} of {run} is lost: {group.log(run)}"
         found, expected = group.result(), dict(group.expected)
         for name in repair.changes if repair and not refused else ():
             key = f"{name} of {repair.path.parent.name}"
@@ -185,8 +186,12 @@ def disturb(fault, group):
     rng, said, fault.reached = fault.rng, [], False
     shutil.rmtree(group.run)
     for _ in range(rng.randint(1, 3)):
-        place, seconds = rng.randint(min(group.count(), group.lines), group.lines), 2 * rng.random()
         how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
+        # A process whose peer is lost before they have connected waits for it for five minutes.
+        first = group.count() + (group.kind == "hosts" and whom != "all")
+        if first > group.lines:
+            continue
+        place, seconds = rng.randint(first, group.lines), 2 * rng.random()
         group.start()
         while group.count() < place and group.is_alive():
             time.sleep(0.01)

@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.models.gpt import GPT
+from tests.models.toy_decoders import VOCAB, Bigram, random_gpt
+
 
 @pytest.fixture
 def variables():
@@ -26,3 +29,20 @@ def normal():
     """Return a function that draws normally distributed arrays, different in each call."""
     rng = np.random.default_rng(1)
     return lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return random_gpt(GPT(vocab_size=VOCAB, max_length=32, depth=2, width=16, num_heads=2))
+
+
+@pytest.fixture
+def prompts():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, VOCAB, (4, 6)), np.array([2, 6, 1, 2])
+
+
+@pytest.fixture(scope="module")
+def bigram():
+    model = Bigram()
+    return model, model.init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))

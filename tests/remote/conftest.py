@@ -8,6 +8,10 @@ from moto.server import ThreadedMotoServer
 from lineage.configs import storage
 
 
+class Killed(BaseException):
+    """Exception that simulates the death of the process."""
+
+
 @pytest.fixture(scope="session")
 def s3_environment():
     """Return environment variables by which s3fs and boto3 find a stand-in of S3, which runs in a thread."""
@@ -69,3 +73,10 @@ class Bucket:
 @pytest.fixture
 def bucket(s3_environment, cache):
     return Bucket()
+
+
+def write(folder, files):
+    """Write files, given their content by their names in the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)

@@ -109,13 +109,13 @@ def test_browser_shows_attention_of_a_token(explore):
 
 
 def test_browser_makes_a_file_of_the_shown_weights(explore):
-    tokens, weights = ["=a", '"b",', "c\n"], weights_of(2, 2, 3, 3)
+    tokens, weights = ["=a", '"b",', "c\n", "\uff1da"], weights_of(2, 2, 4, 4)
     views = [artifacts.view("x", weights, tokens)]
     choose = "const s = document.querySelector('.layer'); s.value = 2; s.onchange();"
     page = explore(views, f"{choose} document.querySelector('.attend a').onclick();")
     text = unquote(unescape(re.search('href="data:text/csv;charset=utf-8,([^"]*)"', page)[1]))
     head, *rows = csv.reader(io.StringIO(text))
-    assert head == ["query", "'=a", '"b",', "c\n"]
+    assert head == ["query", "'=a", '"b",', "c\n", "'\uff1da"]
     assert [row[0] for row in rows] == head[1:]
     np.testing.assert_allclose(np.array([row[1:] for row in rows], float), weights[1].mean(0), atol=0.003)
 

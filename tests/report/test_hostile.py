@@ -129,6 +129,15 @@ def test_browser_refuses_other_scripts(tmp_path, browse):
         ("confusion_test.npz", {"counts": np.eye(2, dtype=int), "class_names": np.array(["a", "\ud800"])}),
         ("mistakes_test.npz", {"image": np.zeros((1, 2, 2, 3)), "label": np.array([7])}),
         ("painted_x.npz", {"image": np.zeros((1, 2, 2, 3))}),
+        (
+            "objects_test.npz",  # matplotlib raises a RuntimeError
+            {
+                "image": np.zeros((1, 16, 16, 3)),
+                "truth": np.zeros((0, 7)),
+                "found": np.array([[0, 0, 0.5, 1e9, 1e9, 1e9, 1e9]]),
+                "class_names": np.array(["a"]),
+            },
+        ),
         ("attention_text.npz", {"tokens": np.array(["a"]), "attention": np.zeros(3)}),
         ("attention_image.npz", {"weights": np.zeros(3)}),
         ("../metrics.jsonl", {"step": 1, "train/loss": "low"}),
@@ -142,10 +151,40 @@ def test_odd_artifacts_are_named(tmp_path, name, content):
         np.savez(path, **content)
     else:
         path.write_text(json.dumps(content) + "\n")
-    with pytest.raises(ValueError, match=f"{path.name} cannot be shown.*: delete it to generate") as raised:
+    with pytest.raises(ValueError, match=f"{path.name} cannot be shown.*: move it away to write") as raised:
         write_report(tmp_path)
     assert len(str(raised.value)) < 400
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", {"checkpoint": {"best": "test/loss"}}),
+        ("config.json", {"checkpoint": {"best": 5, "best_is_highest": None}}),
+        ("config.json", {"checkpoint": None}),
+        ("metrics.jsonl", {"step": 1, "train/loss": [1]}),
+        ("metrics.jsonl", {"step": 10**30, "train/loss": 1}),
+        ("metrics.jsonl", {"step": 1, "test/loss": "low"}),
+        ("artifacts/run.json", {"seconds": "long"}),
+    ],
+)
+def test_odd_runs_of_a_comparison_are_named(tmp_path, name, content):
+    for run in "ab":
+        write_run(tmp_path / run, "text")
+    (tmp_path / "b" / name).write_text(json.dumps(content) + "\n")
+    with pytest.raises(ValueError, match=f"{tmp_path}/b cannot be shown"):
+        compare([tmp_path])
+
+
+def test_pictures_behind_a_link_are_kept(tmp_path):
+    run = write_run(tmp_path / "run", "text")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.png").touch()
+    (run / "report").symlink_to(tmp_path / "photos")
+    with pytest.raises(ValueError, match=f"{run}/report is a link"):
+        write_report(run)
+    assert (tmp_path / "photos/a.png").exists()
 
 
 def test_half_of_a_surrogate_pair_is_shown(tmp_path):

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 
 from lineage.report import comparison, curves, figures, html
 from lineage.report.run import write_report
-from tests.report.test_run import text_run, vision_run
+from tests.report.sample_runs import text_run, vision_run
 
 LIGHT, DARK = 0, 1
 
@@ -125,9 +125,10 @@ def test_long_curves_are_thinned_in_files_as_in_figures(tmp_path):
 
 
 def test_files_have_no_formulas_and_keep_every_character():
-    rows = [["=1+2", 'a,b\n"c"', "</a>%&#é"], [-1.5, 0.123456789, "+x"]]
+    rows = [["=1+2", 'a,b\n"c"', "</a>%&#é"], [-1.5, 0.123456789, "+x"], ["\n=1", "\uff1d1", "@x"]]
     link = html.download(rows, "x")
-    assert tables(link)["x.csv"] == [["'=1+2", 'a,b\n"c"', "</a>%&#é"], ["-1.5", "0.123457", "'+x"]]
+    safe = [["'=1+2", 'a,b\n"c"', "</a>%&#é"], ["-1.5", "0.123457", "'+x"], ["'\n=1", "'\uff1d1", "'@x"]]
+    assert tables(link)["x.csv"] == safe
     assert link.count("<") == 2
 
 

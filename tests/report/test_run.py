@@ -1,7 +1,6 @@
 """Reports of runs: complete, self-contained and deterministic for all kinds of runs."""
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from lineage.configs import cli
 from lineage.evaluation import artifacts
@@ -23,120 +21,9 @@ from lineage.report import figures
 from lineage.report.artifacts import image_attention
 from lineage.report.figures import smooth
 from lineage.report.run import _amount, write_report
+from lineage.tasks import image_classification
 from lineage.train.experiment import Experiment
-
-
-def _attention(rng, *shape, causal=False):
-    """Return sparse row-stochastic attention weights [..., T, T]."""
-    logits = rng.normal(size=shape) * 2
-    if causal:
-        logits = np.where(np.tri(shape[-1], dtype=bool), logits, -np.inf)
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-
-
-def _write(workdir, config, lines, run, cost, samples=(), **arrays):
-    (workdir / "artifacts").mkdir(parents=True, exist_ok=True)
-    (workdir / "config.json").write_text(json.dumps(config))
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (workdir / "artifacts/run.json").write_text(json.dumps(run))
-    (workdir / "artifacts/cost.json").write_text(json.dumps(cost))
-    if samples:
-        (workdir / "artifacts/samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    for name, data in arrays.items():
-        np.savez(workdir / f"artifacts/{name}.npz", **data)
-    return workdir
-
-
-def _train_lines(rng, steps, every, start, end, speed, accuracy=True):
-    for step in range(every, steps + 1, every):
-        loss = (end + (start - end) * math.exp(-6 * step / steps)) * rng.lognormal(0, 0.15)
-        line = {
-            "step": step,
-            "train/loss": loss,
-            "train/learning_rate": 1e-3 * min(step / 100, 0.5 + 0.5 * math.cos(math.pi * step / steps)),
-        }
-        line |= {"train/accuracy": min(1.0, math.exp(-loss / 2))} if accuracy else {}
-        line["train/gradient_norm"] = 0.6 * rng.lognormal(0, 0.3) * (1 + 3 * math.exp(-step / 80))
-        line |= {"time/examples_per_second": speed * rng.normal(1, 0.03), "time/mfu": 0.31 * rng.normal(1, 0.03)}
-        yield line | {"time/waiting": 0.05 * rng.lognormal(0, 0.2), "system/memory_gib": 1.5}
-
-
-def vision_run(workdir, classes=10):
-    """Create the folder of a ViT run on the digits."""
-    rng = np.random.default_rng(0)
-    digits = load_digits()
-    images, labels = (digits.images[:27, :, :, None] / 16).astype(np.float32), digits.target[:27]
-    lines = []
-    for line in _train_lines(rng, 2000, 10, 2.3, 0.01, 18400):
-        lines.append(line)
-        step = line["step"]
-        if step % 200 == 0:
-            loss = 0.05 + 2 * math.exp(-step / 250)
-            lines.append({"step": step, "validation/loss": loss, "validation/accuracy": math.exp(-loss / 3)})
-            lines[-1]["time/evaluation_seconds"] = 0.3
-    counts = np.diag(rng.integers(30, 40, classes)) + rng.poisson(0.12, (classes, classes))
-    names = np.array([str(i) for i in range(10)] if classes == 10 else [f"class number {i}" for i in range(classes)])
-    run = {"device": "cpu", "device_count": 1, "python": "3.11.2", "jax": "0.10.2", "flax": "0.12.8", "seconds": 152.3}
-    run |= {
-        "config_name": "vit_digits",
-        "command": "python launch.py --config=vit_digits --workdir=outputs/vit",
-        "config": {"seed": 0},  # for sweeps, which check whether the run is finished
-    }
-    optimizer = {"name": "adamw", "learning_rate": 1e-3, "schedule": {"kind": "cosine", "warmup_steps": 100}}
-    mistakes = {"image": images, "label": labels, "prediction": (labels + 3) % 10, "class_names": names}
-    attention = {"image": images[:6], "weights": _attention(rng, 6, 6, 4, 17, 17), "grid": np.array([4, 4])}
-    return _write(
-        workdir,
-        {"seed": 0, "model": {"name": "vit", "patch_size": [2, 2], "dropout": 0.1}, "optimizer": optimizer},
-        lines,
-        run,
-        {
-            "parameters": {"patch embedding": 1280, "position": 1088, "blocks": 198784, "head": 778, "total": 201930},
-            "flops": {"forward_per_example": 6.9e6, "training_step": 2.65e9, "whole_run": 5.3e12},
-            "memory": {"weights": 807720, "optimizer": 1615440, "activations": 41943040, "total": 45173920},
-        },
-        confusion_validation={"counts": counts, "class_names": names},
-        mistakes_validation=mistakes | {"probability": np.linspace(0.99, 0.5, 27)},
-        attention_image=attention | {"has_class_token": np.array(True)},
-    )
-
-
-def text_run(workdir):
-    """Create the folder of a GPT run whose texts need escaping in HTML."""
-    rng = np.random.default_rng(1)
-    lines = []
-    for line in _train_lines(rng, 5000, 10, 4.2, 1.5, 910, accuracy=False):
-        lines.append(line)
-        if line["step"] % 500 == 0:
-            loss = 1.6 + 2.6 * math.exp(-line["step"] / 700)
-            lines.append({"step": line["step"], "validation/loss": loss, "validation/perplexity": math.exp(loss)})
-    text = "What light through yonder <b>window</b> breaks & is it $5 or $6?\n\ndef f():\n    return self\n"
-    prompts = ("ROMEO:\n", "def main(")
-    samples = [{"step": s, "prompt": p, "text": p + text * 2} for s in (500, 2500, 5000) for p in prompts]
-    tokens = [
-        *["def", " __", "init", "__", "(", "self", ",", " cost", "$", "=", "$", "$5$", "):"],
-        "\n",
-        "    ",
-        *["self", ".", "cost", " =", " cost", "日本"],
-    ]
-    training = {"weights": 3192832, "optimizer": 6385664}
-    return _write(
-        workdir,
-        {"model": {"name": "gpt", "depth": 4}, "note": "</code><script>alert(1)</script>"},
-        lines,
-        {"device": "NVIDIA H100", "device_count": 8, "seconds": 11012, "config_name": "gpt_<stdlib>"},
-        {
-            "parameters": {"embed": 8192, "blocks": {"attention": 263168, "mlp": 526848}, "total": 798208},
-            "memory": {"training": training, "inference": {"weights": 3192832, "kv_cache": 262144}},
-            "textbook": 798000,
-        },
-        samples,
-        attention_text={
-            "tokens": np.array(tokens),
-            "attention": _attention(rng, 4, 4, len(tokens), len(tokens), causal=True),
-        },
-    )
+from tests.report.sample_runs import attention_weights, text_run, vision_run
 
 
 class _Page(HTMLParser):
@@ -263,7 +150,7 @@ def test_report_is_deterministic(text):
     assert write_report(text.parent).read_text() == before
 
 
-def test_figures_use_data_of_all_processes(tmp_path):
+def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, monkeypatch):
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
     experiment = Experiment(config, tmp_path, jax.devices()[:1])
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
@@ -271,7 +158,13 @@ def test_figures_use_data_of_all_processes(tmp_path):
     state = jax.jit(experiment.make_state)()
     budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
     artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
-    assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
+    confusion = tmp_path / "artifacts/confusion_test.npz"
+    assert np.load(confusion)["counts"].sum() == 359
+    confusion.unlink()
+    monkeypatch.setattr(image_classification, "MOST_CLASSES", 9)
+    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
+    assert (tmp_path / "artifacts/mistakes_test.npz").exists()
+    assert not confusion.exists()
 
 
 def test_confusion_matrix_of_a_hundred_classes(tmp_path):
@@ -293,6 +186,8 @@ def test_confusion_matrix_of_a_hundred_classes(tmp_path):
         ([{"step": s, "train/loss": None if s == 3 else 1 / s} for s in range(1, 5)], 1),
         ([{"step": s, "train/loss": None if s > 40 else -1.0 * s} for s in range(1, 60)], 1),
         ([{"step": s, "train/loss": 0.0, "train/learning_rate": 0.0} for s in range(1, 3000)], 2),
+        ([{"step": s, "train/loss": 1e308 if s > 40 else -1e90 * s} for s in range(1, 60)], 1),
+        ([{"step": s, "train/loss": (-1) ** s * 1.7e308} for s in range(1, 60)], 0),
         ([{"step": 1, "train/loss": 1.0, "validation/bleu": 27.3, "strange <key>": 1.0}], 3),
     ],
 )  # fmt: skip
@@ -302,8 +197,9 @@ def test_short_histories_and_non_finite_values(tmp_path, lines, charts):
     body = write_report(tmp_path).read_text()
     page = _Page(body)
     assert page.tags.count("svg") == charts
+    assert len(body) < 60_000  # no label of hundreds of digits
     assert page.headings == ["Curves"] * bool(charts)
-    bad = [line["step"] for line in lines if line.get("train/loss", 0) is None]
+    bad = [line["step"] for line in lines if (loss := line.get("train/loss", 0)) is None or abs(loss) > 1e100]
     assert ("not finite at step" in body) == bool(bad)
     assert not bad or f"not finite at step {bad[0]}." in body
 
@@ -320,7 +216,7 @@ def test_best_value_is_shown(tmp_path):
 def test_attention_without_class_token_is_averaged_over_queries(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
-    weights = _attention(np.random.default_rng(0), 2, 1, 3, 6, 6)
+    weights = attention_weights(np.random.default_rng(0), 2, 1, 3, 6, 6)
     data = {
         "image": np.zeros((1, 4, 6, 3)),
         "weights": weights,

@@ -80,22 +80,6 @@ def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch)
     assert synced == [(path.stat().st_ino, "old")]
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "growing", "checkpoints/1/about/metadata"])
-@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
-def test_files_without_end_are_not_read(name, target, tmp_path):
-    """Check the files of a run folder that came from somebody else; reading them would take all memory, or forever."""
-    (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    if target == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(target)
-    reads = {"run.json": folder.read_json, "metrics.jsonl": folder.parse_metrics}
-    reads["growing"] = lambda path: GrowingMetrics(path).read()
-    read = reads.get(name, lambda path: folder.read_record(path.parents[1]))
-    with pytest.raises(ValueError, match=f"{path} is not a regular file|{path} cannot be read"):
-        read(path)
-
-
 def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
     """Check that another waits and says so, and that on a file system without locks none does."""
     order, said, end = [], "", time.monotonic() + 20
@@ -119,6 +103,22 @@ def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", flock)
     enter("third")
     assert order[2:] == ["third"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "growing", "checkpoints/1/about/metadata"])
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_files_without_end_are_not_read(name, target, tmp_path):
+    """Check the files of a run folder that came from somebody else; reading them would take all memory, or forever."""
+    (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    if target == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    reads = {"run.json": folder.read_json, "metrics.jsonl": folder.parse_metrics}
+    reads["growing"] = lambda path: GrowingMetrics(path).read()
+    read = reads.get(name, lambda path: folder.read_record(path.parents[1]))
+    with pytest.raises(ValueError, match=f"{path} is not a regular file|{path} cannot be read"):
+        read(path)
 
 
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J"])

@@ -1,6 +1,7 @@
 """Searches: sampling, pruning of trials, and resuming an interrupted search."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,17 @@ def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
     assert len(ran(tmp_path)) == 4
 
 
+def test_trial_whose_folder_is_lost_is_repeated_to_its_end(tmp_path, monkeypatch):
+    run(tmp_path, 1, trials=3)
+    expected = rows(tmp_path)
+    shutil.rmtree(tmp_path / "trial_001")
+    monkeypatch.setattr("optuna.pruners.NopPruner.prune", lambda *_: True)
+    monkeypatch.setenv("SLEEP", "0.5")
+    assert run(tmp_path, 1, trials=3) == 0
+    assert rows(tmp_path) == expected
+    assert ran(tmp_path) == ["trial_000", "trial_001", "trial_002", "trial_001"]
+
+
 def test_damaged_storage_is_named(tmp_path):
     run(tmp_path, trials=1)
     journal = tmp_path / module.STORAGE
@@ -137,6 +149,8 @@ def ended(run, state, *values, error=""):
     (run.folder / "log.txt").write_text(error)
     run.state, run.metrics = state, [{"step": 1, "train/loss": 9.0}]
     run.metrics += [{"step": step, "validation/loss": value} for step, value in enumerate(values, 1)]
+    (run.folder / "artifacts").mkdir()
+    (run.folder / "artifacts" / "run.json").write_text('{"seconds": 1.0}' if state == "done" else "{}")
 
 
 def test_trials_have_the_results_of_their_runs(tmp_path):

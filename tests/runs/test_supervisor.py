@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -101,6 +102,18 @@ def test_nohup_is_respected(run, tmp_path):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_run_ends_with_its_killed_supervisor(tmp_path):
+    run = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(60)"
+    program = "import sys; from lineage.runs.supervisor import supervise\n"
+    program += f"supervise([sys.executable, '-c', {run!r}], {str(tmp_path)!r}, 3)"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "begun\n"
+        process.kill()
+        begin = time.monotonic()
+        process.stderr.read()  # until the last process that has the pipe has ended
+    assert time.monotonic() - begin < 30
 
 
 def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):

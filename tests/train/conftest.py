@@ -2,8 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from lineage import launch
 from lineage.configs import cli
 from lineage.train import loop
+
+GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +51,16 @@ def interrupted(monkeypatch):
                 run()
 
     return call
+
+
+@pytest.fixture
+def error(capsys):
+    """Return `error(*arguments)`, which runs a command that must fail and returns its error message."""
+
+    def error(*arguments):
+        assert launch.main([str(argument) for argument in arguments]) == 1
+        lines = capsys.readouterr().err.rsplit("\nerror: ", 1)[1].splitlines()
+        assert lines[1:] == ["(use --traceback for the full traceback)"]  # one line, and a hint
+        return lines[0]
+
+    return error

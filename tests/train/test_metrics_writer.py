@@ -317,6 +317,14 @@ def test_plain_lines_without_a_terminal(second):
     ]
 
 
+def test_a_line_is_not_repeated(second):
+    bar = ProgressBar(1, stream=io.StringIO(), log_seconds=0)
+    bar.update(1, METRICS)
+    bar.evaluation(1, {"validation/loss": 0.5})
+    bar.close()
+    assert [line[:10] for line in bar._stream.getvalue().splitlines()] == ["step 1/1 1", "step 1  va"]
+
+
 @pytest.mark.parametrize("kind", [_Stream, _Terminal])
 def test_output_that_cannot_be_written_does_not_stop_the_run(kind, monkeypatch):
     def fail(self):
@@ -338,8 +346,9 @@ def test_only_the_primary_process_shows_progress(second):
 
 
 def test_formatting_of_numbers_and_times():
-    shown = [number(v) for v in (0.04, 1, 12.34, 123.4, 999.96, 1000, 18400.4, 3.1e-5, -2.5, math.nan, math.inf)]
-    assert shown == ["0.0400", "1.00", "12.3", "123", "1,000", "1,000", "18,400", "3.10e-05", "-2.50", "nan", "inf"]
+    shown = [number(v) for v in (0.04, 1, 12.34, 123.4, 999.96, 1000, 18400.4, 3.1e-5, -2.5, math.nan)]
+    assert shown == ["0.0400", "1.00", "12.3", "123", "1,000", "1,000", "18,400", "3.10e-05", "-2.50", "nan"]
+    assert [number(v) for v in (math.inf, 1e300)] == ["inf", "1.00e+300"]
     assert [clock(s) for s in (0, 12.4, 185, 3723, 187200)] == ["0:00", "0:12", "3:05", "1:02:03", "2d 4:00:00"]
 
 

@@ -1,6 +1,7 @@
 """Use of trained models without the training data: `lineage.load`, evaluation, and models of `transformers`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -275,6 +276,8 @@ def test_facts_are_saved_whole(tmp_path):
     facts = Facts({"train": 3}, num_classes=2, **options)
     facts.save(tmp_path / "facts.json")
     assert Facts.load(tmp_path / "facts.json") == facts
+    with pytest.raises(ValueError, match=r"The class name 'caf\\udce9' has a character that UTF-8 does not have"):
+        Facts(class_names=(os.fsdecode(b"caf\xe9"),)).save(tmp_path / "facts.json")
 
 
 @pytest.mark.parametrize(

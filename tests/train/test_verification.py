@@ -12,7 +12,7 @@ from lineage.runs.folder import read_record
 from lineage.runs.locks import locked
 from lineage.train import loop, verification
 from lineage.train.verification import runs_below, verify
-from tests.train.test_loop import ONE
+from tests.train.runs import ONE
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,8 @@ class Compiled:
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
         donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
         host = f"host memory  {self.host / gib:.2f} GiB; the planned time does not include their transfer in each step"
-        head = "\n".join([self.title, memory, *[host] * (self.host > 0), times, use, *[donated] * (self.leaves > 0)])
+        lines = (self.title, memory, host if self.host else "", times, use, donated if self.leaves else "")
+        head = "\n".join(filter(None, lines))
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
 
     def _operations(self) -> str:

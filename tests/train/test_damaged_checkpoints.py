@@ -1,0 +1,231 @@
+"""Checkpoints that are damaged, of another model, or cannot be read."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from lineage.configs.run import Checkpoint
+from lineage.runs.folder import DamagedError
+from lineage.train import checkpoint
+from lineage.train.checkpoint import Checkpoints, read_newest
+from tests.tiers import tiered
+from tests.train.checkpoints import assert_equal, flip, largest_file, restore, save, state, target
+
+# If the read of one array fails, Orbax leaves the reads of the others unfinished.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
+def test_damaged_checkpoint_raises(damage, tmp_path):
+    save(tmp_path, state())
+    path = largest_file(tmp_path)
+    assert path.stat().st_size > 10_000
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged or of another model") as error:
+        restore(tmp_path)
+    assert len(str(error.value)) < 500
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[:99], None])
+def test_read_newest_of_damaged_checkpoint_raises(damage, tmp_path):
+    """Check a checkpoint without average, so that the damaged file contains the parameters."""
+    save(tmp_path, state().replace(ema=None))
+    path = largest_file(tmp_path)
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
+        shutil.rmtree(tmp_path / "checkpoints" / "3" / "state")
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged: "):
+        read_newest(tmp_path)
+
+
+@tiered("at", [0.1, 0.3, 0.7, 0.9])
+def test_flipped_bit_is_detected(at, tmp_path):
+    save(tmp_path, state())
+    path = largest_file(tmp_path)
+    path.write_bytes(flip(path.read_bytes(), at))
+    with pytest.raises(ValueError, match="is damaged"):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "other", [state(width=96), state(width=32), state(gate=jnp.ones(3)), state().replace(ema=None)]
+)
+def test_checkpoint_of_another_model_raises(other, tmp_path):
+    save(tmp_path, state())
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged or of another model"):
+        restore(tmp_path, other)
+
+
+def record_file(folder, step):
+    return folder / "checkpoints" / str(step) / "about" / "metadata"
+
+
+def test_flipped_bit_in_a_record_is_detected(tmp_path):
+    save(tmp_path, state())
+    path = record_file(tmp_path, 3)
+    path.write_text(path.read_text().replace('"name": "none"', '"name": "nonf"'))
+    for read in (restore, read_newest):
+        with pytest.raises(ValueError, match=r"checkpoints/3 is damaged: the checksum of .*/about/metadata does not"):
+            read(tmp_path)
+
+
+def test_checkpoint_of_an_earlier_version_raises_and_is_kept(tmp_path):
+    save(tmp_path, state(3), state(4), keep=2)
+    path = record_file(tmp_path, 4)
+    path.write_text(json.dumps({"next_batch": 4, "config": {}, "checksums": [1, 2]}))
+    for read in (restore, read_newest):
+        with pytest.raises(
+            ValueError, match=r"checkpoints/4 has sums of bits .* written by an earlier version"
+        ) as error:
+            read(tmp_path)
+        assert not isinstance(error.value, checkpoint.DamagedError)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"crc", b"\xff", None])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_damaged_record_does_not_stop_the_choice_of_the_best(content, step, tmp_path, capsys):
+    """Check the record of the best, of an old and of the newest checkpoint: the best of the others is the best."""
+    losses = [{"loss": 1.0}, {"loss": 2.0}, {"loss": 3.0}]
+    save(tmp_path, *map(state, (1, 2, 3)), metrics=losses, keep=3, best="loss")
+    path = record_file(tmp_path, step)
+    if content == b"crc":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"crc32": 0}))
+    elif content is not None:
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    with Checkpoints(tmp_path, Checkpoint(keep=3, best="loss")) as checkpoints:
+        assert checkpoints.best == (2 if step == 1 else 1)
+        checkpoints.save(state(4), {}, {"loss": 2.5})
+        checkpoints.wait()
+        assert_equal(checkpoints.restore(target(state()), 4), state(4))
+    assert f"the checkpoint {tmp_path}/checkpoints/{step} is damaged: " in capsys.readouterr().err
+
+
+class Unreadable:
+    """Errors raised by the first reads of arrays."""
+
+    def __init__(self, monkeypatch, *errors):
+        self.errors, self.reads = list(errors), 0
+        real = checkpoint.ocp.Checkpointer.restore
+
+        def restore(*args, **kwargs):
+            self.reads += 1
+            if self.errors:
+                raise self.errors.pop(0)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", restore)
+
+
+PASSING = [
+    PermissionError(errno.EACCES, "Permission denied", "d/0"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    OSError(errno.EIO, "Input/output error"),
+    ValueError(f"Error reading local file [source locations='x'] [os_error_code='{errno.EACCES}']"),
+    MemoryError("Unable to allocate 8 GiB"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+@pytest.mark.parametrize("times", [1, 2])
+def test_read_error_that_may_pass_costs_no_checkpoint(error, times, tmp_path, monkeypatch):
+    save(tmp_path, state(3), state(4), keep=2)
+    for read, expected in ((lambda: restore(tmp_path), state(4)), (lambda: read_newest(tmp_path).params, state(4).ema)):
+        unreadable = Unreadable(monkeypatch, *[error] * times)
+        if times == 1:
+            assert_equal(read(), expected)
+        else:
+            with pytest.raises((OSError, MemoryError), match=r"denied|Stale|Input|allocate"):
+                read()
+        assert unreadable.reads == 2
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def test_damage_is_not_retried(tmp_path, monkeypatch):
+    save(tmp_path, state(3), state(4), keep=2)
+    unreadable = Unreadable(monkeypatch, ValueError("Error decoding chunk [os_error_code='2']"))
+    assert_equal(restore(tmp_path), state(3))
+    assert unreadable.reads == 2
+
+
+MINE, OTHER = "^mine$", "process 1 cannot read its part"
+
+
+@pytest.mark.parametrize(
+    ("own", "failed", "unread", "kind", "message"),
+    [
+        (None, [1], [], DamagedError, f"^the checkpoint folder is damaged or of another model .*: {OTHER}$"),
+        (None, [1], [1], OSError, f"^{OTHER} of the checkpoint folder"),
+        (DamagedError("mine"), [0, 1], [], DamagedError, MINE),
+        (DamagedError("mine"), [0, 1], [1], OSError, f"^{OTHER} of the checkpoint folder"),
+        (OSError("mine"), [0, 1], [0, 1], OSError, MINE),
+    ],
+)
+def test_error_of_another_process_is_raised_by_all(own, failed, unread, kind, message, monkeypatch):
+    def read(folder, target, damage):
+        if own:
+            raise own
+        return "state", [1]
+
+    answers, asked = [failed, unread], []
+    monkeypatch.setattr(checkpoint, "_read_state", read)
+    monkeypatch.setattr(checkpoint.distributed, "failures", lambda mine: asked.append(mine) or answers.pop(0))
+    with pytest.raises(kind, match=message):
+        checkpoint.read_checkpoint(Path("folder"), state())
+    assert asked == [own is not None, isinstance(own, OSError)]
+
+
+def test_reasons_of_errors(tmp_path):
+    """Check errors with a number, which TensorStore gives in the text, and without."""
+    full, number = os.strerror(errno.ENOSPC), "x [os_error_code='28'] y"
+    long = ValueError("two\n  lines " + "x" * 999), "two lines " + "x" * 290
+    with Checkpoints(tmp_path) as checkpoints:
+        for error, reason in ((OSError(errno.ENOSPC, ""), full), (ValueError(number), full), long):
+            with pytest.raises(OSError, match=f"\\({reason}\\)"), checkpoints._os_errors():
+                raise error
+
+
+def break_(folder, step):
+    path = largest_file(folder / "checkpoints" / str(step))
+    path.write_bytes(flip(path.read_bytes()))
+
+
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
+    said = []
+    save(tmp_path, state(3), state(4), state(5), keep=3)
+    for step in (4, 5):
+        break_(tmp_path, step)
+    with Checkpoints(tmp_path, Checkpoint(keep=3)) as checkpoints:
+        checkpoints.say = said.append
+        assert_equal(checkpoints.restore(target(state())), state(3))
+        assert checkpoints.latest == 3
+        checkpoints.save(state(5), {}, {})
+    for step, sentence in zip((5, 4), said, strict=True):
+        assert sentence.startswith(f"the checkpoint {tmp_path}/checkpoints/{step} is damaged or of another model")
+        assert sentence.endswith(f"It was renamed to {step}.damaged; the run resumes from step 3.")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5", "5.damaged"]
+    assert_equal(restore(tmp_path), state(5))
+    break_(tmp_path, 5)
+    assert_equal(restore(tmp_path), state(3))  # the other 5.damaged makes room
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5.damaged"]
+
+
+def test_all_checkpoints_damaged_raises_and_keeps_them(tmp_path):
+    save(tmp_path, state(3), state(4), keep=2)
+    for step in (3, 4):
+        break_(tmp_path, step)
+    with pytest.raises(ValueError, match=r"checkpoints/4 is damaged or of another model .*; no better: 3$"):
+        restore(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
