@@ -29,10 +29,10 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     if not done:
         folder.discard(workdir, force_config)
         pretrained.check(experiment)  # before the data are opened
-        experiment.check()  # before anything is written
     elif done > (total := experiment.total_steps):
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-    folder.keep_config(config, workdir, force_config)
+    folder.keep_config(config, workdir, force_config)  # it marks the files that follow as those of a run
+    experiment.check()
     artifacts.check(workdir)
     write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)

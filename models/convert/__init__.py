@@ -235,8 +235,8 @@ def _value(name, setting, value, default):
 def _check_sizes(settings, most):
     """Raise ValueError if a setting is too large for a model with at most so many weights."""
     for name, value in settings.items():
-        limit = MAX_DEPTH if name.endswith("depth") else most
-        if type(value) is int and value > limit:
+        limit = MAX_DEPTH if name.endswith(("depth", "depths")) else most
+        if any(type(each) is int and each > limit for each in (value if isinstance(value, tuple) else (value,))):
             raise ValueError(f"{name} is {_shown(value)}: it must be at most {limit:,} for the weights in the files.")
     size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
     if patch and (size // patch) ** 2 * settings.get("width", 1) > most:  # a table of positions that is computed

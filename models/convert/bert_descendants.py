@@ -164,7 +164,7 @@ class Roberta(Bert):
     def settings(self, config, architecture, names):
         pad, length = config.get("pad_token_id", 1), config.get("max_position_embeddings", 512)
         if type(pad) is not int or type(length) is not int or not 0 <= pad < length - 1:
-            given = f"pad_token_id is {pad!r} and max_position_embeddings {length!r}"
+            given = f"pad_token_id is {str(pad)[:60]} and max_position_embeddings {str(length)[:60]}"
             raise ValueError(f"{given}: they must be integers, and the latter must be greater by at least 2.")
         return super().settings(config, architecture, names) | {"pad_id": pad, "max_length": length - pad - 1}
 

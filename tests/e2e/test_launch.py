@@ -12,7 +12,7 @@ import pytest
 from lineage import launch
 from lineage.configs import cli
 from lineage.data import TOKENIZERS, fingerprint, tokens
-from lineage.runs.folder import read_metrics
+from lineage.runs.folder import read_json, read_metrics
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import prepare_folder
 
@@ -66,7 +66,7 @@ def test_finished_run_has_all_files(finished):
     assert about["command"].startswith("python launch.py --config=")
     assert about["packages"]["jax"] == jax.__version__
     assert about.get("git", {}).keys() in (set(), {"commit", "dirty"})
-    start = json.loads((finished / "run.json").read_text())
+    start = read_json(finished / "run.json")
     assert about.items() >= start.items()
     assert start["command"] == about["command"]
     steps = [line["step"] for line in read_metrics(finished) if "train/loss" in line]

@@ -21,6 +21,7 @@ sys.modules["torch"] = None  # TensorBoard's writer would import it, which takes
 os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
+from lineage.runs.process import brief_errors  # noqa: E402
 from tests.faults import processes  # noqa: E402
 from tests.faults.harness import FileEvents, Subject, inject, quick  # noqa: E402
 
@@ -182,7 +183,7 @@ def work(base, faults, places, reference, writing):
     """Inject faults in this process, and write a line of JSON for each."""
     subject, events = Subject(base / "subject"), FileEvents(base / "subject")
     quick()
-    with open(writing, "w") as lines:
+    with brief_errors(), open(writing, "w") as lines:  # errors also arrive between two commands
         for fault in faults:
             signal.alarm(SECONDS)
             if fault.kind == "killed":

@@ -19,6 +19,8 @@ from lineage.models.vit import ViT
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
 TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
+RESNET = {"model_type": "resnet", "architectures": "absent"}
+ROBERTA = {"model_type": "roberta", "architectures": "absent"}
 INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
 
 
@@ -169,6 +171,8 @@ def transposed(tensors):
         (TINY_GPT, {"layer_norm_epsilon": np.nan}, "layer_norm_epsilon is nan: it must be a number of at least 0"),
         (TINY_GPT, {"attn_pdrop": float("inf")}, "attn_pdrop is inf: it must be a number of at least 0"),
         (TINY_GPT, {"n_layer": 10**6}, "depth is 1000000: it must be at most 1,000 for the weights"),
+        (TINY_GPT, {**RESNET, "depths": [3, 10**12]}, r"depths is \(3, 1000000000000\): it must be at most 1,000"),
+        (TINY_GPT, {**ROBERTA, "max_position_embeddings": [0] * 500}, "max_position_embeddings .*: they"),
         (TINY_GPT, {"n_embd": 40_000}, "describes a model of .* weights: the files have"),
         (TINY_GPT, {"n_embd": 1000, "n_layer": 1000}, "describes a model of .* weights: the files have"),
         (TINY_GPT, {"vocab_size": 10**12}, "vocab_size is 1000000000000: it must be at most"),
