@@ -117,6 +117,8 @@ def test_devices_are_divided_among_runs(monkeypatch):
     tpus = [own for _, own in sweep.shares(4)]
     assert [own["TPU_VISIBLE_CHIPS"] for own in tpus] == ["0,1", "2,3", "4,5", "6,7"]
     assert {own["TPU_CHIPS_PER_PROCESS_BOUNDS"] for own in tpus} == {"1,2,1"}
+    assert {own["ALLOW_MULTIPLE_LIBTPU_LOAD"] for own in tpus} == {"1"}
+    assert sweep.split([], 2) == [[], []]
     with pytest.raises(ValueError, match="parallel is 3: 8 TPU chips cannot be divided by it"):
         sweep.shares(3)
     with pytest.raises(ValueError, match="parallel is 0: it must be 1 or more"):

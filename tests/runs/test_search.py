@@ -214,8 +214,9 @@ def test_invalid_search_raises(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="'test/bleu'; the metrics of the runs are train/loss, validation/loss"):
         run(tmp_path / "a", metric="test/bleu")
     run(tmp_path / "b", trials=1)
-    with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
-        run_search(COMMAND, Search({"x": SPACE["x"]}), dict, tmp_path / "b")
+    for space in ({"x": SPACE["x"]}, SPACE | {"y": SPACE["x"]}):
+        with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
+            run_search(COMMAND, Search(space), dict, tmp_path / "b")
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install optuna"):
         run(tmp_path)

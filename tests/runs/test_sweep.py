@@ -387,6 +387,16 @@ def test_state_of_a_run_that_another_process_started(run):
     assert (run.state, launcher.jobs) == ("done", {})
 
 
+def test_run_that_ended_before_its_turn_is_not_started(run):
+    """Check a run of an earlier sweep, which has ended since this one began."""
+    (run.folder / "artifacts").mkdir()
+    (run.folder / "artifacts" / "run.json").write_text(json.dumps({"config": run.config}))
+    seen = []
+    launcher = Launcher([], 1, seen.append)
+    launcher.begin(run)
+    assert (run.state, seen, launcher.jobs) == ("done", [run], {})
+
+
 def test_pruned_run_is_told_to_stop_once(run):
     process = Process()
     launcher = launched(run, Job(0, 7, process), lambda run: run.step >= 2)
