@@ -1,10 +1,13 @@
 import json
 import os
+import time
 
 import pytest
 
 from lineage.data import fingerprint as module
-from lineage.data.fingerprint import fingerprint, identity
+from lineage.data.fingerprint import crc, fingerprint, identity
+
+SETTLED = module.SETTLED
 
 
 @pytest.fixture
@@ -51,10 +54,19 @@ def test_changed_files_are_read_again(corpus, tmp_path, monkeypatch):
 
 
 def test_files_that_were_just_written_are_read_again(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SETTLED", 2 * 10**9)
-    fingerprint([str(corpus[0])], cache_dir=tmp_path)
-    (record,) = tmp_path.glob("fingerprints-*.json")
-    assert json.loads(record.read_text().partition("\n")[2]) == [[None], [None]]
+    """Check that what may change again at the same time is not kept, nor a file with a time in the future."""
+    future = time.time() + 3600
+    os.utime(corpus[0] / "b.txt", (future, future))
+    for settled, kept in ((SETTLED, [False, False]), (0, [True, False])):
+        monkeypatch.setattr(module, "SETTLED", settled)
+        fingerprint([str(corpus[0])], cache_dir=tmp_path)
+        (record,) = tmp_path.glob("fingerprints-*.json")
+        assert [row != [None] for row in json.loads(record.read_text().partition("\n")[2])] == kept
+
+
+def test_files_are_read_from_4_kib_on(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(5000))
+    assert [crc(tmp_path / "a", limit) > 0 for limit in (4095, 4096)] == [False, True]
 
 
 @pytest.mark.parametrize("content", ["", "0\n[]", "1\n{}", "[[1, 2, 3, 4]]", b"\xff"])

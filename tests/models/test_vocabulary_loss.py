@@ -24,8 +24,8 @@ WORDS, WIDTH, SHAPE = 60, 8, (4, 6)
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Let 24 tokens take several blocks."""
-    monkeypatch.setattr(vocabulary, "LOGITS", 10 * WORDS)
+    """Let 24 tokens take several blocks, of which the last is not full."""
+    monkeypatch.setattr(vocabulary, "LOGITS", 20 * WORDS)
     monkeypatch.setattr(vocabulary, "SPARSE_TOKENS", 8)
 
 

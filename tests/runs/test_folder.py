@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import resource
 import subprocess
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from lineage.configs.atomic import in_turn, replacing, write_atomic
+from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, write_record
 from lineage.runs import folder, slurm
 from lineage.runs.metrics import GrowingMetrics
 
@@ -39,7 +40,7 @@ def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
     """Check that those of a living process are kept, also if it writes another file."""
     code = f"""
 import sys
-from lineage.configs.atomic import replacing
+from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, write_record
 with replacing({str(tmp_path / "a")!r}) as temporary:
     temporary.write_bytes(b"half")
     print("writes", flush=True)
@@ -131,6 +132,14 @@ def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
 def test_runs_and_reports_do_not_import_jax(room):
     code = f"import sys, lineage.{room}; print(sorted(sys.modules.keys() & {{'jax', 'flax', 'lineage.train'}}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_checksums_of_records(tmp_path):
+    write_record(tmp_path / "a.json", {"size": (1, 2)})
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert unsealed(found) == unsealed({"size": [1, 2]}) == {"size": [1, 2]}  # an older one has no checksum
+    with pytest.raises(ValueError, match="its checksum does not match"):
+        unsealed(found | {"size": [1, 3]})
 
 
 def test_errors_name_the_file(tmp_path):
