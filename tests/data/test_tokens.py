@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs.atomic import in_turn
-from lineage.data import Documents, content, tokens
+from lineage.data import Documents, content, shards, tokens
 from lineage.data.content import split_lines
 from lineage.data.examples.windows import Windows
 from lineage.data.tokens import tokenize
@@ -327,6 +327,20 @@ def test_damaged_shard_is_found_before_it_is_used(small, tmp_path, place, monkey
     assert 0 < len(seen) < 10
     np.testing.assert_array_equal(again.tokens, whole.tokens)
     assert files(tmp_path) == expected
+
+
+def test_shards_of_another_corpus_and_of_another_size_are_damaged(tmp_path):
+    for name in ("mine", "other"):
+        tokenize(Documents([f"{name:5}" * 100]), BYTES, tmp_path / name)
+    mine, other = (next((tmp_path / name).glob("*/00000.tokens")) for name in ("mine", "other"))
+    shards.verify(mine.parent)
+    content = mine.read_bytes()
+    assert len(content) == other.stat().st_size
+    for damage, message in ((other.read_bytes(), r"\."), (content[:-4], f": it has {len(content) - 4:,} bytes")):
+        mine.write_bytes(damage)
+        with pytest.raises(ValueError, match=rf"00000\.tokens is damaged{message}"):
+            shards.verify(mine.parent)
+        assert mine.read_bytes() == damage
 
 
 def test_preparation_replaces_damaged_shards(small, tmp_path):
