@@ -56,7 +56,7 @@ def load(
         tokenizer: kind of tokenizer, for tasks on text; one in the workdir takes precedence.
         seed: random seed of the order of the training examples, of their augmentation and of their noise.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
-        workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
+        workdir: folder of the run, whose tokenizer is used if it has one.
         workers: number of processes that encode the texts that `task.cache_dir` does not have yet, after a check of
             those that it has; 0: this process encodes them.
         known: metadata of the training data, of which only the evaluation splits are read where that is possible; None:
@@ -73,8 +73,8 @@ def load(
     texts = texts_of_parts[0] if len(contents) == 1 else chained(texts_of_parts)
     trained = None
     if texts:
-        kept = {"workdir": workdir, "save": process_index == 0, "cache_dir": task.cache_dir}
-        trained = find_tokenizer(tokenizer, texts, task.special_tokens, optional=task.optional_tokens, **kept)
+        places = {"workdir": workdir, "cache_dir": task.cache_dir}
+        trained = find_tokenizer(tokenizer, texts, task.special_tokens, optional=task.optional_tokens, **places)
     elif tokenizer != Bytes():
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     if workers:

@@ -33,7 +33,7 @@ class Experiment:
     """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used."""
 
     config: ConfigDict
-    workdir: Path | None = None  # where a trained tokenizer is kept; None keeps none
+    workdir: Path | None = None  # folder of the run, whose tokenizer and checkpoints are used if it has them
     devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
     # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
     saved_facts: Facts | None = None

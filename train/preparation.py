@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from lineage.configs.atomic import write_atomic, write_record
+from lineage.data import tokenizers
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import notes
@@ -33,6 +34,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
     folder.keep_config(config, workdir, force_config)  # it marks the files that follow as those of a run
     experiment.check()
+    if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
+        experiment.tokenizer.save(workdir)
     artifacts.check(workdir)
     write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)

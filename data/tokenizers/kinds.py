@@ -252,14 +252,13 @@ def find_tokenizer(
     *,
     optional: Collection[str] = (),
     workdir: str | Path | None = None,
-    save: bool = True,
     cache_dir: str | Path = "",
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
-    It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones. A
-    process with `save` writes it into the workdir. The kinds of this module are kept in the folder `cache_dir` ("": the
-    cache of the user), and one of several processes trains them.
+    It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
+    The kinds of this module are kept in the folder `cache_dir` ("": the cache of the user); one of several processes
+    trains them.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
@@ -276,8 +275,6 @@ def find_tokenizer(
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
-    if workdir is not None and save:
-        tokenizer.save(workdir)
     return tokenizer
 
 

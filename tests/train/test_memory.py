@@ -133,7 +133,7 @@ def test_adaptive_softmax_trains_alike_on_a_mesh(tiny, tmp_path):
 def test_memory_is_sharded_by_sequence(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})
-    experiment = Experiment(config, devices=jax.devices()[:4])
+    experiment = Experiment(config, tmp_path, jax.devices()[:4])
     memory = experiment.state_shardings.collections["memory"]["stack"]["layers"]["attention"]
     assert memory["hidden"].spec == PartitionSpec(None, ("data", "fsdp"), None, None)
     assert memory["count"].spec == PartitionSpec(None)
