@@ -159,7 +159,7 @@ def last_step(workdir: Path) -> int:
 
 def checkpoints(workdir: Path) -> list[Path]:
     """Return the folders of the checkpoints in a run folder, from the oldest."""
-    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal())
     return sorted(found, key=lambda path: int(path.name))
 
 

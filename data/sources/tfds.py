@@ -219,7 +219,7 @@ def find_builder(name: str, data_dir: str = "") -> Any:
             f"The data set {name!r} is not prepared in {root}{hint}: prepare it with "
             f"`tfds build {name} --data_dir={root} --file_format=array_record` (needs the extra `prepare`)."
         )
-    newest = max(versions, key=lambda text: [int(part) if part.isdigit() else -1 for part in text.split(".")])
+    newest = max(versions, key=lambda text: [int(part) if part.isdecimal() else -1 for part in text.split(".")])
     found = tensorflow_datasets.builder_from_directory(folder / newest)
     formats = [form.value for form in found.info.available_file_formats()]
     if "array_record" not in formats:

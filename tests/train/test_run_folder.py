@@ -86,6 +86,12 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
         assert (said in capsys.readouterr().err) == (number != errno.EBADF)
 
 
+def test_checkpoints_are_folders_named_by_decimal_numbers(tmp_path):
+    for name in ("5", "12", "\N{SUPERSCRIPT TWO}", "20.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in folder.checkpoints(tmp_path)] == ["5", "12"]
+
+
 def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
     """Check that `held` in another process, which locks for a moment, does not stop a run from starting."""
     with locks._opened(tmp_path) as looking:
