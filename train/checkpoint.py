@@ -296,7 +296,8 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
     Errors in the block become OSError or MemoryError if they may pass, and else DamagedError, which begins with
     `damage`.
     """
-    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    index = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     try:
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:

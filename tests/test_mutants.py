@@ -1,0 +1,16 @@
+from tests.mutants.changes import Mutants
+
+
+def test_mutants_of_a_module():
+    text = 'LIMIT = 3\n\n\ndef f(x, y=4):\n    if x < LIMIT:\n        raise ValueError("x is small")\n    return -x\n'
+    found = Mutants(text.encode())
+    assert [(line, constant, change) for line, constant, change, _ in found] == [
+        (1, True, "LIMIT = 3 -> LIMIT = 4"),
+        (5, False, "if x < LIMIT: -> if (not (x < LIMIT)):"),
+        (5, False, "if x < LIMIT: -> if x <= LIMIT:"),
+        (5, False, "if x < LIMIT: -> if x >= LIMIT:"),
+        (6, False, 'raise ValueError("x is small") -> if False: raise ValueError("x is small")'),
+        (7, False, "return -x -> return None if True else ( -x)"),
+        (7, False, "return -x -> return x"),
+    ]
+    assert all(mutant.decode().count("\n") == text.count("\n") for *_, mutant in found)
