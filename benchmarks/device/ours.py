@@ -170,7 +170,7 @@ def convolutions(settings: Settings) -> Rows:
     def prepare(pixels, inputs, features, size, stride):
         conv = Conv(features, size, stride)
         image = draw(jax.random.key(0), (settings["batch"], pixels, pixels, inputs), dtype)
-        kernel = cast(conv.init(jax.random.key(1), image), dtype)
+        kernel = cast(conv.init(jax.random.key(1), image.astype(jnp.float32)), dtype)
         cotangent = draw(jax.random.key(2), jax.eval_shape(conv.apply, kernel, image).shape, dtype)
 
         def gradients(*arrays):
