@@ -222,6 +222,7 @@ def test_evaluation_reads_no_training_data(name, tmp_path):
     source = SOURCES[name](path=str(train), validation_path=str(dev))
     task = TASKS[task](sequence_length=8)
     whole = load(source, task, batch_size=2, workdir=tmp_path)
+    whole.tokenizer.save(tmp_path)
     train.unlink()
     part = load(source, task, batch_size=2, workdir=tmp_path, known=whole.facts)
     assert part.train is None
