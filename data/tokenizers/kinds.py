@@ -259,9 +259,14 @@ def find_tokenizer(
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
     The kinds of this module are kept in the folder `cache_dir` ("": the cache of the user); one of several processes
     trains them.
+
+    Raises:
+        FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
+    if "train" not in texts:
+        raise FileNotFoundError(f"{Path(workdir or '.') / FILE} is missing, and the training data are not read.")
     folder = Path(cache_dir) if cache_dir else cache.folder("tokenizers")
     own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
     train = partial(kind.train_on_splits, texts, special_tokens, optional)

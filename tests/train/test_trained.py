@@ -229,6 +229,9 @@ def test_evaluation_reads_no_training_data(name, tmp_path):
     assert part.facts.class_names == whole.facts.class_names
     for ours, theirs in zip(part.splits["validation"], whole.splits["validation"], strict=True):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
+        load(source, task, batch_size=2, workdir=tmp_path, known=whole.facts)
 
 
 @pytest.mark.parametrize("kind", ["folder", "coco"])
