@@ -28,7 +28,15 @@ RATES = {
     "prodigy": 1.0,
     "schedule_free_adamw": 1e-2,
 }
-TUNED = {name: (rate, 0.1) for name, rate in RATES.items()}
+# The learning rate and the weight decay of each optimizer's best trial, to two digits.
+TUNED = {
+    "adamw": (7.0e-3, 0.42),
+    "muon": (2.7e-2, 0.22),
+    "ademamix": (8.3e-3, 0.20),
+    "sophia": (7.9e-4, 0.016),
+    "prodigy": (3.8, 0.059),
+    "schedule_free_adamw": (7.9e-3, 0.016),
+}
 
 
 def get_config(optimizer: str = "adamw") -> ConfigDict:
