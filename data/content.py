@@ -229,6 +229,9 @@ class Subset(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return self.source.take(self.chosen[indices])
 
+    def check(self, index: int) -> None:
+        self.source.check(self.chosen[index])
+
 
 def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""

@@ -68,6 +68,9 @@ class ExampleSource:
         """Return the examples of `indices` int64 [N]: an array of each feature, or a list if shapes differ."""
         raise NotImplementedError
 
+    def check(self, index: int) -> None:
+        """Raise ValueError if an example is damaged, as far as this can be seen without reading all of it."""
+
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
         """Return the examples at the positions int64 [N] of an endless stream, in which each epoch has a new order."""
         return self.take(shuffle.permute(positions, len(self), seed))

@@ -1,27 +1,52 @@
-"""Notes on data that are likely to be a mistake but may be meant, shown at the start of a run."""
+"""Checks of data at the start of a run, and notes on what is likely to be a mistake but may be meant."""
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
 
 from lineage.data import Data, Source
 
+CHECKED = 10_000  # maximum number of examples of a split that `check_examples` looks at
 
-def notes(source: Source, data: Data, classified: bool) -> Iterator[str]:
-    """Yield a sentence for each: one class, a header among examples, truncated texts, a batch larger than the data.
+
+def check_examples(data: Data, seconds: float = 2.0) -> None:
+    """Raise ValueError if examples are damaged, such as truncated images, as far as this is seen in some seconds.
+
+    Examples that are evenly spread over each split are checked, see `ExampleSource.check`.
+    """
+    parts, errors = [part.source for part in (data.train, *data.splits.values())], []
+    for part in parts:
+        end = time.monotonic() + seconds / len(parts)
+        for index in np.unique(np.linspace(0, len(part) - 1, CHECKED, dtype=np.int64)):
+            try:
+                part.check(index)
+            except ValueError as error:
+                errors.append(str(error))
+            if time.monotonic() > end:
+                break
+    if errors:
+        more = f" ({len(errors) - 1:,} more examples are damaged, such as: {errors[1]})" if len(errors) > 1 else ""
+        raise ValueError(errors[0] + more)
+
+
+def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
+    """Yield a sentence for each: few classes, a header among examples, truncated texts, a batch larger than the data.
 
     Args:
-        classified: whether the model predicts one class of each example.
+        classes: number of the classes that the model predicts for each example; None: it does not classify examples.
     """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
-    if classified and len(facts.class_names) == 1:
-        yield f"all examples have the label {facts.class_names[0]!r}: a classifier needs at least two classes."
+    names = facts.class_names
+    if classes and len(names) == 1:
+        yield f"all examples have the label {names[0]!r}: a classifier needs at least two classes."
+    elif classes and names and classes > len(names):
+        yield f"model.num_classes is {classes:,}, but the data have {len(names):,} classes."
     labels = getattr(examples, "per_sequence", {}).get("label")
-    if source.headerless and labels is not None and len(facts.class_names) > 2:
+    if source.headerless and labels is not None and len(names) > 2:
         counts = np.bincount(labels)
         if counts[labels[0]] == 1 and (counts == 1).sum() == 1:
-            name = facts.class_names[labels[0]]
-            yield f"only the first example has the label {name!r}: if it is a header, delete it."
+            yield f"only the first example has the label {names[labels[0]]!r}: if it is a header, delete it."
     if examples.cut:
         yield (
             f"{examples.cut:,} of {len(examples):,} training examples are longer than task.sequence_length, "

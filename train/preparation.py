@@ -12,7 +12,7 @@ from lineage.configs.atomic import write_atomic, write_record
 from lineage.data import tokenizers
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
-from lineage.data.notes import notes
+from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
 from lineage.runs import folder
 from lineage.runs.folder import START
@@ -34,6 +34,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
     folder.keep_config(config, workdir, force_config)  # it marks the files that follow as those of a run
     experiment.check()
+    if not done:
+        check_examples(experiment.data)
     if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
         experiment.tokenizer.save(workdir)
     artifacts.check(workdir)
@@ -65,8 +67,8 @@ def check_writable(workdir: Path) -> None:
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
     """Yield sentences about the data of a run, and about its schedule, that goes on after `start` steps."""
     if not start:
-        classified = "label" in experiment.task.arrays and "num_classes" in experiment.model.settings
-        yield from notes(experiment.source, experiment.data, classified)
+        classes = experiment.model.settings.get("num_classes") if "label" in experiment.task.arrays else None
+        yield from notes(experiment.source, experiment.data, classes)
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."

@@ -30,8 +30,16 @@ class Mixed(ExampleSource):
         return np.cumsum([len(part) for part in self.parts])
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
+        return self._gather(*self._places(indices))
+
+    def check(self, index: int) -> None:
+        part, rank = self._places(np.array([index]))
+        self.parts[part[0]].check(rank[0])
+
+    def _places(self, indices):
+        """Return the source of each example, and its index there."""
         part = np.searchsorted(self._ends, indices, side="right")
-        return self._gather(part, indices - np.concatenate([[0], self._ends])[part])
+        return part, indices - np.concatenate([[0], self._ends])[part]
 
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
         part, ranks = assign(positions, self.weights)

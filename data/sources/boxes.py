@@ -14,7 +14,7 @@ from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
 from lineage.data.sources.files import read_lines, split_of
-from lineage.data.transforms.pillow import decode
+from lineage.data.transforms.pillow import Picture, decode
 
 FLAGS = {0: False, 1: True}
 
@@ -146,12 +146,21 @@ class BoxedImages(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return gather([{"image": self._image(index)} | self.objects[index] for index in indices])
 
+    def check(self, index: int) -> None:
+        picture = Picture(self.files[index], 3)
+        picture.check()
+        self._check_size(index, picture.shape)
+
     def _image(self, index: int) -> np.ndarray:
-        image, (width, height) = decode(self.files[index], 3), self.sizes[index]
-        if width and height and image.shape[:2] != (height, width):
-            found = f"{image.shape[1]}x{image.shape[0]} pixels"
-            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {f'{width}x{height}'[:40]}.")
+        image = decode(self.files[index], 3)
+        self._check_size(index, image.shape)
         return image
+
+    def _check_size(self, index, shape):
+        width, height = self.sizes[index]
+        if width and height and shape[:2] != (height, width):
+            found = f"{shape[1]}x{shape[0]} pixels"
+            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {f'{width}x{height}'[:40]}.")
 
 
 def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:

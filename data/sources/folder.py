@@ -85,6 +85,9 @@ class ImageFiles(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return {"image": [Picture(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
+    def check(self, index: int) -> None:
+        Picture(self.files[index], self.channels).check()
+
 
 def _images(
     found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str], channels: int | None = None

@@ -147,8 +147,13 @@ class ParquetImages(ExampleSource):
         return f"{self.files[self.file[index]]}, row {self.row[index] + 1}"
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        images = [Picture(self.content(index), self.channels, self.where(index)) for index in indices]
-        return {"image": images, "label": self.label[indices]}
+        return {"image": [self._picture(index) for index in indices], "label": self.label[indices]}
+
+    def check(self, index: int) -> None:
+        self._picture(index).check()
+
+    def _picture(self, index):
+        return Picture(self.content(index), self.channels, self.where(index))
 
 
 class _Recent:

@@ -15,6 +15,8 @@ from PIL import Image
 from lineage.data import shuffle
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # for others, such as EPS, Pillow may start a program
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")  # pixels of 8 bits
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # last bytes of the files of a format
 
 
 def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
@@ -44,6 +46,15 @@ class Picture:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return decode(self.file, self.channels, self.where)
 
+    def check(self) -> None:
+        """Raise the error of `decode` for a file that is no image or is truncated; others are hardly read."""
+        with _opened(self.file, self.where) as image:
+            end = ENDS.get(image.format or "", b"")
+            image.fp.seek(-len(end), os.SEEK_END)
+            whole = image.mode in MODES and image.fp.read() == end != b""
+        if not whole:
+            decode(self.file, self.channels, self.where)
+
 
 @contextlib.contextmanager
 def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
@@ -52,7 +63,7 @@ def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
         yield to_pillow(image)
         return
     with _opened(image.file, image.where) as picture:
-        if picture.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
+        if picture.mode not in MODES:
             raise OSError(f"its pixels are {picture.mode}, not of 8 bits")
         mode = {1: "L", 3: "RGB", 4: "RGBA"}[image.channels]
         yield picture if picture.mode == mode else picture.convert(mode)

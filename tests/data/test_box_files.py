@@ -136,11 +136,14 @@ def test_wrong_images_of_coco(tmp_path):
     image = tmp_path / "train2017" / "000000000007.png"
     draw(image, 0, (30, 40))
     part = COCO(path).images_with_boxes().splits["train"]
-    with pytest.raises(ValueError, match=r"0007\.png has 30x40 pixels: its annotation is for 40x30"):
-        part.take(np.arange(2))
+    part.check(0)
+    for read in (lambda: part.take(np.arange(2)), lambda: part.check(1)):
+        with pytest.raises(ValueError, match=r"0007\.png has 30x40 pixels: its annotation is for 40x30"):
+            read()
     image.write_bytes(b"torn")
-    with pytest.raises(ValueError, match=r"0007\.png cannot be read as an image"):
-        part.take(np.arange(2))
+    for read in (lambda: part.take(np.arange(2)), lambda: part.check(1)):
+        with pytest.raises(ValueError, match=r"0007\.png cannot be read as an image"):
+            read()
     image.unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no file .*0007\.png, which .*instances_train2017\.json"):
         COCO(path).images_with_boxes()

@@ -1,9 +1,14 @@
 """Notes on data that are likely to be a mistake."""
 
+import io
+
+import numpy as np
 import pytest
+from PIL import Image
 
 from lineage.data import SOURCES, Loader, load
-from lineage.data.notes import notes
+from lineage.data.examples.mixture import Mixed
+from lineage.data.notes import check_examples, notes
 from lineage.data.tokenizers import Bytes
 from lineage.tasks import TASKS
 
@@ -12,12 +17,12 @@ ROWS = [f"text {number}\t{label}" for number in range(8) for label in ("good", "
 
 @pytest.fixture
 def said(tmp_path):
-    def said(rows, task="text_classification", source="labels", batch_size=4, classified=True, **options):
+    def said(rows, task="text_classification", source="labels", batch_size=4, classes=2, **options):
         path = tmp_path / "train.tsv"
         path.write_text("\n".join(rows))
         source = SOURCES[source](path=str(path))
         made = TASKS[task](**{"sequence_length": 16} | options)
-        return list(notes(source, load(source, made, Bytes(), Loader(batch_size=batch_size)), classified))
+        return list(notes(source, load(source, made, Bytes(), Loader(batch_size=batch_size)), classes))
 
     return said
 
@@ -37,7 +42,12 @@ def test_a_header_that_became_a_class(said):
 def test_one_class(said):
     (note,) = said([row for row in ROWS if row.endswith("bad")])
     assert note == "all examples have the label 'bad': a classifier needs at least two classes."
-    assert said([row for row in ROWS if row.endswith("bad")], classified=False) == []
+    assert said([row for row in ROWS if row.endswith("bad")], classes=None) == []
+
+
+def test_fewer_classes_than_those_of_the_model(said):
+    assert said(ROWS, classes=3) == ["model.num_classes is 3, but the data have 2 classes."]
+    assert said(ROWS, classes=None) == []
 
 
 def test_a_batch_that_is_larger_than_the_data(said):
@@ -61,6 +71,54 @@ def test_long_texts_are_counted(said, task, source, options, fate):
 
 def test_windows_of_long_texts_are_not_truncated(said):
     assert said([*ROWS, "a text of many characters\tgood"], long_text="segments") == []
+
+
+def drawn(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_images_are_found_at_the_start(kind, tmp_path, monkeypatch):
+    """Check truncated images and other files: all of them are found, and sound images are not decoded."""
+    written = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 40, 3), dtype=np.uint8)).save(written, kind)
+    whole = written.getvalue()
+    for number in range(40):
+        drawn(tmp_path / f"train/{number % 2}/{number:02}.{kind}", whole)
+    drawn(tmp_path / f"test/1/0.{kind}", whole + b"more")  # which decoders ignore
+
+    def check(**options):
+        task = TASKS["image_classification"](image_size=8, **options)
+        data = load(SOURCES["folder"](path=str(tmp_path)), task, Bytes(), Loader(batch_size=4))
+        check_examples(data)
+        return data
+
+    train = check().train.source
+    monkeypatch.setattr("lineage.data.transforms.pillow.decode", lambda file, *_: pytest.fail(f"{file} is decoded"))
+    for index in range(40 * (kind != "WEBP")):
+        train.check(index)
+    monkeypatch.undo()
+    drawn(tmp_path / f"train/0/06.{kind}", whole[:-40])
+    drawn(tmp_path / f"train/1/07.{kind}", b"text")
+    for options in ({}, {"max_examples": 40}):
+        with pytest.raises(
+            ValueError, match=r"/0[67]\.\w+ cannot be read as an image: .*\(1 more examples are damaged"
+        ):
+            check(**options)
+    with pytest.raises(ValueError, match=r"/06\.\w+ cannot be read"):
+        Mixed([train, train], [1, 1]).check(40 + 3)
+
+
+def test_check_of_large_data_takes_little_time(tmp_path, monkeypatch):
+    drawn(tmp_path / "train/a/0.png", b"")
+    Image.new("RGB", (4, 4)).save(tmp_path / "train/a/0.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "train/a/1.png")
+    data = load(SOURCES["folder"](path=str(tmp_path)), TASKS["image_classification"](), Bytes(), Loader(batch_size=1))
+    checked = []
+    monkeypatch.setattr("lineage.data.sources.folder.ImageFiles.check", lambda self, index: checked.append(index))
+    check_examples(data, seconds=0)
+    assert checked == [0]
 
 
 @pytest.mark.parametrize(("source", "name"), [("labels", "a.tsv"), ("labels", "a.jsonl"), ("pairs", "a.tsv")])

@@ -304,6 +304,9 @@ def test_damaged_images_are_named_when_they_are_read(tmp_path):
     part = Parquet(path).images().splits["train"]
     with pytest.raises(ValueError, match=rf"{path}, row 2 cannot be read as an image"):
         np.stack(part.take(np.array([0, 1]))["image"])
+    part.check(0)
+    with pytest.raises(ValueError, match=rf"{path}, row 2 cannot be read as an image"):
+        part.check(1)
     path = write(tmp_path / "b.parquet", {"picture": encoded([0]), "label": [0]})
     with pytest.raises(ValueError, match=r"b\.parquet has no column 'image': its columns are picture, label"):
         Parquet(path).images()
