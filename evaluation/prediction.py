@@ -54,6 +54,7 @@ def predictions(
     *,
     start: int = 0,
     errors: dict[int, str] | None = None,
+    cut: list[int] | None = None,
     skip_bad: int = 0,
     as_features: bool = False,
     helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({}),
@@ -68,6 +69,7 @@ def predictions(
         loader: batch size, and threads that read ahead.
         start: number of inputs that are left out.
         errors: messages for images that cannot be read, by number, to which those of others are added.
+        cut: list to which the number of truncated inputs of each part is added.
         skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
@@ -91,6 +93,8 @@ def predictions(
         else:  # the parts do not follow each other
             texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)
     for first, batches in parts:
+        if cut is not None:
+            cut.append(batches.source.cut)
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]

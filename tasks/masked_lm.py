@@ -113,11 +113,12 @@ class MaskedTexts(Encoded):
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
     """Encode texts with the name of the mask token in some places; `joined`: as `[CLS] text [SEP]`."""
-    ids = [tokens[: length - 2 * joined] for tokens in tokenizer.encode_marked(texts)]
+    whole, room = tokenizer.encode_marked(texts), length - 2 * joined
+    ids, cut = [tokens[:room] for tokens in whole], sum(len(tokens) > room for tokens in whole)
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
     positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
-    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer}
+    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer, "cut": cut}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
 

@@ -94,16 +94,23 @@ class Trained:
             with distributed.agreed():
                 output = prediction.Output(place, about) if place else None
             progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
-            found = self.predictions(inputs, **progress, **options)
-            if not output:
+            cut: list[int] = []
+            found = self.predictions(inputs, cut=cut, **progress, **options)
+            if output:
+                output.write(found)
+            else:
                 for some in found:
                     if not path:
                         print("".join(map(prediction.line, some)), end="", flush=True)
-                return
-            output.write(found)
-            output.finish(self.experiment.task.document)
-        bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
-        print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
+            truncated = sum(distributed.shared(sum(cut)))
+            if output:
+                output.finish(self.experiment.task.document)
+        if truncated and jax.process_index() == 0:
+            longest = f"{self.experiment.facts.sequence_length} tokens, task.sequence_length"
+            print(f"note: {truncated:,} inputs are truncated to {longest}", file=sys.stderr)
+        if output:
+            bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
+            print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
 
     def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.

@@ -236,6 +236,9 @@ def test_filled_masks(trained, predict, score, printed, call, tmp_path):
     best = [mask[0]["token"] for mask in first["masks"]]
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
     predict(folder, tmp_path / "masked.txt")
+    (tmp_path / "long.txt").write_text(f"{'d(' * 12}\n{'d(' * 60}\n{'d(' * 90}<mask>\n")
+    _, _, said = call("predict", folder, f"--inputs={tmp_path / 'long.txt'}")
+    assert said == "note: 2 inputs are truncated to 24 tokens, task.sequence_length\n"
     hidden = write_jsonl(tmp_path / "hidden.jsonl", [{"masks": [best[0], first["masks"][1][2]["token"]]}, {}])
     assert score("fill_mask", "out.jsonl", hidden) == {"accuracy": 0.5, "any_accuracy": 1}
     (tmp_path / "hidden.txt").write_text("a b\nc\n")
