@@ -258,7 +258,9 @@ COMMANDS = {
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
             _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
             _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
-            _option("--references FILE", "likewise, a .csv, or a folder of images", action="append", default=[]),
+            _option(
+                "--references FILE", "likewise, a .csv, bio:FILE, or a folder of images", action="append", default=[]
+            ),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),

@@ -85,7 +85,7 @@ def predictions(
         )
     count = len(inputs.rows)
     firsts = range(start - start % size if start < count else count, count, size)[share[0] :: share[1]]
-    parts = ((first, context.inputs(inputs.part(first, first + size), loader, first)) for first in firsts)
+    parts = _parts(context, inputs, loader, firsts, cut)
     if generates := task.generates and not as_features:
         parts, ahead = tee(parts)
         if share[1] == 1:
@@ -93,8 +93,6 @@ def predictions(
         else:  # the parts do not follow each other
             texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)
     for first, batches in parts:
-        if cut is not None:
-            cut.append(batches.source.cut)
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]
@@ -110,6 +108,15 @@ def predictions(
             failed = errors.get(first + number)
             found[number] = {**about, **(prediction if failed is None else {"error": failed})}
         yield found[max(start - first, 0) :]
+
+
+def _parts(context, inputs, loader, firsts, cut):
+    """Yield the number of the first input, and the batches, of each part."""
+    for first in firsts:
+        batches = context.inputs(inputs.part(first, first + loader.batch_size * BATCHES), loader, first)
+        if cut is not None:
+            cut.append(batches.source.cut)
+        yield first, batches
 
 
 def with_categories(facts: Facts, inputs: Inputs) -> Facts:

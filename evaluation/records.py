@@ -2,9 +2,9 @@
 
 A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, or objects with one of these as
 `prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
-column; or it is a .json document in the format of COCO or SQuAD, or a .conllu. Of a folder of images, the labels are
-the names of the folders that the images are in. The tags of a sentence are a list, or separated by spaces. Files may be
-gzipped.
+column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in that of CoNLL-2003. Of a
+folder of images, the labels are the names of the folders that the images are in. The tags of a sentence are a list, or
+separated by spaces. Files may be gzipped.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from lineage.data.sources.tables import UnknownColumnError
 from lineage.evaluation.likelihood import CHOICES
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
+BIO = "bio:"  # before the path of a file of CoNLL-2003, which its name does not tell
 # Metric -> the keys of predictions, and of references, that come before these.
 OWN_KEYS = {
     "accuracy": (("label",), ("label",)),
@@ -33,21 +34,30 @@ OWN_KEYS = {
 def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
     """Return the functions that read the predictions and the references of a metric from a path."""
     if name == "reconstruction":
-        return pictures, pictures
+        return partial(pictures, errors=True), pictures
     if name in ("coco", "voc", "fill_mask", *CHOICES):
         return read, read
     of_predictions, of_references = OWN_KEYS.get(name, ((), ()))
-    return partial(read, keys=of_predictions + PREDICTIONS), partial(read, keys=of_references + REFERENCES)
+    return partial(read, keys=of_predictions + PREDICTIONS, errors=True), partial(read, keys=of_references + REFERENCES)
 
 
-def read(path: str, keys: Sequence[str] = ()) -> Any:
+def place(path: str) -> str:
+    """Return the path of a file without the name of a source."""
+    return path.removeprefix(BIO)
+
+
+def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
     """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
+
+    With `errors`, the entry of an object with an `error` instead, as the command `predict` writes, is None.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
     suffix = Path(path.removesuffix(".gz")).suffix
+    if path.startswith(BIO):
+        return [sentence.tags for sentence in SOURCES["bio"](path=place(path)).tagged_sentences()["train"]]
     if Path(path).is_dir():
         return [file.parent.name for file in image_files(path)]
     if suffix == ".conllu":
@@ -68,6 +78,9 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
     if not keys or isinstance(rows, dict):
         return rows
     for number, row in enumerate(rows):
+        if errors and isinstance(row, dict) and "error" in row and not ({*keys} - {"file"}) & {*row}:
+            rows[number] = None
+            continue
         if isinstance(row, dict):
             row = next((row[key] for key in keys if key in row), None)
         rows[number] = row = str(row) if type(row) in (int, float) else row
@@ -77,14 +90,14 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
     return rows
 
 
-def pictures(path: str) -> list[Path]:
-    """Return the files of the images in a folder, or of those that a file of predictions, or of names, has."""
+def pictures(path: str, errors: bool = False) -> list[Path | None]:
+    """Return the files of the images in a folder, or that a file of predictions, or of names, has; see `read`."""
     if Path(path).is_dir():
         return image_files(path)
-    names = read(path, ("reconstructed", "file"))
-    if wrong := [name for name in names if not isinstance(name, str)]:
+    names = read(path, ("reconstructed", "file"), errors)
+    if wrong := [name for name in names if not isinstance(name, str | None)]:
         raise ValueError(f"{path} has {wrong[0]!r}: each entry must be the name of one image.")
-    return [Path(path).parent / name for name in names]
+    return [name and Path(path).parent / name for name in names]
 
 
 def _column(table, path, keys):

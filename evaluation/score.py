@@ -13,7 +13,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import CHOICES, LanguageModel
-from lineage.evaluation.records import readers
+from lineage.evaluation.records import place, readers
 from lineage.evaluation.scorers import LIKELIHOODS, METRICS
 from lineage.metrics import translation
 from lineage.runs.provenance import versions
@@ -33,7 +33,7 @@ def write_scores(
     """Write the result of `score_files` to a file; return a table of the scores."""
     result = score_files(name, predictions, references, options, load) | {"command": command}
     path = Path(output)
-    if path.exists() and any(path.samefile(file) for file in result["files"]):
+    if path.exists() and any(path.samefile(place(file)) for file in result["files"]):
         raise ValueError(f"--output is {output}, which is one of the files to score: choose another one.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False))
@@ -53,7 +53,7 @@ def score_files(
     """Return the scores of a file by a metric of `METRICS`, with everything that is needed to reproduce them.
 
     The options of the metric are "name=value" each; the values of a list are separated by commas. `load` opens the
-    model of the metrics of `LIKELIHOODS`.
+    model of the metrics of `LIKELIHOODS`. Predictions that are errors are left out with their references, and counted.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -75,13 +75,19 @@ def score_files(
             raise ValueError(f"{path} must be a list of texts.")
         if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
+    errors = 0 if free else sum(entry is None for entry in given)
+    if errors:
+        columns = [[row for entry, row in zip(given, column) if entry is not None] for column in columns]
+        given = [entry for entry in given if entry is not None]
+        if not given:
+            raise ValueError(f"{predictions} has errors only: there is nothing to score.")
     model = {}
     if name in LIKELIHOODS:
         if not settings["model"] or not load:
             raise ValueError(f"--model is missing: {name} needs a causal language model, of a run or a folder.")
         model = {"model": load(settings["model"])}
     entries = (given, columns) if wanted else (given,)
-    scores = METRICS[name](*entries, **settings | model)
+    scores = METRICS[name](*entries, **settings | model) | ({"errors": errors} if errors else {})
     files = [predictions, *references, *filter(None, [settings.get("baseline")])]
     written = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in settings.items()}
     signature = "|".join(f"{key}:{value}" for key, value in {"metric": name, **written}.items())
@@ -90,7 +96,7 @@ def score_files(
         "signature": scores.pop("signature", signature),
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
-        "files": {path: hashlib.sha256(_content(Path(path))).hexdigest() for path in files},
+        "files": {path: hashlib.sha256(_content(Path(place(path)))).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 

@@ -143,7 +143,9 @@ class CSV(Table):
         quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
         reader = csv.reader(iterate_lines(file), delimiter=self.delimiter, quoting=quoting, strict=True)
         try:
-            header = next(reader, [])
+            header = next(reader, None)
+            if header is None:
+                raise ValueError(f"{file} is empty: its first line must be a header.")
             check_columns(file, keys, header)
             places = [header.index(key) for key in keys]
             for row in reader:

@@ -214,7 +214,8 @@ def test_paths_are_files_globs_and_folders(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", "words,label\nx,y\n", "has no column 'text': its columns are words, label"),
-        ("a.csv", "", "has no column 'text': its columns are none"),
+        ("a.csv", "", "is empty: its first line must be a header"),
+        ("a.csv", "\n", "has no column 'text': its columns are none"),
         ("a.csv", "text,label\n", "has no rows for the split train"),
         ("a.csv", "text,label\nx,y\nx\n", "line 3 has 1 columns: the header has 2"),
         ("a.csv", "text,label\nx,\n", "line 2: the column 'label' has no value"),

@@ -9,7 +9,7 @@ import sacrebleu
 
 from lineage import launch
 from lineage.evaluation import records
-from lineage.evaluation.score import METRICS, parse, score_files
+from lineage.evaluation.score import METRICS, parse, score_files, write_scores
 from lineage.metrics import embedding
 from lineage.metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
 from lineage.metrics.embedding import Embedded
@@ -285,9 +285,35 @@ def test_references_in_tables_and_folders(tmp_path):
         found = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
+    (tmp_path / "tags.jsonl").write_text('{"tags": ["B-PER", "O"]}\n{"tags": ["O"]}\n')
+    (tmp_path / "eng.testb").write_text("-DOCSTART- X O\n\nAda NNP B-PER\nruns VBZ O\n\nBonn NNP B-LOC\n")
+    found = score_files("tagging", str(tmp_path / "tags.jsonl"), [f"bio:{tmp_path}/eng.testb"], [])
+    assert (found["scores"]["precision"], found["scores"]["recall"]) == (1, 0.5)
+    with pytest.raises(ValueError, match="testb, which is one of the files to score"):
+        write_scores(f"{tmp_path}/eng.testb", "tagging", f"{tmp_path}/tags.jsonl", [f"bio:{tmp_path}/eng.testb"])
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
     with pytest.raises(ValueError, match=r"true\.csv must be a table with a header that has the column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
+
+
+def test_predictions_that_are_errors_are_left_out(tmp_path):
+    """Check that images which `predict --skip-bad=N` left out are counted and that the others keep their references."""
+    path = tmp_path / "out.jsonl"
+
+    def scores(*rows):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "true.txt").write_text("a\nb\nb\n")
+        return score_files("accuracy", str(path), [str(tmp_path / "true.txt")], [])["scores"]
+
+    bad = {"file": "2.png", "error": "Image 1: it cannot be read."}
+    found = scores({"file": "1.png", "label": "a"}, bad, {"label": "a", "error": 0.1})
+    assert (found["accuracy"], found["errors"]) == (0.5, 1)
+    assert "errors" not in scores({"label": "a"}, {"label": "a"}, {"label": "a"})
+    with pytest.raises(ValueError, match=r"out\.jsonl has errors only: there is nothing to score"):
+        scores(bad, bad, bad)
+    assert records.pictures(str(path), errors=True) == [None] * 3
+    with pytest.raises(ValueError, match=r"out\.jsonl, entry 1 must be a text"):
+        records.read(str(path), ["label"])
 
 
 @pytest.mark.parametrize(
