@@ -97,11 +97,8 @@ def predictions(
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]
         else:
-            rows = (
-                list(islice(texts, len(batches.source)))
-                if generates
-                else context.rows(task.outputs, variables, batches)
-            )
+            count = len(batches.source)
+            rows = list(islice(texts, count)) if generates else context.rows(task.outputs, variables, batches)
             found = task.predict(rows, batches.source, facts)
         for number, prediction in enumerate(found):
             about = inputs.about[first + number] if inputs.about else {}
