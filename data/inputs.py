@@ -5,8 +5,10 @@ spaces, or in a list.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
-from lineage.data.sources.files import COMPRESSED, read_lines
+from lineage.data.sources.files import COMPRESSED, iterate_lines, read_lines
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
@@ -31,6 +33,7 @@ COLUMNS = {
     "tagged_sentences": ("words",),
     "questions": ("question", "context"),
 }
+STREAMED = ("documents", "pairs", "labeled_texts")  # kinds of inputs that are not in memory together
 TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are suffixes
 BOXES = "images_with_boxes"
 
@@ -88,16 +91,18 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     if kind not in COLUMNS:
         return _images(path, kind, channels)
     suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
+    rows: Sequence[Any]
     if kind == "questions" and suffix == ".json":
         rows = read_questions(path, answered=False)
     elif kind == "tagged_sentences" and suffix == ".conllu":
         rows = read_sentences(path)
     else:
         names = tuple(columns or COLUMNS[kind])
-        rows = [_row(kind, values, f"{path}, line {number}") for number, values in _table(path, suffix, names)]
-    if not rows:
+        rows = Rows(path, partial(_rows, path, kind, suffix, names))
+        rows = rows if kind in STREAMED else rows[:]
+    if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, _about(rows))
+    return Inputs(rows, () if kind in STREAMED else _about(rows))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -117,6 +122,35 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     single = [[value] if isinstance(value, str) or kind == "tagged_sentences" else [*value] for value in values]
     rows = [_row(kind, row, f"input {number}") for number, row in enumerate(single)]
     return Inputs(rows, _about(rows))
+
+
+class Rows(Sequence):
+    """The rows of a file, which are read where they are needed; they are parts whose positions increase.
+
+    Attributes:
+        path: the file.
+        read: function that returns the rows from the first on, which are counted, and so checked, in advance.
+    """
+
+    def __init__(self, path: str, read: Callable[[], Iterator[Any]]):
+        self.path, self.read = path, read
+        self._size = self._next = sum(1 for _ in read())
+        self._rows: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: Any) -> Any:
+        if not isinstance(part, slice):
+            return self[part : part + 1][0]
+        first, stop, _ = part.indices(self._size)
+        if first < self._next:
+            self._rows, self._next = self.read(), 0
+        found = list(islice(self._rows, first - self._next, stop - self._next))
+        if len(found) < stop - first:
+            raise ValueError(f"{self.path} has changed while it was read: it had {self._size:,} rows.")
+        self._next = stop
+        return found
 
 
 @dataclass(frozen=True)
@@ -157,10 +191,16 @@ def _row(kind, values, where):
     return tuple(values) if kind == "labeled_texts" else values[0]
 
 
+def _rows(path, kind, suffix, names):
+    """Yield the inputs in a file."""
+    for number, values in _table(path, suffix, names):
+        yield _row(kind, values, f"{path}, line {number}")
+
+
 def _table(path, suffix, names):
     """Yield the number of each line, or row, of a file and its values in the columns `names`."""
     if suffix == ".txt" and len(names) == 1:
-        yield from ((number, (line,)) for number, line in enumerate(read_lines(path), 1))
+        yield from ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
     elif suffix[1:] in TABLES:
         for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
             yield number, values

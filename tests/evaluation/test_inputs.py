@@ -1,8 +1,12 @@
 """Inputs of predictions: files, what is refused, and the categories of a file."""
 
+import gzip
 import json
 import re
+import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -39,6 +43,30 @@ def test_invalid_files_raise(name, content, options, message, tmp_path):
     columns = options[0].partition("=")[2].split(",") if options else ()
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         from_files(str(tmp_path / name), "labeled_texts", columns)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.csv", "a.parquet"])
+def test_texts_are_read_where_they_are_needed(name, tmp_path):
+    """Check the parts of a file, that they are not in memory together, and a file that changes meanwhile."""
+    path, texts = tmp_path / name, [f"{number} {'x' * 90}" for number in range(20_000)]
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=1000)
+    elif name == "a.jsonl.gz":
+        path.write_bytes(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
+    else:
+        path.write_text("".join(f"{text}\n" for text in ["text"] * (name == "a.csv") + texts))
+    tracemalloc.start()
+    found = from_files(str(path), "documents")
+    for start in range(0, 20_000, 512):
+        assert found.part(start, start + 512) == texts[start : start + 512]
+    assert found.part(10, 12) == texts[10:12]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6  # all texts have 2 MB
+    assert from_files(str(path), "labeled_texts").rows[-1:] == [(texts[-1],)]
+    path.write_bytes(b"1\n")
+    with pytest.raises(ValueError, match="has changed while it was read" if name == "a.txt" else name):
+        found.part(0, 2)
 
 
 @pytest.mark.parametrize("words", [5, True, {"a": 1}, [1, 2], [["a"]], ["a", None], [None]])
