@@ -77,14 +77,14 @@ class Sampler:
     def _prompts(self, parts):
         """Yield the prompts for the examples of the inputs, without padding."""
         for batches in parts:
-            left = len(batches.source)
+            number, end = batches.first, batches.first + len(batches.source)
             for batch in batches:
                 prompts, lengths, inputs = self.context.task.requests(batch, self.context.facts)
-                for row, prompt in enumerate(prompts[:left]):
+                for row, prompt in enumerate(prompts[: end - number]):
                     own = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
-                    yield Prompt(tokens, self._new_tokens(len(tokens)), own)
-                left -= len(prompts)
+                    yield Prompt(tokens, self._new_tokens(len(tokens), f"prompt {number + row}"), own)
+                number += len(prompts)
 
     def _placed(self, variables, request):
         """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
@@ -164,7 +164,7 @@ class Sampler:
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
-    def _new_tokens(self, used):
+    def _new_tokens(self, used, name="the prompt"):
         """Return the maximum number of new tokens after a prompt of `used` tokens, for which the model has room.
 
         Raises:
@@ -177,7 +177,7 @@ class Sampler:
             if used < model.max_length:
                 return model.max_length - used
             allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
-            raise ValueError(f"the prompt has {used} tokens: {allowed}.") from None
+            raise ValueError(f"{name} has {used} tokens: {allowed}.") from None
         return new
 
     @property

@@ -80,10 +80,12 @@ def _squashes(about):
 
 
 def save_labels(folder: Path, names: Sequence[str]) -> None:
-    """Write the names of the classes into `config.json`, if its model has as many."""
+    """Write the names of the classes into `config.json`, if its model has as many, or more."""
     config = read_json(folder / "config.json")
-    if names and len(config.get("id2label", ())) == len(names):
-        config |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
+    known = config.get("id2label", {})
+    if names and len(known) >= len(names):
+        labels = {**known, **{str(number): name for number, name in enumerate(names)}}
+        config |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
         write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -47,9 +47,7 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
         assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert each["label"] == max(each["probabilities"], key=each["probabilities"].get)
     assert np.std([each["probabilities"]["no"] for each in found]) > 0.01
-    assert score("accuracy", "out.jsonl", lines)["accuracy"] == pytest.approx(
-        metrics["validation/mean_pooled_accuracy"], abs=1e-6
-    )
+    assert score("accuracy", "out.jsonl", lines)["accuracy"] == metrics["validation/mean_pooled_accuracy"]
     experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
     split = experiment.data.splits["validation"]
     logits = experiment.context().rows(experiment.task.forward, experiment.restore().variables(), split)
@@ -126,7 +124,7 @@ def test_answers_to_questions(unanswerable, trained, predict, score, printed, tm
     found = predict(folder, path, output="out.json")
     scores = score("squad", "out.json", path)
     for name in ("exact_match", "f1"):
-        assert scores[name] == pytest.approx(metrics[f"validation/{name}"], abs=1e-9)
+        assert scores[name] == metrics[f"validation/{name}"]
     assert scores["f1"] > 0
     assert [each["id"] for each in found] == list(map(str, range(len(found))))
     for each in found:
@@ -156,7 +154,7 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     folder, metrics = trained(model, source | sizes | {"sampling.temperature": 0.0}, steps=60)
     found = predict(folder, path)
     assert len(found) == 70
-    assert score("bleu", "out.jsonl", references)["bleu"] == pytest.approx(metrics["validation/bleu"], abs=1e-9)
+    assert score("bleu", "out.jsonl", references)["bleu"] == metrics["validation/bleu"]
     assert metrics["validation/bleu"] > 0
     (tmp_path / "inputs.txt").write_text("".join(f"{row}\n" for row in rows))
     assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == found
@@ -210,11 +208,11 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     (found,) = printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=9")
     assert [found] == printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=4")
     assert [found] != printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=3")
-    (tmp_path / "prompts.txt").write_text("b" * 16 + "\n")
+    (tmp_path / "prompts.txt").write_text("b\n" * 70 + "b" * 16 + "\n")
     retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
     assert code == 1
-    assert "error: the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that" in said
+    assert "error: prompt 70 has 16 tokens: it must have fewer than model.max_length, 16, so that" in said
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}", greedy, "--config.sampling.num_beams=2")
     assert "error: a prompt has 16 tokens and sampling.max_new_tokens is" in said
     (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")

@@ -235,3 +235,11 @@ def test_unsupported_export_raises(exported):
     message = r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
     with pytest.raises(ValueError, match=message):
         export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")
+
+
+def test_names_of_fewer_classes_than_those_of_the_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {str(n): f"LABEL_{n}" for n in range(3)}}))
+    companions.save_labels(tmp_path, ["no", "yes"])
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["id2label"] == {"0": "no", "1": "yes", "2": "LABEL_2"}
+    assert saved["label2id"] == {"no": 0, "yes": 1, "LABEL_2": 2}
