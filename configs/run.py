@@ -11,7 +11,10 @@ from lineage.configs.registry import Range, check_ranges
 from lineage.data import Loader
 
 Count = Annotated[int, Range(0)]
+MaybeCount = Annotated[int | None, Range(0)]
+MaybeNumber = Annotated[float | None, Range(0)]
 Positive = Annotated[int, Range(1)]
+Axis = Annotated[int, Range(1, other=-1)]
 
 
 def check_expressions(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
@@ -49,9 +52,10 @@ class Init:
     path: str = ""
     skip: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
-    layers: tuple[int, ...] = ()
+    layers: Annotated[tuple[int, ...], Range(0)] = ()
 
     def __post_init__(self):
+        check_ranges("init", self)
         check_expressions("init.skip", self.skip)
         check_expressions("init.rename", self.rename, paired=True)
 
@@ -92,10 +96,13 @@ class Mesh:
         tensor: number of parts in which attention heads and hidden units of MLPs are computed.
     """
 
-    data: int = -1
-    fsdp: int = 1
-    context: int = 1
-    tensor: int = 1
+    data: Axis = -1
+    fsdp: Axis = 1
+    context: Axis = 1
+    tensor: Axis = 1
+
+    def __post_init__(self):
+        check_ranges("mesh", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,16 +155,19 @@ class Cluster:
     account: str = ""
     qos: str = ""
     constraint: str = ""
-    nodes: int = 1
-    tasks_per_node: int = 1
-    gpus_per_node: int = 0
-    cpus_per_task: int = 0
-    memory_gb: int = 0
-    minutes: int = 1440
-    save_seconds: int = 120
-    requeues: int = 1000
-    parallel: int = 0
+    nodes: Positive = 1
+    tasks_per_node: Positive = 1
+    gpus_per_node: Count = 0
+    cpus_per_task: Count = 0
+    memory_gb: Count = 0
+    minutes: Positive = 1440
+    save_seconds: Count = 120
+    requeues: Count = 1000
+    parallel: Count = 0
     setup: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_ranges("cluster", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +200,12 @@ class Sampling:
     num_samples: Count = 0
     max_new_tokens: Positive = 128
     temperature: Annotated[float, Range(0)] = 1.0
-    top_k: int = 0
-    top_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: Count = 0
+    top_p: Annotated[float, Range(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, Range(above=0)] = 1.0
     no_repeat_ngram_size: Count = 0
     min_new_tokens: Count = 0
-    forced_first_token: int | None = None
+    forced_first_token: MaybeCount = None
     best_of: Positive = 1
     contrast: str = ""
     draft: str = ""
@@ -248,28 +258,28 @@ class Run:
         wandb: project of Weights & Biases to log to as well; "" disables it.
     """
 
-    seed: int = 0
+    seed: Count = 0
     imports: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16"] = "float32"
     weights: Literal["int8", "fp8"] | None = None
     prng: Literal["threefry2x32", "rbg"] = "threefry2x32"
-    total_steps: int | None = None
-    total_epochs: float | None = None
-    total_examples: int | None = None
-    total_percent: float | None = None
-    log_every_steps: int | None = None
-    log_every_epochs: float | None = None
-    log_every_examples: int | None = None
-    log_every_percent: float | None = None
-    evaluate_every_steps: int | None = None
-    evaluate_every_epochs: float | None = None
-    evaluate_every_examples: int | None = None
-    evaluate_every_percent: float | None = None
-    save_every_steps: int | None = None
-    save_every_epochs: float | None = None
-    save_every_examples: int | None = None
-    save_every_percent: float | None = None
-    step_timeout_minutes: Annotated[float, Range(0)] | None = None
+    total_steps: MaybeCount = None
+    total_epochs: MaybeNumber = None
+    total_examples: MaybeCount = None
+    total_percent: MaybeNumber = None
+    log_every_steps: MaybeCount = None
+    log_every_epochs: MaybeNumber = None
+    log_every_examples: MaybeCount = None
+    log_every_percent: MaybeNumber = None
+    evaluate_every_steps: MaybeCount = None
+    evaluate_every_epochs: MaybeNumber = None
+    evaluate_every_examples: MaybeCount = None
+    evaluate_every_percent: MaybeNumber = None
+    save_every_steps: MaybeCount = None
+    save_every_epochs: MaybeNumber = None
+    save_every_examples: MaybeCount = None
+    save_every_percent: MaybeNumber = None
+    step_timeout_minutes: MaybeNumber = None
     grad_accum_steps: Positive = 1
     ema_decay: Annotated[float, Range(0, below=1)] = 0.0
     skip_nonfinite: Count = 0

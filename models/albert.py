@@ -55,11 +55,11 @@ class ALBERT(BERT):
         "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
     }
 
-    vocab_size: int = 30_000
+    vocab_size: Count = 30_000
     head: Literal["none", "pooler", "masked_lm", "pretraining", Classifier] = "pretraining"
     activation: Activation = "gelu_tanh"
-    embed_width: int = 128
-    num_groups: int = 1
+    embed_width: Count = 128
+    num_groups: Count = 1
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:

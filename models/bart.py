@@ -37,7 +37,7 @@ class BART(EncoderDecoder):
         "large": {"depth": 12, "width": 1024, "num_heads": 16},
     }
 
-    vocab_size: int = 50_265
+    vocab_size: Count = 50_265
     max_length: Count = 1024
     depth: Count = 12
     decoder_depth: Size = None

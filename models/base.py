@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from lineage.configs.registry import INHERITED, Registry, check_ranges
-from lineage.models.fields import Activation, Count, Image, Rate
+from lineage.models.fields import Activation, Count, Image, Natural, Rate
 from lineage.models.layers.position import resample
 
 MODELS = Registry("model")
@@ -259,9 +259,9 @@ class ImageModel(Model):
 
     FROM_DATA = ("num_classes", "image_size", "channels")
 
-    num_classes: int = 1000
-    image_size: int = 224
-    channels: int = 3
+    num_classes: Natural = 1000
+    image_size: Count = 224
+    channels: Count = 3
 
     reads = "images"
 

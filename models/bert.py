@@ -6,14 +6,15 @@ Its descendants are the same encoder with other settings: `roberta.py`, `distilb
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.configs.registry import Range
 from lineage.models.base import MODELS, Layers, StackModel
-from lineage.models.fields import Count, Implementation, Rate, Size
+from lineage.models.fields import Count, Epsilon, Implementation, Natural, Rate, Size
 from lineage.models.layers import Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import Learned
@@ -59,18 +60,18 @@ class BERT(StackModel):
     }
     FROM_DATA = ("vocab_size", "max_length", "head", "num_classes")
 
-    vocab_size: int = 30_522
+    vocab_size: Count = 30_522
     max_length: Count = 512
-    num_segments: int = 2
+    num_segments: Natural = 2
     depth: Count = 12
     width: Count = 768
     num_heads: Count = 12
     mlp_dim: Size = None
     head: Literal["none", "pooler", "masked_lm", "pretraining", "next_sentence", Classifier] = "pretraining"
-    num_classes: int = 2
-    epsilon: float = 1e-12
+    num_classes: Count = 2
+    epsilon: Epsilon = 1e-12
     dropout: Rate = 0.1
-    head_dropout: float | None = None
+    head_dropout: Annotated[float | None, Range(0, below=1)] = None
     attend: Implementation = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"

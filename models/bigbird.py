@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT
-from lineage.models.fields import Activation, Count
+from lineage.models.fields import Activation, Count, Natural
 from lineage.models.layers import ACTIVATIONS, Attention, BlockSparse, Mask
 
 
@@ -51,17 +51,17 @@ class BigBird(BERT):
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
-    vocab_size: int = 50_358
+    vocab_size: Count = 50_358
     max_length: Count = 4096
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "token_classification", "choice"] = (
         "pretraining"
     )
     activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
-    block_size: int = 64
-    num_random_blocks: int = 3
+    block_size: Count = 64
+    num_random_blocks: Natural = 3
     random_blocks: Literal["seeded", "first"] = "seeded"
-    seed: int = 0
+    seed: Natural = 0
 
     attention = BlockSparseAttention
     dropout_first = True

@@ -61,9 +61,9 @@ class DETR(StackModel):
     FROM_DATA = ("num_classes", "image_size")
 
     backbone: Model
-    num_classes: int = 91
-    image_size: int = 800
-    num_queries: int = 100
+    num_classes: Count = 91
+    image_size: Count = 800
+    num_queries: Count = 100
     depth: Count = 6
     decoder_depth: Size = None
     width: Count = 256

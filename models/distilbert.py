@@ -6,7 +6,7 @@ import jax
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
-from lineage.models.fields import Count
+from lineage.models.fields import Count, Natural
 
 
 @MODELS.register("distilbert")
@@ -15,7 +15,7 @@ class DistilBERT(BERT):
 
     VARIANTS: ClassVar = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 
-    num_segments: int = 0
+    num_segments: Natural = 0
     depth: Count = 6
     head: Literal["none", "masked_lm", Classifier] = "masked_lm"
 

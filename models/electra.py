@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Size
 from lineage.models.layers import ACTIVATIONS, Linear, gelu
 
 
@@ -32,7 +33,7 @@ class ELECTRA(BERT):
     }
 
     head: Literal["none", "masked_lm", "replaced", Classifier] = "replaced"
-    embed_width: int | None = None
+    embed_width: Size = None
 
     pooler_activation = words_activation = staticmethod(gelu)
 

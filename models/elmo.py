@@ -34,10 +34,10 @@ class ELMo(Model):
     }
     FROM_DATA = ("vocab_size",)
 
-    vocab_size: int
+    vocab_size: Count
     depth: Count = 2
     width: Count = 512
-    cell_dim: int = 4096
+    cell_dim: Count = 4096
     dropout: Rate = 0.1
 
     outputs = ("both_directions",)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import DecoderOnly
-from lineage.models.fields import Activation, Count, Implementation, Positions, Size, Tokens
+from lineage.models.fields import Activation, Count, Epsilon, Implementation, Positions, Size, Tokens
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned
 
@@ -31,14 +31,14 @@ class GPT(DecoderOnly):
 
     takes_segments = True
 
-    vocab_size: int = 50_257
+    vocab_size: Count = 50_257
     max_length: Count = 1024
     depth: Count = 12
     width: Count = 768
     num_heads: Count = 12
     mlp_dim: Size = None
     activation: Activation = "gelu_tanh"
-    epsilon: float = 1e-5
+    epsilon: Epsilon = 1e-5
     use_bias: bool = True
     attend: Implementation = "auto"
 

@@ -6,13 +6,14 @@ in groups (grouped-query attention), and `window` limits attention to the last t
 
 import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 
+from lineage.configs.registry import Range
 from lineage.models.base import MODELS
 from lineage.models.decoder import DecoderOnly
-from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.fields import Activation, Count, Epsilon, Implementation, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm, Stack
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 
@@ -50,23 +51,23 @@ class Llama(DecoderOnly):
 
     takes_segments = True
 
-    vocab_size: int = 32_000
+    vocab_size: Count = 32_000
     max_length: Count = 4096
     depth: Count = 32
     width: Count = 4096
     num_heads: Count = 32
-    num_kv_heads: int | None = None
-    head_size: int | None = None
+    num_kv_heads: Size = None
+    head_size: Size = None
     mlp_dim: Size = None
     window: Size = None
     tied: bool = False
-    rope_base: float = 10_000.0
+    rope_base: Annotated[float, Range(above=1)] = 10_000.0
     rope_scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
-    rope_factor: float = 1.0
-    rope_length: int | None = None
-    rope_turns: tuple[float, float] = (1.0, 4.0)
+    rope_factor: Annotated[float, Range(1)] = 1.0
+    rope_length: Size = None
+    rope_turns: Annotated[tuple[float, float], Range(above=0)] = (1.0, 4.0)
     activation: Activation = "silu"
-    epsilon: float = 1e-5
+    epsilon: Epsilon = 1e-5
     attend: Implementation = "auto"
 
     @property

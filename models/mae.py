@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
 from lineage.models.base import MODELS, Layers
-from lineage.models.fields import Count, Image, Natural, Size
+from lineage.models.fields import Count, Image, Natural, Rate, Size
 from lineage.models.layers import patches, sincos_2d
 from lineage.models.vit import ViT
 
@@ -27,9 +27,9 @@ class MAE(ViT):
     VARIANTS["mu"] = VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4}
     FROM_DATA = ("image_size", "channels", "mask_rate")
 
-    num_classes: int = 0
+    num_classes: Natural = 0
     position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
-    mask_rate: float = 0.75
+    mask_rate: Rate = 0.75
     normalized: bool = True
     decoder_depth: Natural = 8
     decoder_width: Count = 512

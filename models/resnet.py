@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
-from lineage.models.fields import Count, Counts, Image
+from lineage.models.fields import Count, Counts, Epsilon, Image
 from lineage.models.layers.norm import BatchNorm, standardize
 
 WIDTHS = (256, 512, 1024, 2048)
@@ -46,16 +46,16 @@ class ResNet(ImageModel):
         "bit101": {"depths": (3, 4, 23, 3), "widths": WIDTHS, **BIT},
     }
     depths: Counts = (3, 4, 6, 3)
-    widths: tuple[int, ...] = WIDTHS
+    widths: Counts = WIDTHS
     stem: Literal["imagenet", "small"] = "imagenet"
-    stem_width: int = 64
+    stem_width: Count = 64
     bottleneck: bool = True
     preactivation: bool = False
     norm: Literal["batch", "group"] = "batch"
-    groups: int = 32
+    groups: Count = 32
     frozen: bool = False
     padding: Literal["symmetric", "same"] = "symmetric"
-    epsilon: float = 1e-5
+    epsilon: Epsilon = 1e-5
 
     has_feature_maps = True
     input_parameters = "^(stem_conv|outer_norm)/"

@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Count, Epsilon, Natural
 from lineage.models.layers.mlp import gelu
 
 
@@ -20,11 +21,11 @@ class RoBERTa(BERT):
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
-    vocab_size: int = 50_265
-    num_segments: int = 1
+    vocab_size: Count = 50_265
+    num_segments: Natural = 1
     head: Literal["none", "pooler", "masked_lm", Classifier] = "masked_lm"
-    epsilon: float = 1e-5
-    pad_id: int = 1
+    epsilon: Epsilon = 1e-5
+    pad_id: Natural = 1
 
     words_activation = staticmethod(gelu)
 
@@ -42,4 +43,4 @@ class RoBERTa(BERT):
 class XLMR(RoBERTa):
     """RoBERTa with a vocabulary for 100 languages."""
 
-    vocab_size: int = 250_002
+    vocab_size: Count = 250_002

@@ -16,7 +16,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
-from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Tokens, TokensMask
+from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Size, Tokens, TokensMask
 from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
 
@@ -59,11 +59,11 @@ class Seq2Seq(Model):
     }
     FROM_DATA = ("vocab_size",)
 
-    vocab_size: int
+    vocab_size: Count
     cell: Literal["rnn", "gru", "lstm"] = "gru"
     depth: Count = 1
     width: Count = 1000
-    embed_width: int | None = None
+    embed_width: Size = None
     bidirectional: bool = True
     attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
     span: Literal["global", "monotonic", "predictive"] = "global"

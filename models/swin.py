@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import Count, Counts, Image, Rate
+from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positive, Rate
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 
@@ -63,9 +63,9 @@ class Swin(ImageModel, StackModel):
     num_heads: Counts = (3, 6, 12, 24)
     window: Count = 7
     version: Literal["v1", "v2"] = "v1"
-    trained_windows: tuple[int, ...] = ()
-    mlp_ratio: float = 4.0
-    epsilon: float = 1e-5
+    trained_windows: Naturals = ()
+    mlp_ratio: Positive = 4.0
+    epsilon: Epsilon = 1e-5
     stochastic_depth: Rate = 0.0
 
     has_feature_maps = True

@@ -12,7 +12,17 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Size, Tokens
+from lineage.models.fields import (
+    Activation,
+    Count,
+    Epsilon,
+    Implementation,
+    Inputs,
+    InputsMask,
+    Positions,
+    Size,
+    Tokens,
+)
 from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import RelativeBuckets
@@ -49,20 +59,20 @@ class T5(EncoderDecoder):
         "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
     }
 
-    vocab_size: int = 32_128
+    vocab_size: Count = 32_128
     depth: Count = 6
     decoder_depth: Size = None
     width: Count = 512
     num_heads: Count = 8
-    head_size: int = 64
-    mlp_dim: int = 2048
+    head_size: Count = 64
+    mlp_dim: Count = 2048
     activation: Activation = "relu"
     gated: bool = False
     tied: bool = True
     scale_decoder_outputs: bool | None = None
-    buckets: int = 32
-    max_distance: int = 128
-    epsilon: float = 1e-6
+    buckets: Count = 32
+    max_distance: Count = 128
+    epsilon: Epsilon = 1e-6
     attend: Implementation = "auto"
 
     FROM_DATA = ("vocab_size",)

@@ -14,7 +14,19 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Implementation, Inputs, InputsMask, Positions, Rate, Size, Tokens
+from lineage.models.fields import (
+    Activation,
+    Count,
+    Epsilon,
+    Implementation,
+    Inputs,
+    InputsMask,
+    Natural,
+    Positions,
+    Rate,
+    Size,
+    Tokens,
+)
 from lineage.models.layers import Attention, Block, Dropout, Embed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
@@ -42,7 +54,7 @@ class Transformer(EncoderDecoder):
         "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
     }
 
-    vocab_size: int
+    vocab_size: Count
     max_length: Count = 512
     depth: Count = 6
     width: Count = 512
@@ -51,10 +63,10 @@ class Transformer(EncoderDecoder):
     activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
     norm: Literal["layer", "rms", "batch", "power"] = "layer"
-    norm_warmup: int = 4000
-    epsilon: float = 1e-6
+    norm_warmup: Natural = 4000
+    epsilon: Epsilon = 1e-6
     position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"
-    max_distance: int = 16
+    max_distance: Count = 16
     dropout: Rate = 0.1
     attend: Implementation = "auto"
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
-from lineage.models.fields import Activation, Count, Counts, Logits, Natural, Positions, Rate, Size, Tokens
+from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
 from lineage.models.layers.adaptive import AdaptiveEmbed
@@ -142,7 +142,7 @@ class TransformerXL(DecoderOnly):
         "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
     }
 
-    vocab_size: int = 267_735
+    vocab_size: Count = 267_735
     max_length: Count = 150
     memory_length: Natural = 150
     same_length: bool = False
@@ -154,7 +154,7 @@ class TransformerXL(DecoderOnly):
     num_heads: Count = 10
     mlp_dim: Size = None
     activation: Activation = "relu"
-    epsilon: float = 1e-5
+    epsilon: Epsilon = 1e-5
     attention_dropout: Rate = 0.0
 
     @property

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.configs.registry import Range
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
-from lineage.models.fields import Count, Image, Implementation, Natural, Rate, Size
+from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Natural, Rate, Size
 from lineage.models.layers import Attention, BatchNorm, Block, Dropout, LayerNorm, PatchEmbed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
@@ -58,11 +58,11 @@ class ViT(ImageModel, StackModel):
     position: Literal["none", "1d", "2d", "relative", "sincos2d", "mae"] = "1d"
     pooling: Literal["token", "gap", "map", "tokens"] = "token"
     head: Literal["linear", "mlp", "probe"] = "linear"
-    hybrid: tuple[int, ...] = ()
+    hybrid: Counts = ()
     num_registers: Natural = 0
     layer_scale: Annotated[float, Range(0)] = 0.0
     qk_norm: bool = False
-    epsilon: float = 1e-6
+    epsilon: Epsilon = 1e-6
     attention_dropout: Rate = 0.0
     stochastic_depth: Rate = 0.0
     attend: Implementation = "auto"

@@ -23,6 +23,7 @@ Pictures = dict[str, dict[str, Any]]  # name of an artifact -> its arrays
 # Types of options, with their ranges.
 Count = Annotated[int, Range(0)]
 Weight = Annotated[float, Range(0)]
+Weights = Annotated[tuple[float, ...], Range(0)]
 Smoothing = Annotated[float, Range(0, below=1)]
 Rate = Annotated[float, Range(above=0, below=1)]
 

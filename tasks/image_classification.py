@@ -15,7 +15,7 @@ from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_images
-from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight
+from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight, Weights
 from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 from lineage.tasks.prediction import probabilities_of, ranked
@@ -107,7 +107,7 @@ class DistilledImageClassification(ImageClassification):
     binary: ClassVar[bool] = False  # not an option
 
     temperature: Weight = 0.0
-    weights: tuple[float, ...] = (0.5, 0.5)
+    weights: Weights = (0.5, 0.5)
 
     def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         if not (self.mixup or self.cutmix):

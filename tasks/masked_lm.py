@@ -20,7 +20,7 @@ from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Result, Sizes, Weight
+from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Result, Sizes, Weight, Weights
 from lineage.tasks.losses import divergence, token_loss, weighted
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import DocumentTask, mean_hidden
@@ -140,7 +140,7 @@ class MaskedLMDistillation(MaskedLM):
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     temperature: Weight = 2.0
-    weights: tuple[float, ...] = (5.0, 2.0, 1.0)
+    weights: Weights = (5.0, 2.0, 1.0)
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
         hidden, logits = hidden_and_logits(teacher, batch)

@@ -15,7 +15,7 @@ from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes
+from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes, Weights
 from lineage.tasks.images import ImageTask, to_pixels
 from lineage.tasks.matching import set_loss
 
@@ -53,7 +53,7 @@ class ObjectDetection(ImageTask):
 
     shorter_side: Count = 0
     max_boxes: Annotated[int, Range(1)] = 100
-    weights: tuple[float, ...] = (1.0, 5.0, 2.0)
+    weights: Weights = (1.0, 5.0, 2.0)
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Registry, check_ranges
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.configs.run import check_expressions, check_matches
 
 ADAPTERS: Registry = Registry("adapter")
@@ -173,11 +173,11 @@ class LoRA(MatrixAdapter):
     """
 
     own = "lora"
-    rank: int = 8
-    alpha: float = 16.0
+    rank: Annotated[int, Range(1)] = 8
+    alpha: Annotated[float, Range(0)] = 16.0
 
     def _init_matrix(self, matrix, key):
-        if not 1 <= self.rank <= matrix.full_rank:
+        if self.rank > matrix.full_rank:
             raise ValueError(
                 f"adapter.rank is {self.rank}: for {matrix.owner}/kernel it must be 1 to {matrix.full_rank}."
             )

@@ -37,7 +37,9 @@ class Windows(ExampleSource):
 
     def __init__(self, tokens: np.ndarray | Shards, length: int, stride: int = 0, once: bool = False):
         self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
-        if length < 1 or not 1 <= self.stride <= length:
+        if length < 1:
+            raise ValueError(f"task.sequence_length is {length}: it must be at least 1.")
+        if not 1 <= self.stride <= length:
             given = f"task.sequence_length is {length} and the stride {self.stride}"
             raise ValueError(f"{given}: the stride must be at least 1 and at most the length.")
         if len(tokens) < 2:

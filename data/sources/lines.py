@@ -100,8 +100,8 @@ class BIO(TaggedFiles):
     CoNLL-2003 (eng.train, eng.testa and eng.testb).
 
     Attributes:
-        word_column: column of the word, from 0 on; -1: the last one.
-        tag_column: column of the tag, from 0 on; -1: the last one.
+        word_column: column of the word, from 0 on; negative: counted from the last one, -1.
+        tag_column: column of the tag, counted in the same way.
     """
 
     word_column: int = 0

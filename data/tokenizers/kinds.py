@@ -75,7 +75,7 @@ class VocabularyKind(TokenizerKind):
         vocab_size: number of tokens, special tokens included.
     """
 
-    vocab_size: int = 0
+    vocab_size: Annotated[int, Range(0)] = 0
 
     alphabet: ClassVar[int] = 1  # the minimum number of tokens that are not special
 

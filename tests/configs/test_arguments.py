@@ -74,7 +74,7 @@ def test_config_shows_every_key(capsys):
     config, _ = cli.load("vit_digits")
     shown = [line.split(" = ")[0] for line in lines if not line.startswith(" ")]
     assert shown == list(schema.describe(config, {}))
-    assert "seed = 3  [int, default 0]" in lines
+    assert "seed = 3  [int, 0 or more, default 0]" in lines
     assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
     assert "model.patch_size = 2  [int, 1 or more, default 16]" in lines
     documented = schema.documentation(base.classes(config)["model"])["pooling"].split()[:4]

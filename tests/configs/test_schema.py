@@ -166,6 +166,7 @@ def test_every_model_key_is_documented(name):
         (Range(1), "1 or more", (1, 2.5, (1, 3), None), (0.9, (1, 0), math.nan)),
         (Range(above=0, below=1), "above 0 and below 1", (0.5, ()), (0, 1)),
         (Range(0, high=1), "0 or more and at most 1", (0, 1), (-0.1, 1.1, math.inf)),
+        (Range(1, other=-1), "1 or more, or -1", (1, -1), (0, -2)),
     ],
 )
 def test_ranges(allowed, text, inside, outside):

@@ -58,10 +58,15 @@ def test_stride_one_gives_every_offset():
     assert windows[89]["targets"].tolist() == list(range(90, 100))
 
 
-@pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
+@pytest.mark.parametrize(("length", "stride"), [(4, 5), (4, -1)])
 def test_invalid_strides_raise(length, stride):
     with pytest.raises(ValueError, match=f"sequence_length is {length} and the stride {stride}"):
         Windows(np.arange(10), length, stride)
+
+
+def test_windows_without_tokens_raise():
+    with pytest.raises(ValueError, match=r"^task.sequence_length is 0: it must be at least 1.$"):
+        Windows(np.arange(10), 0)
 
 
 def test_too_short_texts_raise():

@@ -183,7 +183,7 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
         (lambda: make_mesh(3, 2), r"a mesh of data=3, fsdp=2, context=1, tensor=1 does not fit 8 devices"),
         (lambda: make_mesh(-1, 3), r"data=-1, fsdp=3, context=1, tensor=1 does not fit 8 devices"),
         (lambda: make_mesh(-1, -1), r"data=-1, fsdp=-1, context=1, tensor=1 does not fit 8 devices"),
-        (lambda: make_mesh(0, 8), r"data=0, fsdp=8, context=1, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(0, 8), r"mesh.data is 0: it must be 1 or more, or -1"),
         (lambda: shardings({}, [("kernel", ("model",))], make_mesh()), r"names 'model': mesh axes are data, fsdp"),
         (lambda: check_batch(12, make_mesh(4, 2)), r"12 examples does not divide over 8 devices.*multiple of 8"),
         (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 accumulated parts.*multiple of 8"),

@@ -58,6 +58,9 @@ class Optimizer:
         check_expressions("optimizer.no_decay", self.no_decay)
         check_expressions("optimizer.frozen", self.frozen)
         check_expressions("optimizer.lr_multipliers", self.lr_multipliers, paired=True)
+        for pattern, factor in self.lr_multipliers:
+            if not (isinstance(factor, int | float) and factor >= 0):
+                raise ValueError(f"optimizer.lr_multipliers has {factor!r} for {pattern!r}: it must be 0 or more.")
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         """Return the update rule, before weight decay and learning rates."""
