@@ -119,6 +119,7 @@ def replace(config: ConfigDict, **parts: str) -> None:
 
 def classes(config: ConfigDict) -> dict[str, type]:
     """Return the dataclass behind each section of a config, by the section's dotted key; "" is the config itself."""
-    found = {"": Run} | {part: registry[config[part].name] for part, registry in REGISTRIES.items()}
-    found |= {key: hint for key, hint in field_types(Run).items() if is_dataclass(hint)}
+    found = {"": Run} | {key: hint for key, hint in field_types(Run).items() if is_dataclass(hint)}
+    for part, registry in REGISTRIES.items():
+        found |= schema.classes(registry, config[part], part)
     return found | {f"evaluators.{name}": EVALUATORS[one.name] for name, one in config.evaluators.items()}

@@ -138,7 +138,7 @@ class Cluster:
     """Resources of a SLURM job; "" and 0: the default of the cluster.
 
     Attributes:
-        partition, account, qos, constraint: as for sbatch.
+        partition, account, qos, constraint: option of sbatch of the same name.
         nodes: number of nodes.
         tasks_per_node: processes of the run on a node: one for each GPU, or one for all.
         gpus_per_node: number of GPUs of a node.

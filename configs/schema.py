@@ -14,6 +14,7 @@ from ml_collections.config_dict import placeholder
 from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
 
 UNITS = ("steps", "epochs", "examples", "percent")  # of durations
+NAME = "Registered name of the class:"
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
 
@@ -156,7 +157,8 @@ def readable(hint: Any, limits: Range | None = None) -> str:
     if limits:
         return f"{readable(hint)}, {limits}"
     if allowed := choices(hint):
-        return " | ".join(map(repr, allowed))
+        optional = [None] if types.NoneType in typing.get_args(hint) else []
+        return " | ".join(map(repr, [*allowed, *optional]))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(readable(part) for part in typing.get_args(hint))
     return "None" if hint is types.NoneType else getattr(hint, "__name__", str(hint))
@@ -205,6 +207,15 @@ def tuples(value: Any) -> Any:
     return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
+def classes(registry: Registry, section: ConfigDict, key: str) -> dict[str, type]:
+    """Return the class of a section and of the sections in it, such as a detector's backbone, by their dotted keys."""
+    found = {key: registry[section.name]}
+    for name, value in section.items():
+        if isinstance(value, ConfigDict):
+            found |= classes(registry, value, f"{key}.{name}")
+    return found
+
+
 def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> dict[str, tuple[Key, Any]]:
     """Return every key of a config, or of its section `section`, with its value, by its dotted name.
 
@@ -213,6 +224,9 @@ def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "")
             have neither a default nor documentation.
     """
     known = {key.name: key for key in keys(classes[section])} if section in classes else {}
+    if section in classes and "name" in config:
+        summary = (inspect.getdoc(classes[section]) or "").partition("\n")[0]
+        known["name"] = Key("name", "str", None, f"{NAME} {summary}")
     found: dict[str, tuple[Key, Any]] = {}
     for name, field in config.items(preserve_field_references=True):
         path = f"{section}.{name}" if section else name

@@ -29,7 +29,8 @@ class BART(EncoderDecoder):
         embed_norm: whether the embeddings are normalized; Marian's are not.
         logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
         dropout: rate on embeddings and the output of each sublayer.
-        attention_dropout, activation_dropout: rates on attention weights and on hidden layers.
+        attention_dropout: rate on the attention weights.
+        activation_dropout: rate on the hidden layers of the MLPs.
     """
 
     VARIANTS: ClassVar = {

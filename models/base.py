@@ -91,7 +91,7 @@ class Model(nn.Module):
         mlp_dim: width of the hidden layer of the MLPs, F; None: 4 D.
         patch_size: side of a patch, in pixels.
         vocab_size: number of tokens, V.
-        max_length: length of the longest sequence, in tokens; None: unlimited.
+        max_length: length of the longest sequence, in tokens; a model without this key has no limit.
         epsilon: constant added to the variance in every norm.
         attend: attention implementation: "auto" chooses a fast kernel for the platform that runs the program (TPU, or
             NVIDIA GPU in 16-bit precision); "portable" is the same program everywhere; "dense" computes all weights.

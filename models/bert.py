@@ -44,8 +44,9 @@ class BERT(StackModel):
 
     Attributes:
         num_segments: number of segments that embeddings tell apart; 0 disables them.
-        head: task, see above.
-        num_classes: V of "classification" and "token_classification".
+        head: output: "none" the last hidden states, "pooler" also the pooled vector of the first token, all others the
+            logits of the task of that name.
+        num_classes: number of classes of "classification" and "token_classification", V.
         head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None:
             `dropout`.
     """

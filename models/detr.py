@@ -50,7 +50,8 @@ class DETR(StackModel):
         image_size: side of the training images, in pixels.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
         mlp_dim: width of the hidden layer of the MLPs, F; None: 8 D.
-        placement: see `Block`; with "pre" the encoder's output is normalized too.
+        placement: "post" normalizes the sum of a sublayer's input and output, "pre" the input of each sublayer and the
+            output of the encoder. The output of the decoder is normalized in both cases.
         dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 

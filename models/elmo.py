@@ -21,9 +21,9 @@ class ELMo(Model):
     The published models clip memories and outputs to -3..3; this one does not.
 
     Attributes:
-        depth: L, LSTMs of each direction, with residual connections.
-        width: D, of the embeddings and of the output of each LSTM.
-        cell_dim: F, size of the LSTMs' memories.
+        depth: number of LSTMs of each direction, L, with residual connections.
+        width: size of the embeddings and of the output of each LSTM, D.
+        cell_dim: size of the LSTMs' memories, F.
         dropout: rate on the inputs of each LSTM and of the output layer.
     """
 

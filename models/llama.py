@@ -33,8 +33,14 @@ class Llama(DecoderOnly):
         window: number of tokens that each one attends to, itself included; None: all.
         tied: whether the embedding is the output projection too.
         rope_base: the slowest rotary frequency is about 1 / base.
-        rope_scaling, rope_factor, rope_length, rope_turns: how the frequencies are slowed for sequences `rope_factor`
-            times as long as the training's `rope_length`, see `stretched`; "default" leaves them.
+        rope_scaling: change of the rotary frequencies for sequences longer than those of the pre-training: "linear"
+            divides all by `rope_factor` (arXiv 2306.15595), "llama3" and "yarn" the lower ones (arXiv 2309.00071),
+            "default" none.
+        rope_factor: ratio of the length of the longest sequences to `rope_length`.
+        rope_length: length of the sequences of the pre-training, in tokens; None: `max_length`.
+        rope_turns: with "llama3" and "yarn", two numbers of turns within `rope_length`: frequencies with fewer turns
+            than the first are divided by `rope_factor`, those with more than the second are unchanged, and those in
+            between are interpolated.
     """
 
     VARIANTS: ClassVar = {

@@ -19,8 +19,10 @@ class MAE(ViT):
     Attributes:
         mask_rate: fraction of the patches that is masked: the encoder is given int(P (1 - mask_rate)) patches.
         normalized: whether the target of a patch is normalized by the mean and standard deviation of its pixels.
-        decoder_depth, decoder_width, decoder_num_heads, decoder_mlp_dim: L, D, H and F of the decoder; mlp_dim None is
-            4 D; depth 0 leaves the decoder out.
+        decoder_depth: number of layers of the decoder; 0 leaves the decoder out.
+        decoder_width: size of the hidden states of the decoder.
+        decoder_num_heads: number of attention heads of the decoder.
+        decoder_mlp_dim: width of the hidden layer of the decoder's MLPs; None: 4 times `decoder_width`.
     """
 
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "B", "L", "H")}

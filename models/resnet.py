@@ -26,7 +26,8 @@ class ResNet(ImageModel):
     """An image classifier, for images of any size.
 
     Attributes:
-        depths, widths: blocks and channels of each stage; each but the first halves the resolution.
+        depths: number of blocks of each stage; each stage but the first halves the resolution.
+        widths: number of output channels of each stage.
         stem: "imagenet" is a 7x7 convolution and a pooling, to a quarter of the resolution; "small" is a 3x3
             convolution at the whole resolution.
         stem_width: channels of the stem.

@@ -38,15 +38,15 @@ class Swin(ImageModel, StackModel):
     `image_size` instead, because its biases depend on the size of the window.
 
     Attributes:
-        depths, num_heads: layers and heads of each stage; a stage has half the resolution and twice the width of the
-            one before.
-        width: D of the first stage.
+        depths: number of layers of each stage; a stage has half the resolution and twice the width of the one before.
+        width: size of the hidden states of the first stage, D.
+        num_heads: number of attention heads of each stage.
         window: side of a window, in tokens.
         version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
             sublayers' outputs.
         trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0 or (): the
             current windows.
-        mlp_ratio: F / D.
+        mlp_ratio: ratio of the width of the hidden layer of an MLP to that of its input, F / D.
         epsilon: constant added to the variance in the blocks; it is 1e-5 for patches and merged patches.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
         stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.

@@ -37,12 +37,14 @@ class T5(EncoderDecoder):
     Sequences may have any length. The decoder starts with token 0, the padding.
 
     Attributes:
-        head_size: C; H x C need not be D.
+        head_size: channels per head, C; H x C need not be D.
         gated: whether the hidden layer is multiplied by a second projection.
         tied: whether the embedding is the output projection too.
         scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None:
             `tied`.
-        buckets, max_distance: options of the relative positions, see `RelativeBuckets`.
+        buckets: number of ranges of distances between tokens, each of which has a learned bias of the attention scores:
+            for both directions together in the encoder, for the tokens before each one in the decoder.
+        max_distance: distance from which on all tokens share the last bucket.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
     """
 

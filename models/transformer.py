@@ -41,10 +41,10 @@ class Transformer(EncoderDecoder):
 
     Attributes:
         placement: norm after each residual addition ("post"), or before each sublayer and after each stack ("pre").
-        norm: "layer", "rms", "batch" or "power"; the last two have statistics over tokens, padding of the output
-            included.
+        norm: kind of the norms: "layer", "rms", "batch" or "power"; the last two have statistics over tokens, padding
+            of the output included.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
-        position: "sinusoidal", "learned", "relative" or "rotary".
+        position: representation of positions: "sinusoidal", "learned", "relative" or "rotary".
         max_distance: largest distance that relative positions tell apart.
     """
 

@@ -35,7 +35,9 @@ class ViT(ImageModel, StackModel):
         hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches
             (section 3.1); () cuts the image. `patch_size` is in pixels of the image, here too.
         num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
-        layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
+        layer_scale: initial value of a learned vector that multiplies the output of each sublayer (arXiv 2103.17239);
+            0 disables it.
+        qk_norm: whether LayerNorm is applied to the queries and keys of each head (arXiv 2302.05442, section 2.1).
         epsilon: constant added to the variance; 1e-6 in the checkpoints of the paper, 1e-12 in `transformers`.
         dropout: rate on embeddings, hidden layers and the output of each sublayer.
         attention_dropout: rate on the attention weights; 0 in the paper (appendix B.1).

@@ -29,7 +29,7 @@ class ObjectDetection(ImageTask):
     """Predict the boxes and the classes of the objects of an image, as a set (DETR, arXiv 2005.12872).
 
     Attributes:
-        image_size: height and width that images are padded to, in pixels; 0: 64.
+        image_size: height and width that images are padded to, in pixels; 0 stands for 64.
         shorter_side: shorter side of images, in pixels, if the longer side then fits into `image_size`; 0: as large as
             fits.
         max_boxes: maximum number of objects in an image.

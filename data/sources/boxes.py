@@ -80,7 +80,7 @@ class VOC(PathSource):
     the training images, sorted. The pixels of an image are numbered from 1 on, and those on the edges are in the box.
 
     Attributes:
-        path: such a folder, as VOCdevkit/VOC2007, or one of several, as VOCdevkit, whose sets are joined.
+        path: folder of a year, such as VOCdevkit/VOC2007, or of several, such as VOCdevkit, whose sets are joined.
         train_set: name of the training set, such as trainval.
         validation_set: name of the validation set; "": none.
         test_set: name of the test set; "": none. The default is left out where there is no such set.

@@ -101,7 +101,7 @@ class BIO(TaggedFiles):
 
     Attributes:
         word_column: column of the word, from 0 on; negative: counted from the last one, -1.
-        tag_column: column of the tag, counted in the same way.
+        tag_column: column of the tag, from 0 on; negative: counted from the last one, -1.
     """
 
     word_column: int = 0

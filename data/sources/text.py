@@ -27,8 +27,8 @@ class Text(SplitFiles):
 
     Attributes:
         path: training data: a file, a folder (read with its subfolders) or a glob.
-        validation_path: validation data, likewise; "": hold out a part of the training text.
-        test_path: test data, likewise; "": none.
+        validation_path: validation data: a file, a folder or a glob; "": hold out a part of the training text.
+        test_path: test data: a file, a folder or a glob; "": none.
         validation_fraction: fraction of the training text that is held out where there is no `validation_path`,
             by file if there are enough files; 0: none.
         max_bytes: maximum number of bytes to read for each split, in whole files; 0: no limit.

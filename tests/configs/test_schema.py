@@ -1,6 +1,7 @@
 """Config sections from dataclasses: keys, defaults, variants, choices, documentation."""
 
 import math
+import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, ClassVar, Literal
 
@@ -8,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from lineage import models
-from lineage.configs import schema
+from lineage.configs import base, cli, schema
 from lineage.configs.registry import Range, Registry, check_ranges, field_types, from_data, variants
 
 THINGS = Registry("thing")
@@ -173,6 +174,27 @@ def test_ranges(allowed, text, inside, outside):
     assert str(allowed) == text
     assert all(value in allowed for value in inside)
     assert not any(value in allowed for value in outside)
+
+
+@pytest.mark.parametrize("name", cli.experiments())
+def test_every_key_of_an_experiment_is_documented(name):
+    config, _ = cli.load(f"{name}:cola" if name == "bert_glue" else name)
+    described = schema.describe(config, base.classes(config))
+    texts = {path: key.documentation.removeprefix(schema.NAME).strip() for path, (key, _) in described.items()}
+    assert [path for path, text in texts.items() if not text or re.search("^see |see above|likewise", text)] == []
+
+
+def test_keys_of_a_backbone_are_described_by_its_class():
+    config, _ = cli.load("detr_shapes")
+    key, value = schema.describe(config, base.classes(config))["model.backbone.stem_width"]
+    assert value == config.model.backbone.stem_width
+    assert key.type == "int, 1 or more"
+    assert key.documentation == schema.documentation(models.MODELS["resnet"])["stem_width"]
+
+
+def test_optional_choices_show_none():
+    assert schema.readable(Literal["dots", "full"] | None) == "'dots' | 'full' | None"
+    assert schema.readable(Literal["dots", "full"]) == "'dots' | 'full'"
 
 
 def test_keys_show_their_range():

@@ -22,7 +22,7 @@ class Schedule:
     Attributes:
         learning_rate: peak of the learning rate.
         warmup_steps, warmup_epochs, warmup_examples: length of the warm-up, which is part of the run, in one unit.
-        warmup_percent: the same in percent of the run.
+        warmup_percent: length of the warm-up in percent of the run.
     """
 
     learning_rate: NonNegative = 1e-3
