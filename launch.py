@@ -21,7 +21,7 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.folder import CONFIG, LAUNCH, displayed, last_step, plain, saved_config
+from lineage.runs.folder import CONFIG, LAUNCH, default_workdir, displayed, folder_of, last_step, plain, saved_config
 from lineage.runs.process import PREEMPTED
 from lineage.runs.supervisor import SUPERVISED, supervise
 
@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, changes = parse(arguments, displayed(LAUNCH))
     given = vars(options)
     options.line = displayed([*LAUNCH, *arguments])
-    options.named = given.get("config") or given.get("experiment")
+    experiment = given.get("experiment")
+    options.named = given.get("config") or experiment
     options.file = options.named or DEFAULT  # name or path of the experiment
-    folders = filter(None, [given.get("workdir"), given.get("run"), *given.get("folders", ())])
+    run = experiment if experiment and Path(experiment, CONFIG).is_file() else folder_of(given.get("run"))
+    folders = filter(None, [given.get("workdir"), run, *given.get("folders", ())])
     is_sweep = options.command == "sweep" or given.get("sweep", False)
     workdir = next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
     if given.get("max_restarts") and SUPERVISED not in os.environ:
@@ -95,12 +97,6 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
     cli.override(config, changes, saved_config(path.parent) if last_step(path.parent) else None)
     return config, sweep
-
-
-def default_workdir(file: str) -> str:
-    """Return outputs/CONFIG or outputs/CONFIG_ARGUMENT, with underscores for the slashes of the argument."""
-    path, _, argument = file.partition(":")
-    return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:

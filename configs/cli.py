@@ -164,7 +164,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
     `saved` by the run to resume, if that began with it.
 
     Raises:
-        ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
+        ValueError: a key is unknown (the message names the nearest one and lists the keys of its section), or a value
             has the wrong type.
     """
     for module in typed("imports", changes.get("imports", ()), tuple, optional=False):
@@ -189,18 +189,19 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = did_you_mean(key, schema.describe(config, {})) or _listed("the config", config)
+        hint = did_you_mean(key, schema.describe(config, {})) or "." + _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
         elsewhere = [other for other in schema.describe(config, {}) if other.endswith(f".{name}")]
         near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
-        hint = f": did you mean {near[0]!r}?" if near else _listed(".".join(sections) or "the config", section)
-        raise ValueError(f"unknown config key {key!r}{hint}")
+        hint = f": did you mean {near[0]!r}?" if near else "."
+        listed = _listed(".".join(sections), section) if sections else "" if near else _listed("the config", section)
+        raise ValueError(f"unknown config key {key!r}{hint}{listed}")
     if isinstance(section[name], ConfigDict):
         raise ValueError(f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}.")
     return section, name
 
 
 def _listed(name, section):
-    return f": the keys of {name} are {', '.join(section)}."
+    return f" The keys of {name} are {', '.join(section)}."

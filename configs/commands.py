@@ -43,6 +43,7 @@ def _option(usage: str, text: str, **settings: Any) -> Option:
 
 TRACEBACK = _option("--traceback", "show where in the code an error was raised")
 CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG; also the folder of a run", nargs="?")
+RUN = _option("run RUN", "folder of the run (the same as --workdir), or NAME for outputs/NAME", nargs="?")
 BEST = "checkpoint to use (default latest; best: by the config's checkpoint.best)"
 CHECKPOINT = _option("--checkpoint", BEST, choices=("latest", "best"), default="latest")
 FOLDERS = (
@@ -86,11 +87,13 @@ COMMANDS = {
         "Train a model, or continue an interrupted run.",
         (
             "train",
-            "train --config=gpt_stdlib --workdir=outputs/gpt",
-            "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
-            "train --config=gpt_stdlib --workdir=outputs/gpt --max-restarts=5",
+            "train gpt_stdlib --workdir=outputs/gpt",
+            "train outputs/gpt",
+            "train gpt_stdlib --config.model.width=256 --config.total_steps=500",
+            "train gpt_stdlib --workdir=outputs/gpt --max-restarts=5",
         ),
         (
+            CONFIG,
             _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
             _option("--debug-nans", "stop at the operation that makes the first nan (slow)"),
             _option(
@@ -104,17 +107,17 @@ COMMANDS = {
     ),
     "evaluate": Command(
         "Print the metrics of a trained model on every split.",
-        ("evaluate --workdir=outputs/gpt", "evaluate --workdir=outputs/gpt --checkpoint=best"),
-        (CHECKPOINT,),
+        ("evaluate gpt_stdlib", "evaluate outputs/gpt --checkpoint=best"),
+        (RUN, CHECKPOINT),
         (EXPERIMENT, PROCESSES),
     ),
     "generate": Command(
         "Generate text with a trained model.",
         (
-            'generate --workdir=outputs/gpt --prompt="import "',
-            "generate --workdir=outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
+            'generate outputs/gpt --prompt="import "',
+            "generate outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
         ),
-        (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
+        (RUN, _option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
         (EXPERIMENT, PROCESSES),
     ),
     "predict": Command(
@@ -131,7 +134,7 @@ COMMANDS = {
             "predict --model=bert-reviews --task=text_classification --inputs=reviews.csv --columns=review",
         ),
         (
-            _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
+            RUN,
             _option("--model DIR", "instead of a run: a folder in the layout of transformers, for a --task"),
             _option("--task NAME", "task of the --model, such as text_classification"),
             _option(
@@ -187,8 +190,9 @@ COMMANDS = {
     ),
     "export": Command(
         "Export a trained model.",
-        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=exported"),
+        ("export outputs/gpt", "export outputs/gpt --format=stablehlo --output=exported"),
         (
+            RUN,
             CHECKPOINT,
             _option(
                 "--format",

@@ -37,6 +37,33 @@ def test_parse_separates_options_and_overrides():
     assert parse([], "lineage")[0].command == "train"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "workdir", "named"),
+    [
+        ("train gpt_stdlib", "outputs/gpt_stdlib", "gpt_stdlib"),
+        ("train --debug-nans gpt_stdlib --workdir=w", "w", "gpt_stdlib"),
+        ("train {run}", "{run}", "{run}"),
+        ("train {run} --workdir=w", "w", "{run}"),
+        ("evaluate gpt_stdlib", "outputs/gpt_stdlib", None),
+        ("evaluate bert_glue:cola", "outputs/bert_glue_cola", None),
+        ("evaluate {run} --config=gpt_stdlib", "{run}", "gpt_stdlib"),
+        ("generate --prompt text {run}", "{run}", None),
+        ("export absent/run", "absent/run", None),
+        ("export s3://bucket/run", "s3://bucket/run", None),
+        ("predict gpt_stdlib", "outputs/gpt_stdlib", None),
+    ],
+)
+def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named, tmp_path, monkeypatch):
+    run, found = tmp_path / "run", []
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    monkeypatch.setattr(
+        launch, "execute", lambda options, changes, workdir: found.append((workdir, options.named)) or 0
+    )
+    launch.main(arguments.format(run=run).split())
+    assert found == [(workdir.format(run=run), named and named.format(run=run))]
+
+
 def test_home_folder_in_values(monkeypatch):
     """Check the paths whose "~" shells leave as it is; in other places it is part of a name or of a text."""
     monkeypatch.setenv("HOME", "/home/me")

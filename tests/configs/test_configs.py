@@ -187,7 +187,10 @@ def test_overrides_are_typed(config):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model.dept", "1", "unknown config key 'model.dept': did you mean 'model.depth'"),
+        ("model.dept", "1", "unknown config key 'model.dept': did you mean 'model.depth'? The keys of model are "),
+        ("model.xyz", "1", "unknown config key 'model.xyz'. The keys of model are "),
+        ("total_step", "1", "unknown config key 'total_step': did you mean 'total_steps'?"),
+        ("xyzzy.a", "1", "unknown config key 'xyzzy.a'. The keys of the config are "),
         ("learning_rate", "1", "unknown config key 'learning_rate'"),
         ("optimizer.learning_rate.x", "1", "unknown config key"),
         ("seed", "1.5", "seed is '1.5': it must be of type int."),

@@ -108,7 +108,7 @@ def test_config_takes_precedence_over_data_variant_and_default(changes, given, e
         (lambda: THINGS.build("whole"), "whole needs part: give it, or a variant of small, large"),
         (lambda: THINGS.build("part", "bigg"), r"Unknown variant of part 'bigg'\. Did you mean 'big'\?"),
         (lambda: THINGS.build("part", siz=1.0), r"Unknown setting of part 'siz'\. Did you mean 'size'\?"),
-        (lambda: THINGS.build("part", kind="sqare"), r"Unknown kind 'sqare'\. Did you mean 'square'\?"),
+        (lambda: THINGS.build("part", kind="sqare"), r"thing.kind is 'sqare'\. Did you mean 'square'\?"),
         (lambda: THINGS.build("part", size=-1.0), r"part\.size is -1\.0: it must be 0 or more and below 10\."),
         (lambda: Part(float("nan")), r"part\.size is nan"),
     ],

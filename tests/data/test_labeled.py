@@ -142,7 +142,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         ("a\tyes\na\tb\tno\n", {}, "some single texts and some pairs"),
         ("a\tyes\n", {"name": "text_regression"}, "must be numbers: .*'yes'"),
         ("a\t1\nb\tnan\n", {"name": "text_regression"}, "must be finite: one of the train split is not"),
-        ("a\tyes\n", {"long_text": "middle"}, "Unknown long_text 'middle'. Available: head, tail"),
+        ("a\tyes\n", {"long_text": "middle"}, "task.long_text is 'middle'. Available: head, tail"),
         ("a\tb\tyes\n", {"long_text": "segments"}, "'segments': it must be head, tail or head_tail for pairs"),
         ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride is 7: it must be from 0 \(no overlap\) to 6"),
         ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be at least 4"),

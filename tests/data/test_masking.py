@@ -206,7 +206,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch(size):
     ("name", "options", "message"),
     [
         ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be above 0 and below 1"),
-        ("masked_autoencoding", {"masking": "stripes"}, "Unknown masking 'stripes'. Available: random, block, grid"),
+        ("masked_autoencoding", {"masking": "stripes"}, "task.masking is 'stripes'. Available: random, block, grid"),
         ("masked_autoencoding", {"patch_size": 0}, "task.patch_size is 0: it must be 1 or more"),
         ("image_classification", {"mask_rate": 0.5}, "ImageClassification has no key 'mask_rate'"),
     ],

@@ -112,7 +112,7 @@ def test_start_token_of_outputs(tmp_path):
         assert (loaded.train[0]["tokens"][:, 0] == loaded.facts.start_token).all()
         targets, mask = loaded.train[0]["targets"], loaded.train[0]["mask"]
         assert {row[real][-1] for row, real in zip(targets, mask)} == {loaded.tokenizer.end_of_text}
-    with pytest.raises(ValueError, match=r"Unknown start_token 'cls'. Available: end_of_text, pad"):
+    with pytest.raises(ValueError, match=r"task.start_token is 'cls'. Available: end_of_text, pad"):
         schema.build(TASKS, schema.section(TASKS, "sequence_to_sequence", start_token="cls"))
 
 

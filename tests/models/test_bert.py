@@ -143,7 +143,7 @@ def test_bfloat16_parameters_give_bfloat16_logits(variables):
 def test_invalid_settings_raise():
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
         jax.eval_shape(partial(TINY.init, jax.random.key(0)), jnp.zeros((1, 11), jnp.int32))
-    with pytest.raises(ValueError, match=r"Unknown head 'masked_llm'\. Did you mean 'masked_lm'"):
+    with pytest.raises(ValueError, match=r"model.head is 'masked_llm'\. Did you mean 'masked_lm'"):
         models.build("bert", "base", head="masked_llm")
 
 

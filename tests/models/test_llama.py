@@ -70,7 +70,7 @@ def test_initialization_scale():
 
 
 def test_unknown_rope_scaling_raises():
-    with pytest.raises(ValueError, match=r"Unknown rope_scaling 'yarm'\. Did you mean 'yarn'"):
+    with pytest.raises(ValueError, match=r"model.rope_scaling is 'yarm'\. Did you mean 'yarn'"):
         models.build("llama", rope_scaling="yarm")
 
 

@@ -197,7 +197,7 @@ def test_image_distillation_loss_matches_reference(temperature):
         ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
-        ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
+        ("mae", MASKED | {"model.position": "relative"}, "model.position is 'relative'. Available: none, 1d, 2d"),
     ],
 )
 def test_invalid_options_raise(model, changes, message, tiny, tmp_path):

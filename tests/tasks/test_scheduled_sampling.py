@@ -65,7 +65,7 @@ def test_schedules_decrease_to_their_final_value():
 
 def test_invalid_scheduled_sampling_raises():
     section = schema.section(TASKS, "sequence_to_sequence", scheduled_sampling=0.5, decay="cosine")
-    with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
+    with pytest.raises(ValueError, match=r"task.decay is 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
         schema.build(TASKS, section)
     with pytest.raises(ValueError, match=r"scheduled_sampling is 0\.5: it must be 0 for Transformer, which reads all"):
         SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(vocab_size=11))

@@ -17,11 +17,12 @@ pytestmark = pytest.mark.usefixtures("no_report")
     [
         (
             [GPT, "--config.schedule.learning_rat=1"],
-            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'?",
+            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'? "
+            "The keys of schedule are end_factor, learning_rate, name, ",
         ),
         (
             [GPT, "--config.optimizer.lr=1"],
-            "unknown config key 'optimizer.lr': the keys of optimizer are b1, b2, clip_norm, ",
+            "unknown config key 'optimizer.lr'. The keys of optimizer are b1, b2, clip_norm, ",
         ),
         ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'loader.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
@@ -36,11 +37,11 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ([GPT, "--config.model.num_heads=3"], "3"),
         (
             [GPT, "--config.model.activation=gleu"],
-            "Unknown activation 'gleu'. Did you mean 'gelu'? Available: relu, gelu, gelu_tanh, silu.",
+            "model.activation is 'gleu'. Did you mean 'gelu'? Available: relu, gelu, gelu_tanh, silu.",
         ),
         (
             [VIT, "--config.model.position=3d"],
-            "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
+            "model.position is '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
         ([GPT, "--config.source=digits"], "The source 'digits' offers images, not documents."),
         (
@@ -52,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
             "The source 'digits' offers images, not pairs.",
         ),
         ([GPT, "--config.task.name=causal"], "Unknown task 'causal'. Did you mean 'causal_lm'?"),
-        ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup': the keys of task are cache_dir, "),
+        ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup'. The keys of task are cache_dir, "),
         (
             [GPT, "--config.optimizer.name=adam"],
             "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, ademamix, lars, lion, muon, ",
@@ -153,7 +154,7 @@ def test_out_of_memory_error_suggests_changes(error, tmp_path):
         ("train --workdir", "argument --workdir: expected one argument."),
         ("train --workdri=x", "unknown argument '--workdri=x': did you mean '--workdir'?"),
         ("train --optuna", "unknown argument '--optuna'."),
-        ("train more", "unknown argument 'more': an experiment is given by --config, the folder of a run by --workdir"),
+        ("sweep more", "unknown argument 'more': an experiment is given by --config, the folder of a run by --workdir"),
         ("sweep --parallel=two", "argument --parallel: invalid int value: 'two'."),
         ("slurm start", "argument action: invalid choice: 'start' (choose from "),
         ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),

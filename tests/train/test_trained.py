@@ -18,6 +18,7 @@ from lineage.data import SOURCES, Facts
 from lineage.data.inputs import from_memory
 from lineage.data.tokenizers.kinds import TOKENIZERS
 from lineage.models import convert
+from lineage.runs.folder import read_metrics
 from lineage.tasks import TASKS
 from lineage.train import loop
 from tests.data.conftest import load
@@ -52,9 +53,9 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert [set(one["probabilities"]) for one in written] == [{"no", "yes"}] * 4
     assert model.embed(texts).shape == (4, 16)
     assert "data" not in vars(model.experiment)
-    assert launch.main(["evaluate", f"--workdir={run}"]) == 0
+    assert launch.main(["evaluate", str(run)]) == 0
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
-    assert launch.main(["export", f"--workdir={run}"]) == 0
+    assert launch.main(["export", str(run)]) == 0
     assert json.loads((run / "export" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
     (tmp_path / "dev.tsv").unlink()
     assert lineage.load(run).predict(texts) == written
@@ -64,6 +65,13 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     (run / "facts.json").write_text("{}x")
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
     assert "facts.json is damaged" in capsys.readouterr().err
+
+
+def test_train_continues_a_run_that_is_given_by_its_folder(tiny, tmp_path):
+    run = tmp_path / "run"
+    loop.train(tiny("gpt", {"total_steps": 2}), run)
+    assert launch.main(["train", str(run), "--config.total_steps=3"]) == 0
+    assert [line["step"] for line in read_metrics(run) if "validation/loss" in line] == [2, 3]
 
 
 @pytest.mark.thorough

@@ -286,7 +286,7 @@ def test_initial_parameters_do_not_depend_on_the_implementation(normal):
 
 
 def test_attention_implementation_is_selected_by_name():
-    with pytest.raises(ValueError, match=r"Unknown attend 'fast'\. Available: auto, portable, dense"):
+    with pytest.raises(ValueError, match=r"model.attend is 'fast'\. Available: auto, portable, dense"):
         build("gpt", attend="fast")
     assert build("gpt").portable() == build("gpt", attend="portable")
     assert build("gpt", attend="dense").portable() == build("gpt", attend="dense")
