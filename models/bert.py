@@ -131,7 +131,7 @@ class BERT(StackModel):
             masked_positions: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
             inputs: see `encode`.
         """
-        return self.read(self.encode(tokens, **inputs), masked_positions)
+        return self.apply_head(self.encode(tokens, **inputs), masked_positions)
 
     def encode(
         self,
@@ -178,7 +178,7 @@ class BERT(StackModel):
         """Return the pooled output of the first token."""
         return self.pooler_activation(self.pooler(x[..., 0, :]))
 
-    def read(self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None) -> Output:
+    def apply_head(self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None) -> Output:
         """Return the output of the head for the last hidden states."""
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))

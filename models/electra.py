@@ -42,10 +42,10 @@ class ELECTRA(BERT):
         if self.head == "replaced":
             self.detector = Linear((self.width,), kernel_init=nn.initializers.truncated_normal(0.02))
 
-    def read(
+    def apply_head(
         self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None
     ) -> Float[Array, "..."]:
         """Return the output of the head for the last hidden states."""
         if self.head != "replaced":
-            return super().read(x, masked_positions)
+            return super().apply_head(x, masked_positions)
         return self.classifier(ACTIVATIONS[self.activation](self.detector(x)))[..., 0]

@@ -165,7 +165,7 @@ class MaskedLMDistillation(MaskedLM):
 def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
     """Return the last hidden states and the logits of the masked tokens."""
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
-    outputs: Any = model.read(hidden, batch["masked_positions"])
+    outputs: Any = model.apply_head(hidden, batch["masked_positions"])
     return hidden, outputs[0] if isinstance(outputs, tuple) else outputs
 
 
