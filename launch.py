@@ -110,8 +110,8 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def child(options: Options, changes: Changes) -> list[str]:
     """Return the command line of a run of a sweep, or of a job, without its own overrides and its workdir."""
-    own = [f"--config.{key}={value}" for key, value in changes.items()]
-    return [*LAUNCH, "train", f"--config={options.file}", *own, *["--force-config"] * options.force_config]
+    settings = [f"--config={options.file}", *(f"--config.{key}={value}" for key, value in changes.items())]
+    return [*LAUNCH, "train", *settings, *(["--force-config"] if options.force_config else [])]
 
 
 def run_train(options: Options, changes: Changes) -> int:

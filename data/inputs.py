@@ -205,7 +205,9 @@ def _table(path, suffix, names):
         for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
             yield number, values
     else:
-        kinds = [*[".txt"] * (len(names) == 1), *(f".{kind}" for kind in TABLES)]
+        kinds = [f".{kind}" for kind in TABLES]
+        if len(names) == 1:
+            kinds.insert(0, ".txt")
         raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
 
 

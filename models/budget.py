@@ -72,7 +72,8 @@ class Budget:
             sizes |= {name: rest, "total": memory["total"]}
             sections[f"{mode} on one device, bytes"] = {key: human(size, 1024) for key, size in sizes.items()}
         for title, lines in sections.items():
-            rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]
+            rows += [("", "", "", "", ""), (title, "", "", "", "")]
+            rows += [(f"  {key}", value, "", "", "") for key, value in lines.items()]
         return aligned(rows)
 
 

@@ -37,7 +37,7 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Ma
         if key.startswith(f"{kind}_")
     }
     drawn[f"{max(painted, default='')}.npz"] = partial(_reconstructions, painted, folder)
-    drawn["samples.jsonl"] = lambda: html.section("Samples", _samples(files / "samples.jsonl"))
+    drawn["samples.jsonl"] = partial(_samples, files / "samples.jsonl")
     drawn |= {path.name: partial(_generated_texts, path, folder) for path in sorted(files.glob("written_*.json"))}
     if "attention_image" in arrays:
         drawn["attention_image.npz"] = partial(image_attention, arrays["attention_image"], folder)
@@ -146,14 +146,15 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
 
 
 def _samples(path: Path) -> Markup:
-    """Return the samples of the last step, unfolded, and those of earlier steps, folded."""
+    """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, Markup] = {}
     for sample in parse_metrics(path) if path.exists() else []:
         prompt = sample.get("prompt", "")
         block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
         steps[sample["step"]] = steps.get(sample["step"], Markup()) + block
     newest = sorted(steps, reverse=True)[: MOST["samples"]]
-    return html.join(html.details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
+    shown = html.join(html.details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
+    return html.section("Samples", shown)
 
 
 def _generated_texts(path: Path, folder: Path) -> Markup:

@@ -51,10 +51,15 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     find the event loop closed, which nothing can catch, and those that do not end are reported by asyncio.
     """
     hook = sys.unraisablehook
+
+    def unless_loop_is_closed(error):
+        if str(error.exc_value) != "Event loop is closed":  # asyncio raises a plain RuntimeError
+            hook(error)
+
     for library in ("absl", "asyncio"):
         logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
     if not traceback:
-        sys.unraisablehook = lambda error: None if str(error.exc_value) == "Event loop is closed" else hook(error)
+        sys.unraisablehook = unless_loop_is_closed
     try:
         yield
     finally:

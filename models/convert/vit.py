@@ -29,8 +29,9 @@ def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
 
 def encoder(body: str, class_token: bool = True) -> list[Rule]:
     """Return the rules of all but positions and heads; `body` is the prefix of the tensors."""
+    first = [Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D")] if class_token else []
     return [
-        *[Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D")] * class_token,
+        *first,
         *linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
         *layers(f"{body}encoder.layer", "stack/layers"),
         *norm(f"{body}layernorm", "norm"),

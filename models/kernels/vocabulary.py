@@ -158,7 +158,8 @@ def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
         return array.reshape(*shape, *array.shape[1:])
 
     parts = split(x), split(labels), split(weights)
-    zeros = [jnp.zeros((blocks, rows), dtype) for dtype in (*[jnp.float32] * 3, jnp.int32)]
+    dtypes = (jnp.float32, jnp.float32, jnp.float32, jnp.int32)
+    zeros = [jnp.zeros((blocks, rows), dtype) for dtype in dtypes]
     empty = None
     if gradients:
         sums = (None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (table, bias))

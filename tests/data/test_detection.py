@@ -101,7 +101,10 @@ def test_batches_are_padded_and_boxes_relative():
 def test_crowds_and_excess_objects_in_training_and_evaluation():
     example = blocks(0) | {"crowd": np.array([False, True, False])}
     batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
-    make = lambda most, training: detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)  # noqa: E731
+
+    def make(most, training):
+        return detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)
+
     seen = make(3, False)
     assert seen["boxes_mask"].tolist() == [[True, False, True]]
     assert seen["crowd"].tolist() == [[False, True, False]]

@@ -131,9 +131,11 @@ def test_tasks_with_prefixes_are_mixed(files):
     content = source.read("pairs")  # as `lineage predict --split=NAME` reads it
     assert list(content) == ["train_up", "validation_up", "train_down", "validation_down", "train_labels"]
     assert content["validation_up"].inputs[1] == "shout: up 1"
-    assert source.files() == [part["source"].partition(":")[2] for part in files[:1]] + [
+    assert source.files() == [
+        files[0]["source"].partition(":")[2],
         files[0]["validation_path"],
-        *(files[1]["source"].partition(":")[2], files[1]["validation_path"]),
+        files[1]["source"].partition(":")[2],
+        files[1]["validation_path"],
         files[2]["source"].partition(":")[2],
     ]
 
@@ -174,8 +176,10 @@ def test_images_are_mixed():
     assert loaded.facts.examples == {"train": 2 * 1438, "test_digits": 359, "test_again": 359}
     assert loaded.train[3]["image"].shape == (16, 8, 8, 1)
     assert SOURCES.build("mixture", parts=parts).read("images").splits.keys() == {
-        *("train_digits", "test_digits"),
-        *("train_again", "test_again"),
+        "train_digits",
+        "test_digits",
+        "train_again",
+        "test_again",
     }
 
 

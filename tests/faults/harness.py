@@ -129,12 +129,27 @@ class FileEvents:
             self._act = None
 
 
+def first_result(function):
+    """Return a function that returns the result of the first call, whatever its arguments are."""
+    results = []
+
+    def call(*args):
+        if not results:
+            results.append(function(*args))
+        return results[0]
+
+    return call
+
+
+def no_report(*args):
+    pass
+
+
 def quick():
     """Share compiled functions between the runs of this process, without reports; end the process if it hangs."""
-    kept, budget, step = {}, profiling.experiment_budget, loop.compile_step
-    profiling.experiment_budget = lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
-    loop.compile_step = lambda *args: kept.get("step") or kept.setdefault("step", step(*args))
-    loop.write_report = loop.artifacts.write_all = lambda *args: None
+    profiling.experiment_budget = first_result(profiling.experiment_budget)
+    loop.compile_step = first_result(loop.compile_step)
+    loop.write_report = loop.artifacts.write_all = no_report
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)
 
 

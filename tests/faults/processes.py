@@ -33,7 +33,11 @@ from lineage.configs.sweeps import Floats, Search
 
 if "train" in sys.argv:  # a report takes as long as the rest of such a run
     from lineage.train import loop
-    loop.write_report = lambda workdir: None
+
+    def write_no_report(workdir):
+        pass
+
+    loop.write_report = write_no_report
 
 def get_config():
     config, _ = cli.load("{ROOT}/tests/tiny.py:gpt")

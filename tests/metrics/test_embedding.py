@@ -63,8 +63,12 @@ def folder(request, tmp_path_factory):
 def scorer_of(folder, layer, **options):
     scorer = BERTScorer(str(folder), num_layers=layer, device="cpu", nthreads=0, **options)
     coder = scorer._tokenizer
+
+    def build_inputs_with_special_tokens(ids):
+        return [coder.cls_token_id, *ids, coder.sep_token_id]
+
     # A method that bert-score calls for empty sentences and that this version of transformers no longer has.
-    coder.build_inputs_with_special_tokens = lambda ids: [coder.cls_token_id, *ids, coder.sep_token_id]
+    coder.build_inputs_with_special_tokens = build_inputs_with_special_tokens
     return scorer
 
 

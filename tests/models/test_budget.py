@@ -169,6 +169,10 @@ def test_activations_are_the_residuals_of_the_backward_pass():
     assert cost.textbook == {}
 
 
+def nbytes(tree):
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_bytes_of_cache_and_optimizer_match_the_arrays(dtype):
     model, optimizer = build(**GPT), optax.adamw(1e-3)
@@ -176,11 +180,10 @@ def test_bytes_of_cache_and_optimizer_match_the_arrays(dtype):
     variables = model.init(jax.random.key(0), jnp.zeros((2, 128), jnp.int32))
     real = jax.tree.map(lambda x: x.astype(dtype or x.dtype), variables)
     cache = model.apply(real, 2, 100, method="init_cache")
-    size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
-    assert cost.memory["inference"]["cache"] == size(cache)
-    assert cost.memory["inference"]["weights"] == size(real)
-    assert cost.memory["training"]["optimizer"] == size(optimizer.init(variables["params"]))
-    assert cost.memory["training"]["weights"] == size(variables)
+    assert cost.memory["inference"]["cache"] == nbytes(cache)
+    assert cost.memory["inference"]["weights"] == nbytes(real)
+    assert cost.memory["training"]["optimizer"] == nbytes(optimizer.init(variables["params"]))
+    assert cost.memory["training"]["weights"] == nbytes(variables)
 
 
 @pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "full"])
@@ -189,8 +192,7 @@ def test_training_memory_is_close_to_xla(remat):
     variables, tokens = shapes(model, TOKENS), jax.ShapeDtypeStruct((8, 128), jnp.int32)
 
     def step(variables, state, tokens):
-        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))  # noqa: E731
-        value, gradients = jax.value_and_grad(loss)(variables)
+        value, gradients = jax.value_and_grad(nn.apply(next_token_loss, model))(variables, (tokens,))
         updates, state = optimizer.update(gradients, state, variables)
         return optax.apply_updates(variables, updates), state, value
 

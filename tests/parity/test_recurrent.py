@@ -79,8 +79,7 @@ def test_outputs_states_and_gradients_match_pytorch(kind, depth, bidirectional, 
     np.testing.assert_allclose(to_x, inputs.grad, atol=2e-5)
     expected = params(kind, depth, {name: value.grad for name, value in reference.named_parameters()})
     if kind != "gru":  # both biases have the gradient of their sum, so the converted sum is doubled
-        halve = lambda path, x: x / 2 if path[-1].key == "bias" else x  # noqa: E731
-        expected = jax.tree_util.tree_map_with_path(halve, expected)
+        expected = jax.tree_util.tree_map_with_path(lambda path, x: x / 2 if path[-1].key == "bias" else x, expected)
     assert jax.tree.structure(grads) == jax.tree.structure(expected)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), grads, expected)
 

@@ -65,9 +65,12 @@ def test_outputs_gradients_and_statistics_match(
     (expected.logits.tanh() * torch.tensor(weights)).sum().backward()
 
     def loss(params):
-        keep = {"mutable": ["intermediates", *["statistics"] * training]}
-        keep["capture_intermediates"] = lambda module, name: name == "features"
-        out, state = model.apply(variables | {"params": params}, images, **keep)
+        out, state = model.apply(
+            variables | {"params": params},
+            images,
+            mutable=["intermediates", "statistics"] if training else ["intermediates"],
+            capture_intermediates=lambda module, name: name == "features",
+        )
         return (jnp.tanh(out) * weights).sum(), (out, state)
 
     grads, (out, state) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])

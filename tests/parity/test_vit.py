@@ -116,7 +116,10 @@ def test_registers_and_layer_scale_match(randomize):
     reference = randomize(transformers.Dinov2WithRegistersModel(config), 0)
     images, theirs = images_of(reference, 0)
     tensors = {name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}
-    stacked = lambda name: np.stack([tensors[f"encoder.layer.{n}.{name}"] for n in range(2)])  # noqa: E731
+
+    def stacked(name):
+        return np.stack([tensors[f"encoder.layer.{n}.{name}"] for n in range(2)])
+
     attention, body = {}, "embeddings.patch_embeddings.projection"
     for name in ("query", "key", "value"):
         kernel, bias = (stacked(f"attention.{name[0]}_proj.{kind}") for kind in ("weight", "bias"))

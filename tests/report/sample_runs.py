@@ -96,10 +96,27 @@ def text_run(workdir):
     prompts = ("ROMEO:\n", "def main(")
     samples = [{"step": s, "prompt": p, "text": p + text * 2} for s in (500, 2500, 5000) for p in prompts]
     tokens = [
-        *["def", " __", "init", "__", "(", "self", ",", " cost", "$", "=", "$", "$5$", "):"],
+        "def",
+        " __",
+        "init",
+        "__",
+        "(",
+        "self",
+        ",",
+        " cost",
+        "$",
+        "=",
+        "$",
+        "$5$",
+        "):",
         "\n",
         "    ",
-        *["self", ".", "cost", " =", " cost", "日本"],
+        "self",
+        ".",
+        "cost",
+        " =",
+        " cost",
+        "日本",
     ]
     training = {"weights": 3192832, "optimizer": 6385664}
     return write_run(

@@ -154,7 +154,13 @@ def test_print_is_light_and_complete(pages, browse):
     body = browse(pages[1], PRINT, "--blink-settings=preferredColorScheme=0")
     white = "rgb(255, 255, 255)"
     assert re.search("<title>(.*)</title>", body)[1].split("|") == [
-        *[white, white, "avoid", "none", "avoid", "visible", "visible"]
+        white,
+        white,
+        "avoid",
+        "none",
+        "avoid",
+        "visible",
+        "visible",
     ]
     dark = browse(pages[1], PRINT.replace("'all'", "'print'"), "--blink-settings=preferredColorScheme=0")
     assert "<title>rgb(15, 18, 22)|rgb(23, 27, 33)|" in dark
@@ -164,6 +170,10 @@ CONFIG = {
     "model": {"dropout": 0.1, "head_dropout": None},
     "task": {"label_smoothing": 0.1, "mixup": 0.0, "cutmix": 1.0},
 }
+AUGMENTED = (
+    "Train can look worse than test: it is measured with augmentation flip, stochastic depth 0.2, test without, "
+    "and with averaged weights (EMA)."
+)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +191,8 @@ CONFIG = {
         (
             {"model": {"stochastic_depth": 0.2}, "task": {"augment": "flip"}, "ema_decay": 0.9},
             True,
-            *[
-                "Train can look worse than test: it is measured with augmentation flip, stochastic depth 0.2, test "
-                "without, and with averaged weights (EMA)."
-            ]
-            * 2,
+            AUGMENTED,
+            AUGMENTED,
         ),
         ({"model": {"dropout": 0.0}, "optimizer": {"mixup": 1.0}}, True, "", ""),
     ],
@@ -216,7 +223,9 @@ def test_comparison_has_the_data_of_the_runs_and_says_how_they_were_trained(runs
     assert [row[4] for row in found["curve_train_loss.csv"][1:]] == ["1.2", "0.7", "0.533333"]
     assert found["parallel.csv"] == [
         ["run", "learning_rate", "validation/loss"],
-        *[["rate=0.001", "0.001", "0.2"], ["rate=0.01", "0.01", "0.3"], ["rate=0.0001", "0.0001", "0.4"]],
+        ["rate=0.001", "0.001", "0.2"],
+        ["rate=0.01", "0.01", "0.3"],
+        ["rate=0.0001", "0.0001", "0.4"],
     ]
     plain, css = comparison.shades(4)
     svgs = "".join(re.findall(r"<svg.*?</svg>", body[0.0], re.DOTALL))
@@ -238,7 +247,12 @@ def test_names_in_costs_are_words(tmp_path):
         "FLOPs of matrix products of the forward pass",
     ]
     assert re.findall("<tr class=''><td>([^<]*)", body) == [
-        *["matrix products", "element-wise operations"],
-        *["matrix products", "matrix products, with recomputation", "element-wise operations"],
-        *["patch embedding", "decoder MLP normalization", "output projection"],
+        "matrix products",
+        "element-wise operations",
+        "matrix products",
+        "matrix products, with recomputation",
+        "element-wise operations",
+        "patch embedding",
+        "decoder MLP normalization",
+        "output projection",
     ]

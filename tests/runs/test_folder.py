@@ -115,8 +115,11 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
         os.mkfifo(path)
     else:
         path.symlink_to(target)
-    reads = {"run.json": folder.read_json, "metrics.jsonl": folder.parse_metrics}
-    reads["growing"] = lambda path: GrowingMetrics(path).read()
+    reads = {
+        "run.json": folder.read_json,
+        "metrics.jsonl": folder.parse_metrics,
+        "growing": lambda path: GrowingMetrics(path).read(),
+    }
     read = reads.get(name, lambda path: folder.read_record(path.parents[1]))
     with pytest.raises(ValueError, match=f"{path} is not a regular file|{path} cannot be read"):
         read(path)

@@ -101,8 +101,11 @@ def test_invalid_weights_and_too_many_objects_raise(one_step):
 def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
     draw = shapes.DrawnShapes.__getitem__
-    cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
-    monkeypatch.setattr(shapes.DrawnShapes, "__getitem__", lambda self, index: cut(draw(self, index)))
+
+    def draw_three(self, index):
+        return {name: value if name == "image" else value[:3] for name, value in draw(self, index).items()}
+
+    monkeypatch.setattr(shapes.DrawnShapes, "__getitem__", draw_three)
     config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 4})
     metrics = loop.train(config, tmp_path, **ONE)
     assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}

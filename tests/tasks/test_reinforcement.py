@@ -32,8 +32,11 @@ def policies():
     """Return random parameters of a policy and of its base."""
     shapes = jax.eval_shape(GPT.init, jax.random.key(0), TOKENS)["params"]
     random = np.random.default_rng(0)
-    make = lambda a: jnp.asarray(random.normal(size=a.shape) * 0.5, jnp.float32)  # noqa: E731
-    return jax.tree.map(make, shapes), jax.tree.map(make, shapes)
+
+    def draw(a):
+        return jnp.asarray(random.normal(size=a.shape) * 0.5, jnp.float32)
+
+    return jax.tree.map(draw, shapes), jax.tree.map(draw, shapes)
 
 
 @pytest.mark.thorough
@@ -63,9 +66,12 @@ def test_gradient_estimate_is_unbiased(policies):
 
     losses, found = jax.jit(lambda keys: jax.lax.map(estimate, keys))(jax.random.split(jax.random.key(1), 300))
     expected_loss, expected = jax.value_and_grad(gained)(params)
-    standard = lambda a: a.std(axis=0) / len(a) ** 0.5 + 1e-6  # noqa: E731
-    assert abs(losses.mean() + expected_loss) < 4 * standard(losses)
-    offs = jax.tree.map(lambda a, true: (a.mean(axis=0) + true) / standard(a), found, expected)
+
+    def standard_error(a):
+        return a.std(axis=0) / len(a) ** 0.5 + 1e-6
+
+    assert abs(losses.mean() + expected_loss) < 4 * standard_error(losses)
+    offs = jax.tree.map(lambda a, true: (a.mean(axis=0) + true) / standard_error(a), found, expected)
     offs = np.concatenate([a.ravel() for a in jax.tree.leaves(offs)])
     assert np.abs(offs).max() < 5
     assert 0.5 < np.sqrt(np.mean(offs**2)) < 1.5

@@ -14,5 +14,14 @@ def run(config, workdir):
     return read_metrics(workdir)
 
 
+def noisy(params):
+    """Perturb parameters: a new model may predict the same probability for all classes, or ignore its memory."""
+    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params)
+
+
+def losses(history):
+    return [line["train/loss"] for line in train_lines(history)]
+
+
 def train_lines(history):
     return [line for line in history if "train/loss" in line]

@@ -17,6 +17,7 @@ from lineage.train import loop, step
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import shardings
 from lineage.train.step import make_train_step
+from tests.train.runs import losses, noisy
 
 ONE = jax.devices()[:1]
 # A learning rate of 0, so that the loss depends on the text only.
@@ -25,13 +26,12 @@ CHANGES |= {"schedule.learning_rate": 0.0, "loader.evaluation_batch_size": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def noisy():
+def noisy_runs():
     """Scale up the initial parameters so that the memory affects the loss, and disable reports."""
 
     def init_state(*args, **options):
         state = step.init_state(*args, **options)
-        noise = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
-        return state.replace(params=jax.tree.map(noise, state.params))
+        return state.replace(params=noisy(state.params))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment_module, "init_state", init_state)
@@ -113,7 +113,6 @@ def test_resume_restores_the_memory(run, tmp_path):
     loop.train(config, tmp_path / "run", devices=ONE)
     again, expected = (Experiment(config, folder, ONE).restore() for folder in (tmp_path / "run", workdir))
     jax.tree.map(np.testing.assert_array_equal, again, expected)
-    losses = lambda history: [line["train/loss"] for line in history if "train/loss" in line]  # noqa: E731
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
 
 

@@ -65,7 +65,9 @@ def test_the_experiment_has_three_tasks():
     source = SOURCES.build(**config.source.to_dict())
     content = source.read_parts("pairs")
     assert [content[name]["train"].inputs[0].partition(": ")[0] for name in content] == [
-        *("translate to ISO 8601", "language", "summarize"),
+        "translate to ISO 8601",
+        "language",
+        "summarize",
     ]
     iso, language, summary = (content[name]["train"] for name in ("iso", "language", "summary"))
     assert len(iso.inputs) == len(language.inputs) > 20_000

@@ -1,5 +1,7 @@
 """Optimizers and schedules match formulas and PyTorch."""
 
+import functools
+import operator
 import re
 
 import jax
@@ -67,7 +69,7 @@ def test_lion_matches_the_paper():
     """Compare with algorithm 2 of arXiv 2302.06675."""
     ours = run(make("lion", lambda n: 0.1, b1=0.9, b2=0.99))
     for path in (("stack", "mlp", "kernel"), ("norm", "scale")):
-        take = lambda tree: tree[path[0]][path[1]] if len(path) == 2 else tree[path[0]][path[1]][path[2]]  # noqa: B023, E731
+        take = functools.partial(functools.reduce, operator.getitem, path)
         p, m = take(PARAMS).astype(np.float64), 0.0
         for step in range(5):
             g = take(gradients(step))

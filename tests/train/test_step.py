@@ -91,7 +91,7 @@ def test_micro_batches_of_unequal_weight_match_the_full_batch():
     parts_states, parts_metrics = steps(compiled("vit", optax.sgd(0.1), grad_accum_steps=2), batch, 3)
     for values, parts in zip(metrics, parts_metrics):
         assert parts == pytest.approx(values, rel=1e-5)
-    close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
+    close = functools.partial(np.testing.assert_allclose, atol=1e-5)
     jax.tree.map(close, parts_states[3].params, states[3].params)
 
 
