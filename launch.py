@@ -54,16 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def execute(options: Options, changes: Changes, workdir: str) -> int:
-    """Run a command in a folder; print an error that users can cause as one sentence."""
+    """Run a command in a folder; print user errors as one sentence."""
     try:
         with processes(options), remote.for_command(options.command, workdir) as options.folder:
             return globals()[f"run_{options.command}"](options, changes) or 0
-    except BrokenPipeError:  # the reader of a pipe has closed it, such as `head`
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        said = str(error).replace("force_config=True", "--force-config") or type(error).__name__
-        print(f"\nerror: {said}", file=sys.stderr)
+        message = str(error).replace("force_config=True", "--force-config") or type(error).__name__
+        print(f"\nerror: {message}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:
@@ -75,7 +75,7 @@ def execute(options: Options, changes: Changes, workdir: str) -> int:
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:
-    """Return a context in which the processes of the run are connected, if it has several; choose JAX's cache."""
+    """Return a context that connects the processes of the run, if it has several; configure JAX's cache."""
     if options.command in ("train", "evaluate", "generate", "predict"):
         cache.keep_compiled_programs()
     elif options.command in ("prepare", "verify"):  # a run may be using the accelerators
@@ -100,7 +100,7 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
 
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with some overrides, as `config.json` holds it."""
+    """Return the config with the overrides applied, in the form of `config.json`."""
     from lineage.configs import cli
 
     config = config.copy_and_resolve_references()
@@ -109,7 +109,7 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def child(options: Options, changes: Changes) -> list[str]:
-    """Return the command line of a run of a sweep, or of a job, without its own overrides and its workdir."""
+    """Return the command line shared by the runs of a sweep or a job, without their overrides and workdir."""
     settings = [f"--config={options.file}", *(f"--config.{key}={value}" for key, value in changes.items())]
     return [*LAUNCH, "train", *settings, *(["--force-config"] if options.force_config else [])]
 
@@ -181,7 +181,7 @@ def run_predict(options: Options, changes: Changes) -> None:
 
     if options.model:
         if options.inputs is None:
-            raise ValueError("--model is the folder of a model without data: give its --inputs.")
+            raise ValueError("--model is given without --inputs: a model folder has no data, so --inputs is required.")
         settings = {"checkpoint": options.checkpoint, "changes": changes, "alone": True}
         model = trained.load(options.model, task=options.task or "", **settings)
     else:
@@ -237,7 +237,7 @@ def run_compile(options: Options, changes: Changes) -> None:
 
 
 def folders(options: Options) -> list[Path]:
-    """Return the folders that `report` and `watch` are for."""
+    """Return the folders of `report`, `verify` or `watch`."""
     given = [folder for folder in (options.workdir, *options.folders) if folder]
     return [options.folder, *(Path(local(folder)) for folder in given[1:])]
 
@@ -279,7 +279,7 @@ def run_sweep(options: Options, changes: Changes) -> int:
         search = cli.search(options.file, options.trials)
         return run_search(start, search, partial(changed, config), folder, options.parallel)
     if options.trials:
-        raise ValueError(f"--trials is {options.trials}: it is an option of --optuna.")
+        raise ValueError(f"--trials is {options.trials}: it requires --optuna.")
     return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
 
 
@@ -314,14 +314,14 @@ def run_harness(options: Options, changes: Changes) -> None:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error.name} is not installed: `pip install 'lineage[harness]'`.") from None
     if not (options.model and options.tasks):
-        raise ValueError("--model and --tasks are needed: a run or folder, and names of tasks, separated by commas.")
+        raise ValueError("--model (a run or folder) and --tasks (comma-separated names) are required.")
     settings = {"limit": options.limit, "num_fewshot": options.num_fewshot, "include_path": options.include_path}
     with remote.written(options.output or "") as place:
         print(harness.evaluate(language_model(options.model), options.tasks.split(","), place, **settings))
 
 
 def language_model(path: str) -> Any:
-    """Return the `LanguageModel` in a run or a folder."""
+    """Return the `LanguageModel` of a run or a folder."""
     from lineage.train import trained
 
     return trained.language_model(path)

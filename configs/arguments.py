@@ -9,7 +9,7 @@ from typing import NoReturn
 from lineage.configs.commands import COMMANDS, EXPERIMENT, TRACEBACK
 from lineage.configs.registry import did_you_mean
 
-HOME = re.compile(r"^(--[\w.-]+=(?:\w+:)?)~(?=/|$)")  # which shells do not replace after "="
+HOME = re.compile(r"^(--[\w.-]+=(?:\w+:)?)~(?=/|$)")  # shells do not expand ~ after "="
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,13 +21,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Parse the arguments of a command line; without a command they are those of `train`.
+    """Parse the arguments of a command line; the default command is `train`.
 
     Returns:
-        The options, with the name of the command as `command`, and the overrides of the config: texts by dotted key.
+        The options, with the name of the command as `command`, and the config overrides: dotted key -> text.
 
     Raises:
-        SystemExit: an argument is wrong (exit code 2), or help was asked for (0).
+        SystemExit: an argument is wrong (exit code 2), or help was requested (0).
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["train", *arguments]
@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
         known = [flag for action in parser._actions for flag in action.option_strings]
         hint = did_you_mean(unknown[0].partition("=")[0], known)
         if EXPERIMENT in COMMANDS[name].groups and not unknown[0].startswith("-"):
-            hint = ": an experiment is given by --config, the folder of a run by --workdir"
+            hint = ": use --config for an experiment, --workdir for the folder of a run"
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
     options.command = name
     return options, changes

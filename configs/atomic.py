@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends, atomically.
 
-    A reader sees the old file or the new one, never a part, even after a power failure. If the block raises, the old
-    file stays. Processes on several machines may write the same file at the same time; the last one to finish wins.
+    A reader sees either the old file or the new one, even after a power failure. If the block raises, the old file is
+    kept. Processes on several machines may write the same file at the same time; the last one to finish wins.
     Temporary files of killed processes in the folder are deleted; those in use are locked.
     """
     path = Path(path)
     for left in path.parent.glob(".*.[0-9]*.partial"):
-        with contextlib.suppress(OSError), left.open("rb") as file:  # BlockingIOError: it is in use
+        with contextlib.suppress(OSError), left.open("rb") as file:  # BlockingIOError: the file is in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
@@ -35,7 +35,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Create a file and lock it; until it is locked, another process may take it for that of a killed one."""
+    """Create and lock a file; before it is locked, another process may delete it as that of a killed process."""
     while True:
         file = path.open("ab")
         with contextlib.suppress(OSError):  # a file system without locks
@@ -46,9 +46,9 @@ def _locked(path: Path) -> BinaryIO:
 
 
 def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
-    """Write a text (UTF-8) or bytes to a file, see `replacing`; return its path.
+    """Write text (UTF-8) or bytes to a file atomically (see `replacing`) and return its path.
 
-    Half of a surrogate pair, as in the name of a file that is not UTF-8, is written as JSON escapes it.
+    A lone surrogate, as in a file name that is not UTF-8, is written as a JSON escape.
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
@@ -59,17 +59,17 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
 
 
 def write_record(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
-    """Write an object as JSON with its checksum, see `sealed` and `write_atomic`."""
+    """Write an object as JSON with its checksum (see `sealed` and `write_atomic`)."""
     write_atomic(path, json.dumps(sealed(json.loads(json.dumps(dict(record)))), indent=2))
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object of JSON with a checksum of its own as `crc32`."""
+    """Return a JSON object with its checksum added as `crc32`."""
     return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
 
 
 def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object without its checksum, if it has one; raise ValueError if that does not match."""
+    """Return an object without its checksum; raise ValueError if the checksum does not match."""
     content = {key: value for key, value in record.items() if key != "crc32"}
     if record.get("crc32") not in (None, sealed(content)["crc32"]):
         raise ValueError("its checksum does not match")
@@ -78,7 +78,7 @@ def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-    """Let an OSError of the block name a file if it names none, as those of writes do, or a temporary one."""
+    """Add the path to an OSError of the block that names no file or a temporary one."""
     try:
         yield
     except OSError as error:
@@ -89,13 +89,13 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_turn(path: str | os.PathLike, what: str) -> Iterator[None]:
-    """Let one process at a time, of all hosts that share the file system, execute the block.
+    """Let one process at a time execute the block, across all hosts that share the file system.
 
-    The lock ends with the process that holds it, however it ends. On file systems without locks, all execute the block.
+    The lock is released when its process ends for any reason. On file systems without locks, nothing is locked.
 
     Args:
-        path: file to lock, which is created.
-        what: work of the block, for the line on standard error of a process that waits.
+        path: lock file to create.
+        what: description of the work, printed to standard error by a waiting process.
     """
     with Path(path).open("ab") as file:
         try:

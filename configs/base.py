@@ -1,7 +1,7 @@
-"""The keys of a config: the options of a run (`lineage.configs.run`), and a section for each part of the experiment.
+"""Config keys: the options of a run (`lineage.configs.run`), and a section for each part of the experiment.
 
-An experiment's file starts with `get_config` and changes what differs. The parts are registered dataclasses, whose
-fields are the keys of their sections: see `REGISTRIES`.
+An experiment's file calls `get_config` and sets the keys that differ from the defaults. The parts are registered
+dataclasses whose fields are the keys of their sections (see `REGISTRIES`).
 """
 
 from dataclasses import is_dataclass
@@ -40,9 +40,9 @@ def get_config(
     optimizer: str = "adamw",
     schedule: str = "cosine",
 ) -> ConfigDict:
-    """Return all keys of a config, with their defaults, for parts by their names.
+    """Return the config of the named parts, with all keys at their defaults.
 
-    A name may be followed by its first option, such as "text:PATH".
+    A name may include the first option, such as "text:PATH".
     """
     names = source, tokenizer, task, model, adapter, optimizer, schedule
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in zip(REGISTRIES, names)}
@@ -52,7 +52,7 @@ def get_config(
 
 
 def shorthand(part: str, text: str) -> str:
-    """Return the shorthand of a part's section; the path of a tokenizer.json stands for "file:PATH"."""
+    """Return the shorthand of a part's section; the path of a tokenizer.json becomes "file:PATH"."""
     return f"file:{text}" if part == "tokenizer" and text.endswith(".json") and ":" not in text else text
 
 

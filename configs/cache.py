@@ -1,7 +1,7 @@
-"""Cache of the user: compiled programs, tokenizers, token ids, checksums and copies of remote files, for later runs.
+"""User cache of compiled programs, tokenizers, token ids, checksums and copies of remote files.
 
-It is `$LINEAGE_CACHE`, by default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`; if that variable is empty,
-only copies of remote files are kept, in the default folder. All of it can be deleted while no run is in progress.
+The cache is in `$LINEAGE_CACHE` (default `$XDG_CACHE_HOME/lineage` or `~/.cache/lineage`). If that variable is empty,
+only copies of remote files are kept, in the default folder. The cache can be deleted while no run is in progress.
 """
 
 import contextlib
@@ -10,33 +10,33 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-DAYS = 30  # what is made anew if needed is deleted if it was not used for this long
-KINDS = ("programs", "tokenizers", "tokens", "fingerprints")  # of files that are made anew
+DAYS = 30  # reproducible files are deleted if unused for this long
+KINDS = ("programs", "tokenizers", "tokens", "fingerprints")  # kinds of reproducible files
 
 
 def root() -> Path:
-    """Return the folder of the cache, which may not exist."""
+    """Return the cache folder, which may not exist."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lineage"
     return Path(os.environ.get("LINEAGE_CACHE") or default).expanduser().absolute()
 
 
 def folder(kind: str) -> Path | None:
-    """Return the folder of one kind of files, such as "tokens"; None if nothing is kept or it cannot be written."""
+    """Return the folder for one kind of files, such as "tokens"; None if the cache is disabled or not writable."""
     if os.environ.get("LINEAGE_CACHE") == "":
         return None
     try:
         path = root() / kind
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
         return None
     return path if os.access(path, os.W_OK) else None
 
 
 def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let JAX, which must not have been imported yet, keep compiled programs for later processes.
+    """Enable JAX's persistent compilation cache; call this before JAX is imported.
 
-    A `JAX_COMPILATION_CACHE_DIR` of the user takes precedence. JAX looks up a program by its code, the versions, the
-    options and the topology of the devices, whose fingerprint holds the instruction sets of a CPU.
+    A user's `JAX_COMPILATION_CACHE_DIR` takes precedence. JAX keys programs by code, versions, options and device
+    topology; the fingerprint of a CPU includes its instruction sets.
     """
     if "JAX_COMPILATION_CACHE_DIR" in environment or not (path := folder("programs")):
         return
@@ -47,9 +47,9 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
 
 
 def delete_unused(path: Path, days: float = DAYS) -> None:
-    """Delete the files of a folder that were neither read nor written for some days."""
+    """Delete the files of a folder that were neither read nor written for `days` days."""
     for file in path.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has deleted it
+        with contextlib.suppress(OSError):  # deleted by another process
             about = file.stat()
             if file.is_file() and time.time() - max(about.st_atime, about.st_mtime) > days * 86400:
                 file.unlink()

@@ -1,4 +1,4 @@
-"""Configs: Python files with a `get_config()`, and the overrides of the command line."""
+"""Loading of configs (Python files with a `get_config()`) and command-line overrides."""
 
 import ast
 import difflib
@@ -22,7 +22,7 @@ from lineage.train import pretrained
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
-    """Return the config of a file, and the overrides that its `sweep()` yields (none without one).
+    """Return the config of a file, and the overrides that its `sweep()` yields (empty if there is none).
 
     Args:
         file: path of a Python file or of a run's `config.json`, or the bare name of an experiment (see `find`);
@@ -50,13 +50,13 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         raise
     except Exception as error:
         raise ValueError(_mistake(path, error)) from error
-    if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
+    if base.registers(module.__name__):  # loading a trained model registers its classes again
         config.imports = (*config.imports, str(Path(path).resolve()))
     return config.lock(), list(_call(module, "sweep", argument) or [])
 
 
 def _call(module, name, argument):
-    """Return the result of a function of a config file, which may take the file's argument; None without one."""
+    """Call a function of a config file with the file's argument if it takes one; None if there is no such function."""
     function = getattr(module, name, None)
     if function is None:
         return None
@@ -64,7 +64,7 @@ def _call(module, name, argument):
 
 
 def _takes(function, arguments):
-    """Return whether a function can be called with some positional arguments."""
+    """Return whether a function accepts the positional arguments."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
@@ -73,7 +73,7 @@ def _takes(function, arguments):
 
 
 def _mistake(path, error):
-    """Return a sentence about an exception in a config file: the line, and the message without the config's content."""
+    """Describe an exception in a config file: the line, and the message without the config's content."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
@@ -101,7 +101,7 @@ def find(file: str) -> tuple[str, str]:
 
 
 def experiments() -> dict[str, Path]:
-    """Return the files of the experiments of `configs/small` and `configs/paper`, by their names."""
+    """Return the files of the experiments in `configs/small` and `configs/paper`, by name."""
     folders = (Path(__file__).parent / name for name in ("small", "paper"))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
 
@@ -112,7 +112,7 @@ def summary(path: Path) -> str:
 
 
 def listing(command: str) -> str:
-    """Return a text that lists the experiments; `command` trains one."""
+    """Return a list of the experiments as text; `command` is how to train one."""
     known, lines = experiments(), []
     width = max(map(len, known))
     for folder in ("small", "paper"):
@@ -122,7 +122,7 @@ def listing(command: str) -> str:
 
 
 def described(config: ConfigDict, section: str = "") -> str:
-    """Return a text with the keys of a config, or of one of its sections: value, type, default and documentation."""
+    """Describe the keys of a config or of one section: value, type, default and documentation."""
     lines = []
     for path, (key, value) in schema.describe(config, base.classes(config)).items():
         if section and not f"{path}.".startswith(f"{section}."):
@@ -138,17 +138,17 @@ def described(config: ConfigDict, section: str = "") -> str:
 
 
 def parts(kind: str) -> str:
-    """Return a text with the name and the first line of documentation of each part of a kind, such as "sources"."""
+    """List the parts of a kind, such as "sources", by name and first line of documentation."""
     registries = {f"{part}s": registry for part, registry in base.REGISTRIES.items()} | {"evaluators": EVALUATORS}
     if kind not in registries:
-        raise ValueError(f"there are no parts {kind!r}: the parts are {', '.join(registries)}.")
+        raise ValueError(f"unknown kind of parts {kind!r}: it must be one of {', '.join(registries)}.")
     found = sorted(registries[kind].items())
     width = max(len(name) for name, _ in found)
     return "\n".join(f"{name:{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in found)
 
 
 def search(file: str, trials: int | None = None) -> Search | None:
-    """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none.
+    """Return the result of a config file's `search()`, called like `sweep()`; None if there is none.
 
     `trials` replaces the number of trials.
     """
@@ -160,8 +160,8 @@ def search(file: str, trials: int | None = None) -> Search | None:
 def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
     """Set dotted keys, such as "schedule.learning_rate", to values or to their texts on the command line.
 
-    With `init.path`, the model is the one in that folder, apart from the keys that are set too; or that of the config
-    `saved` by the run to resume, if that began with it.
+    With `init.path`, the model is that of the folder, with the overridden keys changed; or that of the config `saved`
+    by the run to resume if it has the same `init.path`.
 
     Raises:
         ValueError: a key is unknown (the message names the nearest one and lists the keys of its section), or a value

@@ -1,17 +1,17 @@
-"""The commands of the command line, with their options and the texts of their help."""
+"""The commands of the command line, with their options and help texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-DEFAULT = "vit_digits"  # the experiment when none is given
-STEPS = ("train", "evaluate", "decode")  # that `compile` compiles
+DEFAULT = "vit_digits"  # default experiment
+STEPS = ("train", "evaluate", "decode")  # choices of `compile --step`
 
 Option = tuple[str, dict[str, Any]]  # arguments of `ArgumentParser.add_argument`
 
 
 class Group(NamedTuple):
-    """Options that several commands have, under a heading of the help text."""
+    """Options shared by several commands, under a heading of the help text."""
 
     title: str
     description: str | None
@@ -20,7 +20,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """A command: a sentence and examples (command lines without the program) for the help texts, and its options."""
+    """A command: a summary, examples (command lines without the program) and its options."""
 
     summary: str
     examples: Sequence[str]
@@ -29,7 +29,7 @@ class Command:
 
 
 def _option(usage: str, text: str, **settings: Any) -> Option:
-    """Return an option, or a positional argument, from its name and the placeholder of its value, if it takes one.
+    """Return an option or a positional argument from its name and the placeholder of its value, if any.
 
     The placeholders N, I and SECONDS stand for integers.
     """
@@ -57,12 +57,12 @@ EXPERIMENT = Group(
         _option(
             "--config CONFIG",
             "name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
-            f"(default {DEFAULT}; for a trained model the config of the run)",
+            f"(default {DEFAULT}; for a trained model, the config of the run)",
         ),
         _option(
             "--workdir DIR",
-            "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG, of a sweep "
-            "outputs/CONFIG_sweep)",
+            "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG, or "
+            "outputs/CONFIG_sweep for a sweep)",
         ),
         _option("--force-config", "accept a folder that holds a run with another config or other data"),
     ),
@@ -76,7 +76,7 @@ PROCESSES = Group(
         _option("--process I", "index of this process, from 0"),
         _option(
             "--heartbeat SECONDS",
-            "declare a process dead after so many seconds without heartbeat (default 60)",
+            "declare a process dead after this many seconds without a heartbeat (default 60)",
             default=60,
         ),
     ),
@@ -95,11 +95,11 @@ COMMANDS = {
         (
             CONFIG,
             _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
-            _option("--debug-nans", "stop at the operation that makes the first nan (slow)"),
+            _option("--debug-nans", "stop at the operation that produces the first NaN (slow)"),
             _option(
                 "--max-restarts N",
-                "start a run that fails again, up to N times and after a growing wait, unless it fails twice in a row "
-                "at the same step",
+                "restart a failed run up to N times, with increasing delays, unless it fails twice in a row at the "
+                "same step",
                 default=0,
             ),
         ),
@@ -135,8 +135,8 @@ COMMANDS = {
         ),
         (
             RUN,
-            _option("--model DIR", "instead of a run: a folder in the layout of transformers, for a --task"),
-            _option("--task NAME", "task of the --model, such as text_classification"),
+            _option("--model DIR", "folder in the transformers layout instead of a run; requires --task"),
+            _option("--task NAME", "task of --model, such as text_classification"),
             _option(
                 "--inputs INPUTS",
                 "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
@@ -144,15 +144,15 @@ COMMANDS = {
                 "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
             ),
             _option("--split SPLIT", "split of a source that has several", default=""),
-            _option("--columns NAMES", "columns, or keys of objects, separated by commas (two for pairs of texts)"),
+            _option("--columns NAMES", "comma-separated columns or object keys (two for pairs of texts)"),
             _option(
                 "--output FILE",
-                "a .jsonl with an object for each input, which the same command continues if it was interrupted; a "
-                ".json in the format of SQuAD or COCO; a .npz of features (default: print the objects)",
+                "a .jsonl with an object per input (the same command continues it if interrupted); a .json in the "
+                "format of SQuAD or COCO; a .npz of features (default: print the objects)",
             ),
             _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)"),
-            _option("--features", "write the feature vectors of an encoder or of an image model instead"),
-            _option("--skip-bad N", "accept N images that cannot be read, and write an `error` for each", default=0),
+            _option("--features", "write the feature vectors of an encoder or an image model instead"),
+            _option("--skip-bad N", "accept up to N unreadable images, and write an `error` for each", default=0),
             CHECKPOINT,
         ),
         (EXPERIMENT, PROCESSES),
@@ -160,17 +160,17 @@ COMMANDS = {
     "prepare": Command(
         "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",
         ("prepare gpt2_openwebtext --workers=16",),
-        (CONFIG, _option("--workers N", "number of processes that encode (default: as cores)", default=0)),
+        (CONFIG, _option("--workers N", "number of encoding processes (default: number of cores)", default=0)),
         (EXPERIMENT,),
     ),
     "describe": Command(
-        "Print parameters, FLOPs, memory and accelerators that fit, without training.",
+        "Print the parameters, FLOPs, memory and suitable accelerators, without training.",
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
         (CONFIG, _option("--parameters", "print a table of all parameters and their initial statistics")),
         (EXPERIMENT,),
     ),
     "compile": Command(
-        "Compile a step for TPUs or GPUs that need not be present; print its memory, planned time and communication.",
+        "Compile a step for TPUs or GPUs that need not be present; print its memory, estimated time and communication.",
         (
             "compile gpt2_openwebtext --target=v5e:2x2/1 --config.loader.batch_size=8",
             "compile gpt2_openwebtext --target=h100x8 --step=decode --config.sampling.num_samples=8",
@@ -210,13 +210,13 @@ COMMANDS = {
         FOLDERS,
     ),
     "verify": Command(
-        "Check every file of a run, or of all runs below a folder, and print what is sound; the exit code is 1 if "
-        "something is not. Nothing is written, and the run may be in progress.",
+        "Check every file of a run, or of all runs below a folder, and print the result; the exit code is 1 if a file "
+        "is damaged. Nothing is written, and the run may be in progress.",
         ("verify outputs/gpt", "verify outputs --json", "verify s3://bucket/gpt"),
         (*FOLDERS, _option("--json", "print a list of objects with the keys path, sound and problem")),
     ),
     "watch": Command(
-        "Show the progress of the runs in some folders until all have ended.",
+        "Show the progress of the runs in the given folders until all have ended.",
         ("watch outputs/positions", "watch outputs/positions outputs/gpt"),
         FOLDERS,
     ),
@@ -227,14 +227,14 @@ COMMANDS = {
             "sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search",
         ),
         (
-            _option("--optuna", "let Optuna choose the values, by the config's search()"),
-            _option("--trials N", "total number of runs of --optuna (default: that of search())"),
-            _option("--parallel N", "number of runs at a time (default 1)", default=1),
+            _option("--optuna", "let Optuna choose the values from the config's search()"),
+            _option("--trials N", "total number of Optuna runs (default: as in search())"),
+            _option("--parallel N", "number of concurrent runs (default 1)", default=1),
         ),
         (EXPERIMENT,),
     ),
     "slurm": Command(
-        "Submit a run or a sweep to a SLURM cluster, follow it or cancel it.",
+        "Submit a run or a sweep to a SLURM cluster, print its status or cancel it.",
         (
             "slurm submit --config=gpt2_openwebtext --workdir=/shared/run --config.cluster.gpus_per_node=8",
             "slurm submit --sweep --config=vit_digits --workdir=/shared/positions",
@@ -247,12 +247,12 @@ COMMANDS = {
                 "submit the jobs, print their states, or cancel them (running jobs save first)",
                 choices=("submit", "status", "cancel"),
             ),
-            _option("--sweep", "a job for each run of the config's sweep()"),
+            _option("--sweep", "submit a job for each run of the config's sweep()"),
         ),
         (EXPERIMENT,),
     ),
     "score": Command(
-        "Compute a metric of a file of predictions against files of references.",
+        "Compute a metric of predictions against references.",
         (
             "score --metric=bleu --predictions=out.txt --references=a.txt --references=b.txt",
             "score --metric=tagging --predictions=out.jsonl --references=true.jsonl --option=scheme=IOB2",
@@ -265,7 +265,7 @@ COMMANDS = {
             _option(
                 "--references FILE", "likewise, a .csv, bio:FILE, or a folder of images", action="append", default=[]
             ),
-            _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
+            _option("--option NAME=VALUE", "option of the metric (repeatable)", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),
     ),
@@ -276,11 +276,11 @@ COMMANDS = {
             "harness --model=gpt2 --tasks=own --include-path=tasks",
         ),
         (
-            _option("--model FOLDER", "run, or folder in the layout of transformers"),
-            _option("--tasks NAMES", "names of tasks, separated by commas"),
-            _option("--include-path FOLDER", "folder with the .yaml files of further tasks"),
+            _option("--model FOLDER", "run, or folder in the transformers layout"),
+            _option("--tasks NAMES", "comma-separated names of tasks"),
+            _option("--include-path FOLDER", "folder with the .yaml files of more tasks"),
             _option("--num-fewshot N", "number of solved examples before each question"),
-            _option("--limit N", "number of examples of each task (default all)"),
+            _option("--limit N", "number of examples per task (default all)"),
             _option("--output FILE", "JSON file to write with the scores, the versions and the settings"),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Directions of metrics: is a higher value better?"""
+"""Directions of metrics: whether higher or lower values are better."""
 
 import re
 
@@ -10,19 +10,19 @@ HIGHER = re.compile(
 
 
 def higher_is_better(metric: str) -> bool | None:
-    """Return whether a higher value of a metric, such as "test/accuracy", is better; None if its name does not say."""
+    """Return whether higher values of a metric, such as "test/accuracy", are better; None if its name is ambiguous."""
     if LOWER.search(metric):
         return False
     return True if HIGHER.search(metric) else None
 
 
 def direction(metric: str, stated: bool | None, key: str) -> bool:
-    """Return whether higher is better: as `stated` by the config's `key`, or else by the name of the metric.
+    """Return whether higher is better: `stated`, the value of the config's `key`, or else by the metric's name.
 
     Raises:
-        ValueError: neither says it.
+        ValueError: neither determines the direction.
     """
     highest = higher_is_better(metric) if stated is None else stated
     if highest is None:
-        raise ValueError(f"{key} is not set: it must be True or False, because the name {metric!r} does not say.")
+        raise ValueError(f"{key} is not set: it must be True or False, because the direction of {metric!r} is unknown.")
     return highest

@@ -1,4 +1,4 @@
-"""Durations of a config in steps, whatever the unit they are given in."""
+"""Conversion of config durations to steps."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def steps(
     total_steps: int | None = None,
     default: int | None = None,
 ) -> int:
-    """Return the duration `name` in steps, from whichever of `name_steps`, `_epochs`, `_examples`, `_percent` is set.
+    """Convert the duration `name`, set as `name_steps`, `_epochs`, `_examples` or `_percent`, to steps.
 
     Fractions of a step are rounded up. Percentages are of `total_steps`.
     """
@@ -39,7 +39,7 @@ def steps(
             raise ValueError(f"{name} cannot be given in percent: percentages are relative to it.")
         return _up(value / 100 * total_steps)
     if unit == "epochs" and examples_per_epoch is None:
-        raise ValueError(f"{name}_epochs needs the data, whose size is not known here.")
+        raise ValueError(f"{name}_epochs requires the size of the data set, which is unknown here.")
     examples = value * examples_per_epoch if unit == "epochs" else value
     return _up(examples / batch_size)
 

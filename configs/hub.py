@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face Hub, into its own cache, which is used alone where the Hub cannot be reached."""
+"""Downloads from the Hugging Face Hub into its cache, which also works offline."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 PATH = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
-# The files of a model that are read; weights are never read from pickles.
+# Files of a model to download; weights are never read from pickles.
 MODEL = (
     "config.json",
     "model.safetensors",
@@ -21,17 +21,17 @@ COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 
 
 class NoFileError(FileNotFoundError):
-    """Exception raised if a repository has none of the wanted files."""
+    """Exception raised if a repository has none of the requested files."""
 
 
 def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
-    """Return the local path of a model, or of files of a data set, after their download if they are not in the cache.
+    """Return the local path of a model or of data set files, downloading what is not in the cache.
 
     Pickles and programs are never downloaded.
 
     Args:
         path: `hf:ORG/NAME[@REVISION][/PATH]`, where PATH is a file, a folder or a glob.
-        suffixes: of the files in a folder of a data set, (): all; None: the repository is that of a model.
+        suffixes: file suffixes to download from a data set folder, (): all; None: the repository is a model.
 
     Raises:
         FileNotFoundError: there is no such repository or revision, or it is not in the cache; NoFileError: no such
@@ -62,7 +62,7 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
 
 
 def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: list[str]) -> Path:
-    """Return the folder of the cache with the allowed files of a repository."""
+    """Return the cache folder with the allowed files of a repository."""
     try:
         import huggingface_hub
         from huggingface_hub import errors

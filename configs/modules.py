@@ -11,7 +11,7 @@ import cloudpickle
 
 
 def import_module(name: str) -> types.ModuleType:
-    """Import a module by its name, or a Python file by its path; a file is executed once."""
+    """Import a module by name, or a Python file by path; a file is executed only once."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
     return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
@@ -23,7 +23,7 @@ def execute(path: Path) -> types.ModuleType:
         raise FileNotFoundError(f"There is no file {path} to import.")
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # dataclasses look up their module here
     cloudpickle.register_pickle_by_value(module)  # worker processes of the loader cannot import it
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Options of a run: documented dataclasses, whose fields are config keys (see `lineage.configs.base`)."""
+"""Options of a run: documented dataclasses whose fields are config keys (see `lineage.configs.base`)."""
 
 import dataclasses
 import importlib.util
@@ -18,7 +18,7 @@ Axis = Annotated[int, Range(1, other=-1)]
 
 
 def check_expressions(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
-    """Raise ValueError for an item that is no regular expression, or no pair of one and a value."""
+    """Raise ValueError for an item that is not a regular expression, or not a `paired` expression and value."""
     for item in items:
         if paired and (isinstance(item, str) or len(item) != 2):
             raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
@@ -29,7 +29,7 @@ def check_expressions(key: str, items: tuple[Any, ...], paired: bool = False) ->
 
 
 def check_matches(key: str, patterns: Iterable[str], paths: Collection[str], kind: str = "parameter") -> None:
-    """Raise ValueError for a regular expression of the config's `key` that is found in no path of a parameter."""
+    """Raise ValueError for a regular expression of the config's `key` that matches none of the paths."""
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             example = next(iter(paths), "not there")
@@ -41,9 +41,9 @@ class Init:
     """Initialization of the parameters.
 
     Attributes:
-        path: workdir of a run, or folder in the layout of transformers, whose parameters and tokenizer are taken over;
-            it may be remote, such as hf:ORG/NAME[@REVISION] or gs://BUCKET/RUN. "" initializes at random.
-        skip: regular expressions; parameters in whose path one is found keep their random initialization.
+        path: workdir of a run, or folder in the layout of transformers, to copy parameters and tokenizer from; it may
+            be remote, such as hf:ORG/NAME[@REVISION] or gs://BUCKET/RUN. "" initializes at random.
+        skip: regular expressions; parameters whose path matches one keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").
         layers: layers of the other model to copy, counted from 0, such as (0, 2, 4); (): all.
@@ -66,8 +66,8 @@ class Experts:
 
     Attributes:
         paths: workdirs of the runs with the adapters; (): no mixture.
-        choice: "few_shot": the mixture that minimizes the loss of some examples; "prompt": the adapter whose folder's
-            name the model gives as its answer to `question`, asked about the prompt or about the examples.
+        choice: "few_shot": the mixture that minimizes the loss of some examples; "prompt": the adapter whose folder
+            name is the most probable answer to `question` about the prompt or the examples.
         examples: number of training examples.
         question: template of the question, with {text} and {name}.
         classifier: workdir of another SVF run that answers the question; "": the base model answers.
@@ -110,11 +110,11 @@ class Checkpoint:
     """Checkpoints that a run keeps.
 
     Attributes:
-        every_minutes: a checkpoint is also written when the last one was begun so many minutes ago; 0: only at the
+        every_minutes: a checkpoint is also written this many minutes after the start of the last one; 0: only at the
             interval `save_every`.
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
         best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" disables it.
-        best_is_highest: whether a higher value of that metric is better; None: as its name says.
+        best_is_highest: whether a higher value of that metric is better; None: determined by its name.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
 
@@ -129,7 +129,7 @@ class Checkpoint:
 
     @property
     def highest(self) -> bool:
-        """Return whether a higher value of the metric `best` is better; False without one."""
+        """Return whether a higher value of the metric `best` is better; False if it is empty."""
         return bool(self.best) and direction(self.best, self.best_is_highest, "checkpoint.best_is_highest")
 
 
@@ -144,8 +144,8 @@ class Cluster:
         gpus_per_node: number of GPUs of a node.
         cpus_per_task: number of CPU cores of a process.
         memory_gb: memory of a node in GB.
-        minutes: time limit; then the job is requeued, and the run resumes.
-        save_seconds: seconds before the time limit at which the run is told to save.
+        minutes: time limit, after which the job is requeued and the run resumes.
+        save_seconds: seconds before the time limit at which the run is signaled to save.
         requeues: maximum number of times that a job is requeued because of its time limit.
         parallel: maximum number of runs of a sweep at the same time; 0: all.
         setup: commands before the run's, such as "module load cuda".
@@ -191,9 +191,8 @@ class Sampling:
         num_drafted: tokens that the draft model proposes at a time.
         num_beams: above 1, beam search, which needs temperature 0.
         length_penalty: length penalty of beam search; above 0 prefers longer texts.
-        cache_format: format of the keys and values of the tokens so far: "int8", with a scale for each token and head,
-            needs about a quarter of the memory of float32 and changes the probabilities a little; None: that of the
-            parameters.
+        cache_format: format of the key/value cache: "int8", with a scale for each token and head, needs about a quarter
+            of the memory of float32 and changes the probabilities slightly; None: the dtype of the parameters.
     """
 
     prompt: str = "\n"
@@ -231,27 +230,26 @@ class Run:
         precision: dtype of computation; parameters stay float32.
         weights: format of the matrices of linear maps and tables of tokens in evaluations and in generation: "int8" or
             "fp8" (e4m3), with a scale for each output, need a quarter of the memory of float32 and lose some quality.
-            Training and export do not quantize. It needs Qwix; None disables it.
+            Training and export do not quantize. Requires Qwix; None disables it.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
-            and meshes; "rbg" is that of the hardware.
+            and meshes; "rbg" uses the hardware's generator.
         total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
         log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging.
         evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of
             evaluations of all splits; there is always one at the end.
         save_every_steps, save_every_epochs, save_every_examples, save_every_percent: interval of checkpoints; there is
             always one at the end.
-        step_timeout_minutes: minutes after which a training step that has not ended ends the run, with the stacks of
-            all threads and exit code 76; compiling does not count. None: 20 times the mean step, and at least 10
+        step_timeout_minutes: maximum duration of a training step in minutes, without compilation; a longer step ends
+            the run with the stacks of all threads and exit code 76. None: 20 times the mean step, and at least 10
             minutes, or an hour for the first step; 0 disables it.
         grad_accum_steps: gradient accumulation steps: number of micro-batches of a batch.
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
-            path counts; the model's own rules come after them.
+            path applies; they take precedence over the model's own rules.
         sequence_sharding: whether to shard activations between layers over the tensor axis (sequence parallelism).
-        offload: whether the optimizer's state and the average of the parameters are kept in the memory of the host, and
-            are on the device only during the update: 8 to 12 bytes less for each parameter, but each step transfers
-            them twice.
+        offload: whether to keep the optimizer's state and the average of the parameters in host memory except during
+            the update: saves 8 to 12 bytes of device memory per parameter, but each step transfers them twice.
         compiler_options: pairs (name, value) of XLA options for the compiled steps, such as
             `(("xla_gpu_enable_latency_hiding_scheduler", True),)`.
         teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
@@ -301,7 +299,7 @@ class Run:
         check_ranges("", self)
         if self.weights and importlib.util.find_spec("qwix") is None:
             install = "pip install 'lineage[quantize]'"
-            raise ModuleNotFoundError(f"weights is {self.weights!r}: this needs Qwix: `{install}`.")
+            raise ModuleNotFoundError(f"weights is {self.weights!r}: this requires Qwix: `{install}`.")
         check_expressions("sharding", self.sharding, paired=True)
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):

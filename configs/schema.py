@@ -13,9 +13,9 @@ from ml_collections.config_dict import placeholder
 
 from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
 
-UNITS = ("steps", "epochs", "examples", "percent")  # of durations
+UNITS = ("steps", "epochs", "examples", "percent")  # units of durations
 NAME = "Registered name of the class:"
-VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
+VARIANT = "Named settings of the class; the keys that it sets are empty, and values given for them take precedence."
 
 
 class Section(ConfigDict):
@@ -26,7 +26,7 @@ class Section(ConfigDict):
 
     def __setitem__(self, key: str, value: Any) -> None:
         duration, _, unit = str(key).rpartition("_")
-        is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is none
+        is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is not a duration
         if is_duration and value is not None and not isinstance(value, FieldReference):
             for other in UNITS:
                 super().__setitem__(f"{duration}_{other}", None)
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
     name: str  # as on the command line
     type: str  # allowed values, as text: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'"
-    default: Any  # None where the value must be given or comes from the data
+    default: Any  # None if the value must be given or comes from the data
     documentation: str  # entry of the `Attributes:` section of the docstring
 
 
@@ -55,8 +55,8 @@ def keys(cls: type) -> list[Key]:
 def plain(cls: type) -> dict[str, Any]:
     """Return the keys of a dataclass with their values in a section; a field that is a dataclass is a section too.
 
-    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
-    of the class sets the field, and where the data determine it (`FROM_DATA`). `construct` is the inverse.
+    A key is empty (None, of the field's type) if the default is None, if a variant of the class sets the field, or if
+    the data determine it (`FROM_DATA`). `construct` is the inverse.
     """
     hints, values = field_types(cls) | {"variant": str}, {}
     empty = {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
@@ -69,7 +69,7 @@ def plain(cls: type) -> dict[str, Any]:
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Construct a dataclass from a section made by `plain`, or from one that has further keys."""
+    """Construct a dataclass from a section made by `plain`; additional keys are ignored."""
     found = {}
     for name, hint in field_types(cls).items():
         value = values[name]
@@ -82,7 +82,7 @@ def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def parse(registry: Registry, text: str) -> ConfigDict:
-    """Return the section that a shorthand stands for: a name, or a name and its first option, such as "text:PATH"."""
+    """Return the section described by a shorthand: a name, or a name and the first option, such as "text:PATH"."""
     name, colon, option = text.partition(":")
     made = section(registry, name)
     if colon:
@@ -129,7 +129,7 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
 
 
 def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
-    """Construct the entry of the registry that a section describes; raise as `Registry.build`.
+    """Construct the entry of the registry that a section describes; raises the errors of `Registry.build`.
 
     Args:
         values: the section. None leaves the field to `given`, to the variant and to the class's default, in this order.
@@ -153,7 +153,7 @@ def documentation(cls: type) -> dict[str, str]:
 
 
 def readable(hint: Any, limits: Range | None = None) -> str:
-    """Return a type and its range as people write them, such as "float, 0 or more and below 1"."""
+    """Return a readable form of a type and its range, such as "float, 0 or more and below 1"."""
     if limits:
         return f"{readable(hint)}, {limits}"
     if allowed := choices(hint):
@@ -165,7 +165,7 @@ def readable(hint: Any, limits: Range | None = None) -> str:
 
 
 def _part(registry, parts, changes):
-    """The section of a field that variants describe by dictionaries, whose keys are empty."""
+    """Return the section of a field that variants describe by dictionaries; the keys of these are empty."""
     named = changes.get("name", parts[0]["name"])
     made = section(registry, named)
     for part in parts if named == parts[0]["name"] else []:
@@ -190,7 +190,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Set the values of a nested dictionary, as JSON has them, in a config; raise ValueError for an unknown key."""
+    """Set the values of a nested dictionary, read from JSON, in a config; raise ValueError for an unknown key."""
     for key, value in values.items():
         if key not in config:
             raise ValueError(f"Unknown config key {prefix + key!r}.{nearest(key, config)}")
@@ -201,7 +201,7 @@ def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> N
 
 
 def tuples(value: Any) -> Any:
-    """Return a value of JSON with tuples for lists, as configs have them."""
+    """Return a JSON value with its lists converted to tuples, as in configs."""
     if isinstance(value, Mapping):
         return {key: tuples(item) for key, item in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value
@@ -217,11 +217,11 @@ def classes(registry: Registry, section: ConfigDict, key: str) -> dict[str, type
 
 
 def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> dict[str, tuple[Key, Any]]:
-    """Return every key of a config, or of its section `section`, with its value, by its dotted name.
+    """Return the keys of a config, or of its section `section`, with their values, by dotted name.
 
     Args:
-        classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
-            have neither a default nor documentation.
+        classes: the dataclass of each section by dotted key, "" for the config itself. Keys of other sections have
+            neither a default nor documentation.
     """
     known = {key.name: key for key in keys(classes[section])} if section in classes else {}
     if section in classes and "name" in config:

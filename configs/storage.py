@@ -1,7 +1,7 @@
 """Local copies of files on remote storage and on the Hugging Face Hub, for every package.
 
-A remote path is `hf:ORG/NAME[@REVISION][/PATH]`, see `lineage.configs.hub`, or a URL of a file system that fsspec
-knows, such as s3://BUCKET/FOLDER or gs://BUCKET/FILE. Credentials and endpoints are those of s3fs and gcsfs, such as
+A remote path is `hf:ORG/NAME[@REVISION][/PATH]` (see `lineage.configs.hub`) or a URL that fsspec supports, such as
+s3://BUCKET/FOLDER or gs://BUCKET/FILE. Credentials and endpoints are those of s3fs and gcsfs, such as
 the environment variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL.
 """
 
@@ -22,7 +22,7 @@ from lineage.configs import cache
 REMOTE = re.compile(r"hf:|[A-Za-z][\w+.-]*://")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the project
 VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # facts about a file, best first
-RECORD = "about/metadata"  # of a checkpoint; it is uploaded last and deleted first
+RECORD = "about/metadata"  # record of a checkpoint, uploaded last and deleted first
 STEP = re.compile(r"(?:.*/)?checkpoints/\d+/")
 THREADS = 8
 
@@ -39,7 +39,7 @@ def local(path: str | os.PathLike, suffixes: tuple[str, ...] | None = None) -> s
     if it has changed; in one process, each path is looked up once.
 
     Args:
-        suffixes: of the files to copy from a folder of data, (): all; None: the folder of a run or of a model.
+        suffixes: suffixes of the files to copy from a data folder, (): all; None: the folder of a run or a model.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -63,16 +63,16 @@ def _local(url: str, suffixes: tuple[str, ...] | None) -> str:
 
 
 def copy_of(url: str, kind: str) -> Path:
-    """Return the place for the local copy of a URL, among the copies of a kind."""
+    """Return the path of the local copy of a URL; `kind` is the subfolder of the cache."""
     scheme, _, rest = url.partition("://")
     parts = PurePosixPath(rest).parts
     if not parts or ".." in parts or rest.startswith("/"):
-        raise ValueError(f"{url!r} is not a path on remote storage: it must be such as s3://BUCKET/PATH.")
+        raise ValueError(f"{url!r} is not a path on remote storage: it must have the form s3://BUCKET/PATH.")
     return cache.root() / kind / scheme / Path(*parts)
 
 
 def name(path: str | os.PathLike) -> str:
-    """Return the remote path of which a path is the local copy, without a revision of the Hub, or else the path."""
+    """Return the remote path of a local copy, without the Hub revision; any other path is returned as it is."""
     path, root = os.fspath(path), f"{cache.root()}{os.sep}files{os.sep}"
     if path.startswith(root):
         scheme, _, rest = path.removeprefix(root).partition(os.sep)
@@ -84,7 +84,7 @@ def name(path: str | os.PathLike) -> str:
 
 @contextlib.contextmanager
 def readable_errors(url: str) -> Iterator[None]:
-    """Raise OSError with one sentence for any error of a package for remote storage, which have types of their own."""
+    """Convert errors of storage packages, which have their own exception types, to OSError with one sentence."""
     try:
         yield
     except FileNotFoundError as error:
@@ -99,18 +99,18 @@ def _reason(error: Exception, before: str = "", after: str = "") -> str:
 
 
 class Files:
-    """Files under a URL: a single one, those of a folder, or those that match a glob.
+    """Files under a URL: a single file, the files of a folder, or the matches of a glob.
 
     Attributes:
-        url: URL without the pattern of a glob and without a slash at its end.
-        pattern: pattern of a glob, relative to the URL; "": no glob.
+        url: URL without a glob pattern and without a trailing slash.
+        pattern: glob pattern, relative to the URL; "": no glob.
         system: file system of fsspec.
         path: path of the URL in the file system.
     """
 
     def __init__(self, url: str):
         if url.startswith("hf:"):
-            raise ValueError(f"{url} is on the Hugging Face Hub, which is only read: give a folder or a bucket's URL.")
+            raise ValueError(f"{url} is on the Hugging Face Hub, which is read-only: use a folder or a bucket's URL.")
         self.url, self.pattern = re.fullmatch(r"(.+?)/*(?:(?<=/)([^/]*[*[].*))?", url).groups("")
         scheme = url.partition("://")[0]
         install = f"pip install 'lineage[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "pip install fsspec"
@@ -121,7 +121,7 @@ class Files:
         try:
             fsspec.get_filesystem_class(scheme)
         except ValueError:
-            known = "a path of this machine, hf:ORG/NAME, or a URL such as gs://BUCKET/PATH and s3://BUCKET/PATH"
+            known = "a local path, hf:ORG/NAME, or a URL such as gs://BUCKET/PATH and s3://BUCKET/PATH"
             raise ValueError(f"{url} has the unknown scheme {scheme!r}: it must be {known}.") from None
         except ImportError as error:
             hint = f"`{install}`" if scheme in EXTRAS else _reason(error)
@@ -134,9 +134,9 @@ class Files:
         return f"{self.path}/{name}" if name else self.path
 
     def listed(self, incomplete: bool = False) -> dict[str, Mapping[str, Any]]:
-        """Return the facts about each file by its name relative to the URL; that of a single file is "".
+        """Return the metadata of each file by its name relative to the URL; the name of a single file is "".
 
-        Hidden files are left out, and so are those of checkpoints that are not complete, unless `incomplete`.
+        Hidden files are omitted, as are files of incomplete checkpoints unless `incomplete` is set.
 
         Raises:
             FileNotFoundError: there is no file.
@@ -161,7 +161,7 @@ class Files:
         """Make the file or folder `place` a copy of the files; what is not on the storage is deleted.
 
         Args:
-            suffixes: of the files to copy, perhaps before that of a compression; (): all.
+            suffixes: suffixes of the files to copy, before any compression suffix; (): all.
         """
         found = self.listed()
         wanted = [name for name in found if not suffixes or not name or _ends(name, suffixes)]
@@ -173,7 +173,7 @@ class Files:
             if name not in found and not is_hidden(name) and (place / name).is_file():
                 (place / name).unlink()
         for folder, _, _ in os.walk(place, topdown=False):
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(folder)
 
     def _fetch(self, name, info, place):
@@ -201,7 +201,7 @@ def version(info: Mapping[str, Any]) -> tuple[int | None, int]:
 
 
 def stamp(place: Path) -> tuple[int, int]:
-    """Return the size and the modification time of a local file, which are those of `version` in an unchanged copy."""
+    """Return the size and the modification time of a local file, equal to `version` in an unchanged copy."""
     facts = place.stat()
     return facts.st_size, facts.st_mtime_ns
 
@@ -212,7 +212,7 @@ def mark(place: Path, info: Mapping[str, Any]) -> None:
 
 
 def step_of(name: str) -> str:
-    """Return the folder of the checkpoint that a file belongs to, with a slash at its end; "": none."""
+    """Return the folder of the checkpoint that a file belongs to, with a trailing slash; "" if there is none."""
     found = STEP.match(name)
     return found[0] if found else ""
 

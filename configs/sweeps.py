@@ -32,7 +32,7 @@ def axis(key: str, values: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def product(*sweeps: Sweep) -> Iterator[dict[str, Any]]:
-    """Return all combinations of one run from each sweep; if several set a key, the last value counts."""
+    """Return all combinations of one run from each sweep; if several set a key, the last value is used."""
     return map(_merged, itertools.product(*sweeps))
 
 
@@ -70,7 +70,7 @@ class Floats:
         return rng.uniform(self.low, self.high)
 
     def suggest(self, trial: Any, key: str) -> float:
-        """Return the value of an Optuna trial."""
+        """Return the value suggested by an Optuna trial."""
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
 
@@ -110,9 +110,9 @@ class Search:
     """The objective of `sweep --optuna`.
 
     Attributes:
-        space: the range of each key.
+        space: range of each key.
         metric: metric of an evaluation, such as validation/loss.
-        highest: whether higher is better; None: as the name of the metric says.
+        highest: whether higher is better; None: determined by the name of the metric.
         trials: total number of runs.
         prune: whether to stop a run whose metric at an evaluation is worse than the median of the earlier runs at that
             step.

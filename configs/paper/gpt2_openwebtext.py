@@ -1,6 +1,6 @@
 """GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe.
 
-The data are OpenWebText from the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` is that of
+The data are OpenWebText from the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` comes with
 the package huggingface_hub:
 
     hf download Skylion007/openwebtext --repo-type=dataset --include="*.parquet" --local-dir=openwebtext

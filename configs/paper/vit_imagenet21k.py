@@ -5,8 +5,8 @@
     (cd imagenet21k/train; for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}" && rm "$f"; done)
     lineage train --config=vit_imagenet21k:B
 
-The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. fall11_whole.tar of image-net.org
-has an archive of each class, of which a hundredth of the images is held out.
+The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. fall11_whole.tar from
+image-net.org contains one archive per class; 1% of the images is held out.
 """
 
 from lineage.configs import base

@@ -3,9 +3,9 @@
     lineage train --config=finetune:TASK --config.init.path=MODEL --config.source=NAME:PATH
 
 TASK is the name of a task, such as question_answering. MODEL is the folder of a run, or one in the layout of
-transformers; it gives the architecture, the tokenizer and the preprocessing of images, and the data give the number of
-classes. The learning rates of BERT (arXiv 1810.04805, appendix A.3) and DETR (arXiv 2005.12872) are those of the
-papers; other models have a common one for AdamW. See docs/using.md.
+transformers; it determines the architecture, the tokenizer and the preprocessing of images; the data determine the
+number of classes. The learning rates of BERT (arXiv 1810.04805, appendix A.3) and DETR (arXiv 2005.12872) are those of
+the papers; all other models use the same one with AdamW. See docs/using.md.
 """
 
 from lineage.configs import base

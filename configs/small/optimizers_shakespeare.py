@@ -4,7 +4,7 @@
     lineage sweep --config=optimizers_shakespeare --config.source=text:PATH/input.txt
 
 The first command, repeated for each optimizer, searches its learning rate and weight decay with 20 trials. `TUNED`
-holds what was found; the second command compares the optimizers with it. The model and the data are those of
+holds the best values; the second command compares the optimizers with these values. The model and the data are those of
 `gpt_shakespeare_char`, without its moving average of the parameters. All optimizers have a cosine schedule except the
 schedule-free one, whose learning rate is constant. RESULTS.md has the results.
 """

@@ -54,8 +54,8 @@ def mix(folder: str) -> None:
     for kind, text in texts.items():
         starts[kind], ends[kind] = text[: int(len(text) * 0.9)], text[int(len(text) * 0.9) :]
     two = {kind: ends[kind] for kind in ("play", "wiki")}
-    for name, parts, told in (("mix_train", starts, True), ("mix_valid", ends, True), ("two", two, False)):
+    for name, parts, labeled in (("mix_train", starts, True), ("mix_valid", ends, True), ("two", two, False)):
         places = [(kind, text, i) for kind, text in parts.items() for i in range(0, len(text), 200)]
-        pieces = [text[i : i + 200] + (f"\n### {kind}\n" if told else "\n") for kind, text, i in places]
+        pieces = [text[i : i + 200] + (f"\n### {kind}\n" if labeled else "\n") for kind, text, i in places]
         random.Random(0).shuffle(pieces)
         Path(folder, f"{name}.txt").write_text("".join(pieces), encoding="utf-8")

@@ -92,7 +92,7 @@ def test_list_shows_the_parts_of_configs(capsys):
     assert launch.main(["list", "evaluators"]) == 0
     assert "\ntagging " in capsys.readouterr().out
     assert launch.main(["list", "source"]) == 1
-    assert "there are no parts 'source': the parts are sources, tokenizers, tasks," in capsys.readouterr().err
+    assert "unknown kind of parts 'source': it must be one of sources, tokenizers, tasks," in capsys.readouterr().err
 
 
 def test_config_shows_every_key(capsys):

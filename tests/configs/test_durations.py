@@ -41,7 +41,7 @@ def test_unset_duration_uses_the_default():
         ({"total_steps": 1, "total_epochs": 1.0}, "exactly one of total_steps, total_epochs must be set"),
         ({"total_steps": -1}, "total_steps is -1: a duration cannot be negative"),
         ({"total_percent": 5.0}, "total cannot be given in percent"),
-        ({"total_epochs": 5.0}, "total_epochs needs the data"),
+        ({"total_epochs": 5.0}, "total_epochs requires the size of the data set"),
     ],
 )
 def test_invalid_duration_raises(given, message):

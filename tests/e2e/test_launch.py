@@ -137,7 +137,7 @@ def test_number_of_trials_is_an_option(tmp_path, monkeypatch, capsys):
     assert launch.main([*arguments, "--optuna", "--trials=0"]) == 1
     assert "the Search has 0 trials: it must have 1 or more." in capsys.readouterr().err
     assert launch.main([*arguments, "--trials=7"]) == 1
-    assert "--trials is 7: it is an option of --optuna." in capsys.readouterr().err
+    assert "--trials is 7: it requires --optuna." in capsys.readouterr().err
 
 
 @pytest.mark.thorough

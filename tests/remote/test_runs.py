@@ -83,7 +83,7 @@ def test_paths_that_cannot_be_remote_are_refused(capsys):
     with pytest.raises(ValueError, match=r"task.cache_dir is 's3://bucket/tokens': it must be a folder of this"):
         TASKS["causal_lm"](cache_dir="s3://bucket/tokens")
     assert launch.main(["train", "--workdir=hf:org/run"]) == 1
-    assert "hf:org/run is on the Hugging Face Hub, which is only read" in capsys.readouterr().err
+    assert "hf:org/run is on the Hugging Face Hub, which is read-only" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -125,8 +125,8 @@ def test_of_checkpoints_only_complete_ones_are_copied(bucket):
         ("s3://no-such-bucket/a", FileNotFoundError, "There is no s3://no-such-bucket/a"),
         ("BUCKET/missing", FileNotFoundError, "There is no BUCKET/missing"),
         ("BUCKET/*.csv", FileNotFoundError, r"There is no BUCKET/\*.csv"),
-        ("foo://a/b", ValueError, "has the unknown scheme 'foo': it must be a path of this machine, "),
-        ("s3:///a", ValueError, "is not a path on remote storage: it must be such as s3://"),
+        ("foo://a/b", ValueError, "has the unknown scheme 'foo': it must be a local path, "),
+        ("s3:///a", ValueError, "is not a path on remote storage: it must have the form s3://"),
     ],
 )
 def test_an_error_is_one_sentence(bucket, cache, path, kind, message):

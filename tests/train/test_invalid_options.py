@@ -154,7 +154,7 @@ def test_out_of_memory_error_suggests_changes(error, tmp_path):
         ("train --workdir", "argument --workdir: expected one argument."),
         ("train --workdri=x", "unknown argument '--workdri=x': did you mean '--workdir'?"),
         ("train --optuna", "unknown argument '--optuna'."),
-        ("sweep more", "unknown argument 'more': an experiment is given by --config, the folder of a run by --workdir"),
+        ("sweep more", "unknown argument 'more': use --config for an experiment, --workdir for the folder of a run"),
         ("sweep --parallel=two", "argument --parallel: invalid int value: 'two'."),
         ("slurm start", "argument action: invalid choice: 'start' (choose from "),
         ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),

@@ -97,7 +97,9 @@ def test_training_is_not_quantized(tiny, tmp_path, no_report):
 def test_qwix_is_missing(monkeypatch, workdir, capsys):
     monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
     assert launch.main(["evaluate", f"--workdir={workdir}", WEIGHTS]) == 1
-    assert "error: weights is 'int8': this needs Qwix: `pip install 'lineage[quantize]'`.\n" in capsys.readouterr().err
+    assert (
+        "error: weights is 'int8': this requires Qwix: `pip install 'lineage[quantize]'`.\n" in capsys.readouterr().err
+    )
 
 
 def test_unknown_format(workdir, capsys):
