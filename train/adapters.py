@@ -1,8 +1,8 @@
 """Adapters: small trainable changes to the matrices of a frozen model.
 
-LoRA (arXiv 2106.09685) adds the product of two low-rank matrices to a matrix; singular value fine-tuning (SVF), of
-Transformer-squared (arXiv 2501.06252), multiplies each singular value of a matrix by a factor. Models do not know about
-adapters: the training state holds trained and frozen arrays, from which its adapter computes the model's parameters.
+LoRA (arXiv 2106.09685) adds the product of two low-rank matrices to a matrix; singular value fine-tuning (SVF,
+Transformer-squared, arXiv 2501.06252) multiplies each singular value of a matrix by a factor. Models are
+unaware of adapters: the adapter computes the model's parameters from the trained and frozen arrays of the state.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.configs.run import check_expressions, check_matches
 
 ADAPTERS: Registry = Registry("adapter")
-Kernels = dict[str, tuple[int, int]]  # path of a kernel -> the number of its last axes that are inputs, and outputs
+Kernels = dict[str, tuple[int, int]]  # path of a kernel -> numbers of its input and output axes
 Params = Any
 
 
@@ -33,7 +33,7 @@ def recording(kernels: Kernels) -> Callable[..., Any]:
         if context.method_name == "__call__" and module.has_variable("params", "kernel"):
             features = getattr(module, "features", 1)
             outputs = len(features) if isinstance(features, tuple) else 1
-            # A scanned stack adds its axis of layers outside the module, so it is not counted here.
+            # A scanned stack adds its axis of layers outside the module, so that axis is not counted here.
             inputs = module.get_variable("params", "kernel").ndim - outputs
             kernels["/".join((*module.path, "kernel"))] = inputs, outputs
         return out
@@ -42,7 +42,7 @@ def recording(kernels: Kernels) -> Callable[..., Any]:
 
 
 class Matrix(NamedTuple):
-    """A kernel [*layers, *inputs, *outputs] seen as one matrix for each layer, with the sizes of the axes."""
+    """A kernel [*layers, *inputs, *outputs] as one matrix per layer, with the sizes of its axes."""
 
     owner: str  # path of the module that has the kernel
     layers: tuple[int, ...]
@@ -91,8 +91,8 @@ class MatrixAdapter(Adapter):
     """Base class of adapters that change matrices.
 
     Attributes:
-        patterns: regular expressions; a kernel is adapted if one of them is found in its path.
-        trained: regular expressions; a parameter is trained directly if one of them is found in its path.
+        patterns: regular expressions; a kernel is adapted if its path matches one of them.
+        trained: regular expressions; a parameter is trained directly if its path matches one of them.
     """
 
     patterns: tuple[str, ...] = ("layers/",)
@@ -145,7 +145,7 @@ class MatrixAdapter(Adapter):
         return frozen["params"]
 
     def _init_matrix(self, matrix: Matrix, key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the trained and the frozen arrays of one matrix, by their paths."""
+        """Return the trained and the frozen arrays of one matrix, by path."""
         raise NotImplementedError
 
     def _constants(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class MatrixAdapter(Adapter):
         raise NotImplementedError
 
     def _decomposed(self, frozen: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
-        """Return the frozen arrays that are computed from the model's parameters, by their paths."""
+        """Return the frozen arrays that are computed from the model's parameters, by path."""
         return {}
 
 
@@ -199,8 +199,8 @@ class LoRA(MatrixAdapter):
 class SVF(MatrixAdapter):
     """Singular value fine-tuning: U diag(z s) V^T with trained factors z (arXiv 2501.06252, section 3.2).
 
-    It is computed as W + U diag((z - 1) s) V^T, which is W itself where all factors are 1. The singular vectors are
-    zeros until `rebase` computes them.
+    Computed as W + U diag((z - 1) s) V^T, so that the result is exactly W if all factors are 1. The singular vectors
+    are zero until `rebase` computes them.
     """
 
     own = "svf"

@@ -32,43 +32,43 @@ from lineage.train.step import TrainState
 class Checkpoints(contextlib.AbstractContextManager):
     """Checkpoints of a run in `workdir/checkpoints/<step>`: the newest ones and, by a metric, the best.
 
-    Each holds the state and a record: a hash of every array, the number of the next batch, the config, the metrics and
-    the length of their history. It appears complete or not at all.
+    A checkpoint contains the state and a record: a hash of every array, the number of the next batch, the config, the
+    metrics and the length of their history. Checkpoints are written atomically.
 
     Attributes:
-        say: callback for messages about errors that do not stop the run.
+        notify: callback for messages about errors that do not stop the run.
 
     Raises:
         ValueError: `options.on_error` is "continue" in a run of several processes.
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None):
-        self.folder, self.say = workdir.absolute() / "checkpoints", partial(print, file=sys.stderr)
+        self.folder, self.notify = workdir.absolute() / "checkpoints", partial(print, file=sys.stderr)
         self.options = options = options or Checkpoint()
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
         self._records: dict[int, dict[str, Any]] = {}
-        # Otherwise threads wait for minutes for a folder that cannot be created.
+        # Asynchronous creation would wait for minutes for a folder that cannot be created.
         waiting = ocp.AsyncOptions(create_directories_asynchronously=False)
         settings = ocp.CheckpointManagerOptions(preservation_policy=self, async_options=waiting)
-        # Learned parameters do not compress. Each item and each array costs time; arrays cost less in Zarr 3.
+        # Learned parameters do not compress. Each item and each array has overhead; Zarr 3 has less per array.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         self._manager = self._open()
 
     def reload(self) -> None:
-        """Look for the checkpoints again, which a run in progress may have written and deleted."""
+        """List the checkpoints again: a run in progress writes and deletes them."""
         self._manager.reload()
 
     @property
     def latest(self) -> int | None:
-        """Step of the newest checkpoint; None without one."""
+        """Step of the newest checkpoint; None if there is none."""
         return self._manager.latest_step()
 
     @property
     def best(self) -> int | None:
-        """Step of the best checkpoint by the metric; None without one."""
+        """Step of the best checkpoint by the metric; None if there is none."""
         return self._best(self._manager.all_steps())
 
     def _best(self, steps):
@@ -78,31 +78,31 @@ class Checkpoints(contextlib.AbstractContextManager):
         return ranked[-1][1] if ranked else None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return which checkpoints are kept, as a preservation policy of Orbax: the newest ones and the best."""
+        """Return which checkpoints to keep, as an Orbax preservation policy: the newest ones and the best."""
         steps = [one.step for one in checkpoints]
         kept = {*steps[-self.options.keep :], self._best(steps)}
         return [step in kept for step in steps]
 
     def record(self, step: int) -> dict[str, Any]:
-        """Return the record of a step, {} if it is damaged."""
+        """Return the record of a step; {} if it is damaged."""
         if step not in self._records:
             try:
                 self._records[step] = read_record(self.folder / str(step))
             except (DamagedError, FileNotFoundError) as error:
-                self.say(f"{error}")
+                self.notify(f"{error}")
                 self._records[step] = {}
         return self._records[step]
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float], **history: Any) -> None:
-        """Save a state asynchronously; return when its buffers may be reused. An existing step is not written again.
+        """Save a state asynchronously; return when its buffers may be reused. Existing steps are skipped.
 
         Args:
-            history: further entries of the record: the number of `lines` in the history of metrics, and the `averages`
-                since the last of them.
+            history: additional entries of the record: the number of `lines` in the history of metrics, and the
+                `averages` since the last line.
 
         Raises:
-            ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
-            OSError: this checkpoint, or the one before, cannot be written, and `on_error` is "stop".
+            ValueError: `metrics` is not empty and lacks the metric `checkpoint.best`.
+            OSError: this checkpoint, or the previous one, cannot be written, and `on_error` is "stop".
         """
         step, best = int(state.step), self.options.best
         if best and metrics and best not in metrics:
@@ -113,7 +113,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), **history}
         self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
-        for _ in range(2):  # the first attempt may raise the error of the save before
+        for _ in range(2):  # the first attempt may raise the error of the previous save
             try:
                 with self._os_errors():
                     self._manager.save(step, args=args)
@@ -121,7 +121,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             except OSError as error:
                 if self.options.on_error == "stop":
                     raise
-                self.say(f"{error} The run continues.")
+                self.notify(f"{error} The run continues.")
             with contextlib.suppress(Exception):  # the failure has been reported
                 self._manager.close()
             clean(self.folder.parent)
@@ -137,11 +137,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Return the state of a step, on the shardings of `target` (arrays, or shapes with shardings).
 
         Args:
-            step: None: the newest intact one; damaged ones after it are renamed to `<step>.damaged`.
+            step: None restores the newest intact one, and renames damaged ones after it to `<step>.damaged`.
 
         Raises:
-            ValueError: the checkpoint is, or all are, damaged or of another model.
-            OSError, MemoryError: a checkpoint cannot be read, which does not mean that it is damaged.
+            ValueError: the checkpoint, or every checkpoint, is damaged or of another model.
+            OSError, MemoryError: a checkpoint cannot be read, although it may be intact.
         """
         steps = [each for each in sorted(self._manager.all_steps(), reverse=True) if step in (None, each)]
         if not steps:
@@ -156,7 +156,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             else:
                 for other, error in damaged.items():
                     self._set_aside(other)
-                    self.say(f"{error}. It was renamed to {other}.damaged; the run resumes from step {each}.")
+                    self.notify(f"{error}. It was renamed to {other}.damaged; the run resumes from step {each}.")
                 return state
         newest, *others = damaged
         rest = f"; no better: {', '.join(map(str, others))}" if others else ""
@@ -171,12 +171,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         self.reload()
 
     def wait(self) -> None:
-        """Wait until everything is written; raises as `save` does."""
+        """Wait until everything is written; raises the errors of `save`."""
         with self._os_errors():
             self._manager.wait_until_finished()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if not distributed.is_lost_process(error):  # for which Orbax would wait
+        if not distributed.is_lost_process(error):  # Orbax would wait for it
             with self._os_errors():
                 self._manager.close()
 
@@ -184,9 +184,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     def _os_errors(self):
         try:
             yield
-        except jax.errors.JaxRuntimeError:  # raised by the computation whose result was to be saved
+        except jax.errors.JaxRuntimeError:  # raised by the computation of the state
             raise
-        except Exception as error:  # Orbax raises exceptions of many types, also from its threads
+        except Exception as error:  # Orbax raises exceptions of many types, including from its threads
             if distributed.is_lost_process(error):
                 raise
             number = _error_number(error)
@@ -197,16 +197,16 @@ class Checkpoints(contextlib.AbstractContextManager):
 
 
 def _error_number(error):
-    """Return the operating system's number of an error, None without one.
+    """Return the errno of an error; None if it has none.
 
-    TensorStore, which reads and writes the arrays, raises ValueError and gives the number only in the text.
+    TensorStore, which reads and writes the arrays, raises ValueError with the number only in the message.
     """
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return error.errno if isinstance(error, OSError) else code and int(code[1])
 
 
 def clean(workdir: Path) -> None:
-    """Delete what interrupted saves have left."""
+    """Delete the leftovers of interrupted saves."""
     if jax.process_index() == 0:
         for folder in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -215,16 +215,16 @@ def clean(workdir: Path) -> None:
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:
-    """Return the variables of a run's model, on the host, from its newest checkpoint; see `read_newest`."""
+    """Return the variables of a run's model, on the host, from its newest checkpoint (see `read_newest`)."""
     state = read_newest(workdir)
     return {"params": state.adapter.apply(state.frozen, state.params), **state.collections}
 
 
 def read_newest(workdir: Path) -> TrainState:
-    """Return the newest state of a run, as far as its model needs it, as numpy arrays on the host.
+    """Return the parts of a run's newest state that its model needs, as numpy arrays on the host.
 
-    It has the parameters, or their average as `params` if one is kept, the collections, and what the adapter keeps
-    frozen; the optimizer's state and `ema` are None.
+    The state has the parameters (their average if one is kept) as `params`, the collections and the adapter's frozen
+    parameters; the optimizer's state and `ema` are None.
     """
     folder = workdir.absolute() / "checkpoints"
 
@@ -237,7 +237,7 @@ def read_newest(workdir: Path) -> TrainState:
 
 
 def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
-    """Return `read(step)` of a chosen checkpoint; if it is damaged and another is chosen by now, read that one.
+    """Return `read(step)` of the chosen checkpoint; if it is damaged and `choose` now returns another, read that.
 
     A run in progress deletes checkpoints while others read them.
     """
@@ -252,17 +252,17 @@ def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
 
 
 def read_checkpoint(folder: Path, target: TrainState) -> TrainState:
-    """Read the whole state in the folder of a step and verify its hashes. An error that may pass is retried once.
+    """Read the whole state in the folder of a step and verify its hashes; transient errors are retried once.
 
-    If one process cannot read its part, all raise.
+    If one process cannot read its part, all processes raise.
 
     Args:
         target: arrays, or shapes with shardings.
 
     Raises:
-        DamagedError: the checkpoint is damaged, or not of the target's shapes; the message says why.
-        ValueError: it was written by an earlier version.
-        OSError, MemoryError: it cannot be read, which does not mean that it is damaged.
+        DamagedError: the checkpoint is damaged, or its shapes are not those of the target.
+        ValueError: the checkpoint was written by an earlier version.
+        OSError, MemoryError: the checkpoint cannot be read, although it may be intact.
     """
     error, damage = None, f"the checkpoint {folder} is damaged or of another model than the config's"
     try:
@@ -285,16 +285,16 @@ def read_checkpoint(folder: Path, target: TrainState) -> TrainState:
 def _retried(read, *args):
     try:
         return read(*args)
-    except (OSError, MemoryError):  # it may pass
+    except (OSError, MemoryError):  # may be transient
         return read(*args)
 
 
 @contextlib.contextmanager
 def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
-    """Yield a reader that does not wait for other processes: one that fails must not block them.
+    """Yield a reader that does not wait for other processes, so that a process that fails does not block them.
 
-    Errors in the block become OSError or MemoryError if they may pass, and else DamagedError, which begins with
-    `damage`.
+    Errors in the block become OSError or MemoryError if they may be transient, and otherwise DamagedError with a
+    message that begins with `damage`.
     """
     index = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
@@ -304,14 +304,14 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
             yield reader
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
         raise
-    except Exception as error:  # Orbax raises exceptions of many types, bare ones too
+    except Exception as error:  # Orbax raises exceptions of many types, including bare Exception
         if (number := _error_number(error)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             raise OSError(number, os.strerror(number), str(folder)) from error
         raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
 
 
 def _read_state(folder, target, damage):
-    """Return the whole state, and the hashes that its arrays must have."""
+    """Return the whole state, and the expected hashes of its arrays."""
     hashes, places = read_record(folder)["hashes"], ocp.checkpoint_utils.construct_restore_args(target)
     with _reader(folder, damage) as reader:
         state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
@@ -328,9 +328,9 @@ def _read_model(folder):
 
 
 def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the record in the folder of a step, and fields of its state as numpy arrays, whose hashes are verified.
+    """Return the record in the folder of a step, and fields of its state as numpy arrays with verified hashes.
 
-    Fields that are empty are left out. Raises as `read_checkpoint`.
+    Empty fields are omitted. Raises the errors of `read_checkpoint`.
     """
     record, state = read_record(folder), (folder / "state").absolute()  # Orbax finds nothing in a relative folder
     damage = f"the checkpoint {folder} is damaged"

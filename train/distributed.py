@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of the values that
-# mean several processes.
+# Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of their values for
+# several processes.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
 
 RESUME = "Run the same command on every host to resume from the last checkpoint."
@@ -43,14 +43,14 @@ def check_devices() -> None:
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process: int | None = None, heartbeat: int = 60
 ) -> Iterator[None]:
-    """Connect the processes of a run for the block. It must be entered before JAX initializes its devices.
+    """Connect the processes of a run for the block; enter it before JAX initializes its devices.
 
     Without arguments, the tasks of `srun` or `mpirun` and the workers of a TPU slice on GKE are detected; elsewhere the
     run has one process.
 
     Args:
         coordinator: "HOST:PORT" of process 0; "auto" lets JAX detect it.
-        heartbeat: seconds without a heartbeat after which a process is declared dead, and all processes end.
+        heartbeat: seconds without a heartbeat after which a process is declared dead and all processes end.
 
     Raises:
         ConnectionError: the other processes did not connect, or the connection to one was lost.
@@ -90,10 +90,10 @@ def joined(
 
 
 def is_lost_process(error: BaseException | None) -> bool:
-    """Return whether an error means that another process of the run is gone.
+    """Return whether an error means that another process of the run was lost.
 
-    JAX raises JaxRuntimeError or ValueError for it, and only the text distinguishes it: a collective operation of Gloo
-    or NCCL fails with the same status codes as other errors.
+    JAX raises JaxRuntimeError or ValueError in this case, and only the message distinguishes it: collective operations
+    of Gloo or NCCL fail with the same status codes as other errors.
     """
     pattern = "(?s)[A-Z_]+: .*(?i:gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline)"
     return isinstance(error, jax.errors.JaxRuntimeError | ValueError) and re.match(pattern, str(error)) is not None
@@ -101,7 +101,7 @@ def is_lost_process(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """Raise in all processes if the block raises in one: ChildProcessError in the others."""
+    """Raise ChildProcessError in all other processes if the block raises in one."""
     try:
         yield
     except Exception:
@@ -112,12 +112,12 @@ def agreed() -> Iterator[None]:
 
 
 def failures(failed: bool = True) -> list[int]:
-    """Return the numbers of the processes that have failed; every process must call it."""
+    """Return the indices of the processes that failed; every process must call this function."""
     return np.flatnonzero(process_allgather(np.array([failed]), tiled=True)).tolist() if jax.process_count() > 1 else []
 
 
 def shared(item: Any) -> list[Any]:
-    """Return the item of each process, in their order; every process must call it."""
+    """Return the item of each process, in process order; every process must call this function."""
     content = np.frombuffer(pickle.dumps(item), np.uint8)
     sizes = process_allgather(np.array([len(content)]), tiled=True)
     rows = process_allgather(np.pad(content, (0, sizes.max() - len(content))))
@@ -125,9 +125,9 @@ def shared(item: Any) -> list[Any]:
 
 
 def in_turns(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items of all processes on each: their first ones in the order of the processes, the second ones, ...
+    """Yield the items of all processes on every process: all first items in process order, all second items, and so on.
 
-    In this order, the first process without a further item is followed by others without one.
+    Iteration ends at the first process without a next item; the processes after it must have none either.
     """
     while True:
         with agreed():
@@ -146,9 +146,9 @@ def check_same(what: str, text: str) -> None:
 
 
 class DelayedAny:
-    """Logical or of some flags over the processes, without waiting: each call returns the result of the call before.
+    """Logical or of flags over the processes, without waiting: each call returns the result of the previous call.
 
-    All processes get the same result at the same call. A run of one process gets its own flags at once.
+    All processes get the same result at the same call. With one process, the flags are returned immediately.
     """
 
     def __init__(self, mesh: Mesh, count: int):
@@ -170,14 +170,14 @@ class DelayedAny:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(number):
-    """Explain the abort by which JAX, often in a thread of its own, ends a process that waits for another one."""
-    said = "this process was aborted, as a rule because a process of this run was lost or did not start: see above."
-    os.write(2, f"\nerror: {said} {RESUME}\n".encode())
+    """Print an explanation when JAX, often in its own thread, aborts a process that waits for another one."""
+    reason = "this process was aborted, usually because a process of this run was lost or did not start: see above."
+    os.write(2, f"\nerror: {reason} {RESUME}\n".encode())
     os._exit(1)
 
 
 def _end_at_once(code):
-    """End the process without waiting for the others at exit, as JAX would: they may never come."""
+    """End the process without JAX's wait for the other processes at exit, which may be lost."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""From a config to the parts of an experiment: data, task, model, optimizer, mesh, durations and state."""
+"""Construction of an experiment from its config: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ from lineage.train.step import TrainState, init_state, make_forward_step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-    """The experiment that a config describes (see `lineage.configs.base`); each part is made when it is first used."""
+    """Experiment that a config describes (see `lineage.configs.base`); each part is created on first use."""
 
     config: ConfigDict
-    workdir: Path | None = None  # folder of the run, whose tokenizer and checkpoints are used if it has them
-    devices: Sequence[jax.Device] | None = None  # of the mesh; None is all
-    # Metadata of the training data of a trained model, kept in the workdir with its tokenizer; None: open the data.
+    workdir: Path | None = None  # folder of the run; its tokenizer and checkpoints, if any, are used
+    devices: Sequence[jax.Device] | None = None  # devices of the mesh; None: all
+    # Metadata of a trained model's training data, stored in the workdir with its tokenizer; None: open the data.
     saved_facts: Facts | None = None
 
     def __post_init__(self):
@@ -74,15 +74,15 @@ class Experiment:
 
     @cached_property
     def evaluation_data(self) -> Data:
-        """The data, of a trained model without the training split where the others can be read without it."""
+        """The data; for a trained model, without the training split if the other splits can be read without it."""
         return self.data if self.saved_facts is None else self.read(self.source, self.saved_facts)
 
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
-        """Return the data of a source, for the task, with the tokenizer of the experiment; see `data.load`."""
+        """Return the data of a source for the task and the tokenizer of the experiment (see `data.load`)."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
         kept = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
         if origin and not kept and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            file = Path(local(origin)) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
+            file = Path(local(origin)) / tokenizers.FILE  # further training keeps the tokenizer
             if file.is_file():
                 tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
@@ -102,7 +102,7 @@ class Experiment:
 
     @cached_property
     def model(self) -> Model:
-        """The config's model; options that it leaves empty are the task's, or the data's."""
+        """The config's model; empty options are set by the task or the data."""
         settings = self.config.model
         given = {key: value for key, value in self.task.model_options().items() if settings.get(key) is None}
         for key in Facts().model_options:
@@ -136,7 +136,7 @@ class Experiment:
         return sharding.make_mesh(**self.config.mesh, devices=self.devices)
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """Return `jax.jit` of a function of batches, whose activations lie on the mesh as batches do."""
+        """Return `jax.jit` of a function of batches, with its activations sharded like the batches."""
         rules, sequence = self.sharding_rules, self.run.sequence_sharding
         function = sharding.on_mesh(function, self.mesh, rules, sequence)
         return jax.jit(function, compiler_options=self._compiler_options, **options)
@@ -158,7 +158,7 @@ class Experiment:
         return self.steps("total")
 
     def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None) -> int:
-        """Return a duration of the config in steps, see `durations.steps`."""
+        """Return a duration of the config in steps (see `durations.steps`)."""
         section = self.config if section is None else section
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(
@@ -184,52 +184,52 @@ class Experiment:
         return self.make_optimizer(self.schedule)
 
     def make_optimizer(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
-        """Return the config's optimizer with another schedule: that of the config may need the data."""
+        """Return the config's optimizer with another schedule; the config's own schedule may require the data."""
         optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model, self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
-        """Return a batch of `size` examples of zeros with texts of `length` tokens, by default those of the config.
+        """Return a batch of zeros: `size` examples, texts of `length` tokens, by default those of the config.
 
-        It opens the data only for sizes that the config does not give.
+        The data are opened only for sizes that the config does not set.
         """
         self.task.check_model(self.model)
         sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.facts, length)
         batch = self.task.zeros(sizes)
-        if self.saved_facts is not None and self.task.needs_teacher:  # whose outputs have the shapes of the student's
+        if self.saved_facts is not None and self.task.needs_teacher:  # its outputs have the student's shapes
             teach = nn.init_with_output(self.task.teach, self.model)
-            said = jax.eval_shape(teach, jax.random.key(0), batch)[0]
+            shapes = jax.eval_shape(teach, jax.random.key(0), batch)[0]
         else:
-            said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
-        return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
+            shapes = jax.eval_shape(partial(self.with_teacher, step=0), batch) if self.teacher else {}
+        return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in shapes.items()}
 
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
         """Function that adds the teacher's outputs to a batch; None for tasks without a teacher."""
         if self.task.needs_teacher and not self.run.teacher:
-            raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir, or a folder.")
+            raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir or a model folder.")
         if not self.task.needs_teacher:
             if self.run.teacher:
                 raise ValueError(f"teacher is {self.run.teacher!r}: it must be empty for the task {self.task.name!r}.")
             return None
-        with jax.ensure_compile_time_eval():  # even if only shapes are asked for first
+        with jax.ensure_compile_time_eval():  # even if the first call is only for shapes
             return pretrained.load_teacher(self.run.teacher, self.mesh, self.model, self.task.teach)
 
-    def taught(self, batch: Batch, step: int | None = None) -> Batch:
+    def with_teacher(self, batch: Batch, step: int | None = None) -> Batch:
         """Return a batch on the devices with the outputs of the teacher, if there is one.
 
-        At a training `step`, the task transforms the batch before.
+        For a training `step`, the task transforms the batch first (see `Task.prepare`).
         """
         if not self.teacher:
             return batch
         if step is not None:
-            key = jax.random.fold_in(jax.random.key(~self.run.seed), step)  # not the step's own
+            key = jax.random.fold_in(jax.random.key(~self.run.seed), step)  # differs from the key of the step
             batch = self.task.prepare(key, batch, self.model)
         return batch | self.teacher(batch)
 
     def context(self) -> Context:
-        """Return what evaluators work with."""
+        """Return the context of evaluators."""
         step = partial(make_forward_step, precision=self.run.precision)
         return Context(
             model=self.model,
@@ -242,7 +242,7 @@ class Experiment:
             seed=self.run.seed,
             compile=lambda *args, **options: self.jit(step(*args, **options)),
             to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
-            teach=self.taught,
+            teach=self.with_teacher,
             open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text))),
         )
 
@@ -251,11 +251,11 @@ class Experiment:
         return Evaluation(self.context(), self.evaluators)
 
     def variables(self, state: TrainState) -> dict[str, Any]:
-        """Return the variables for evaluation and generation: averages where they are kept, quantized if configured."""
+        """Return the variables for evaluation and generation: averages if they are kept, quantized if configured."""
         return self.quantized(state.variables(average=True))
 
     def quantized(self, variables: dict[str, Any]) -> dict[str, Any]:
-        """Return variables whose parameters are quantized if the config says so."""
+        """Return variables with their parameters quantized if the config enables it."""
         if self.run.weights is None:
             return variables
         return {**variables, "params": self._quantize(variables["params"])}
@@ -268,9 +268,9 @@ class Experiment:
         return quantization.input_axes(self.task.loss, self.model, self.zeros())
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
-        """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""
+        """Return the state of a checkpoint (None: the newest), or the initial state if there is none."""
         if checkpoints.latest is None and step is None:
-            # Out of memory, XLA's CPU backend never finishes the arrays that did fit: all are waited for together.
+            # Wait for all arrays together: out of memory, XLA's CPU backend never finishes the arrays that did fit.
             return jax.block_until_ready(jax.jit(self.make_state, out_shardings=self.state_shardings)())
         return checkpoints.restore(sharding.placed(self.abstract_state, self.state_shardings), step)
 
@@ -309,7 +309,7 @@ class Experiment:
 
     @property
     def sharding_rules(self) -> tuple[sharding.Rule, ...]:
-        """The config's rules, which come first, and the model's."""
+        """The config's rules, which take precedence, and the model's."""
         return (*self.run.sharding, *self.model.sharding_rules)
 
     def make_state(self) -> TrainState:

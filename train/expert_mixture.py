@@ -1,4 +1,4 @@
-"""Mixtures of experts fine-tuned by SVF, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
+"""Mixtures of SVF experts, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from lineage.train.step import TrainState, make_forward_step
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
-    If `experts.choice` is "prompt", it is chosen by the prompt, or by examples of the training data without one.
+    If `experts.choice` is "prompt", the prompt determines the mixture, or without one, examples of the training data.
     """
     settings = experiment.config.experts
     if not settings.paths:
@@ -40,13 +40,13 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
         if settings.classifier:
-            (judge,) = load([settings.classifier], base).values()
-            reader = _mixed(judge.adapter, judge.frozen, [judge.params], np.ones(1))
+            (expert,) = load([settings.classifier], base).values()
+            classifier = _mixed(expert.adapter, expert.frozen, [expert.params], np.ones(1))
         else:
-            reader = base.adapter.apply(base.frozen, {})
-        weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
-    said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
-    return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
+            classifier = base.adapter.apply(base.frozen, {})
+        weights = np.eye(len(names))[_answer(experiment, classifier, names, prompt)]
+    mixture = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
+    return with_variables(state, {"params": changed(weights)}), f"experts: {mixture}"
 
 
 def _mixed(adapter, frozen, experts, weights):
@@ -55,9 +55,9 @@ def _mixed(adapter, frozen, experts, weights):
 
 
 def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
-    """Return the states of the experts in some workdirs, by the names of the folders.
+    """Return the states of the experts in the given workdirs, by folder name.
 
-    They must share the frozen model with each other, and with the expert `base`.
+    All experts, including `base`, must share one frozen model.
     """
     found = {}
     for path in (Path(local(path)) for path in paths):
@@ -65,7 +65,7 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
         if not isinstance(state.adapter, SVF) or state.adapter.trained:
             raise ValueError(f"experts: {path} is not a run of adapter.name='svf' without adapter.trained.")
         if path.name in found:
-            raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
+            raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a unique name.")
         base = base or state
         if not state.adapter.same_base(state.frozen, base.frozen):
             raise ValueError(f"experts.paths: {path} was trained from a different base model than the others.")
@@ -105,7 +105,7 @@ def _scorer(experiment, changed, collections):
         raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
     rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
-    batch = experiment.taught(to_mesh(batch, experiment.mesh))
+    batch = experiment.with_teacher(to_mesh(batch, experiment.mesh))
     forward = make_forward_step(experiment.model, experiment.task.loss, experiment.config.precision, mutable=["memory"])
     collections = {name: value for name, value in collections.items() if name != "memory"}
 

@@ -25,12 +25,12 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
 
     Args:
         kind: "safetensors" writes a folder that `transformers` loads, with the tokenizer; see `convert.save`.
-            "stablehlo" writes `model.stablehlo`, a program that contains the parameters and takes any number of
-            examples: `jax.export.deserialize(content).call` maps a dictionary of the arrays that `model.json` lists to
-            the model's outputs.
+            "stablehlo" writes `model.stablehlo`, a program with the parameters for batches of any size:
+            `jax.export.deserialize(content).call` maps a dictionary of the arrays listed in `model.json` to the model's
+            outputs.
 
     Raises:
-        ValueError: the folder is that of a run, or `transformers` has no such model.
+        ValueError: the folder belongs to a run, or `transformers` has no such model.
     """
     if "model" in read_json(folder / CONFIG):
         raise ValueError(f"{folder} is the folder of a run: choose another --output.")
@@ -41,7 +41,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
         companions.save_labels(folder, experiment.facts.class_names)
-        if experiment.facts.mean:  # of images
+        if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
     else:
         _write_program(experiment, variables, folder)

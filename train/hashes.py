@@ -1,4 +1,4 @@
-"""Hashes of arrays, by which checkpoints are verified."""
+"""Hashes of arrays for the verification of checkpoints."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-BLOCK = 1 << 16  # values that are hashed at a time on the host, which fit a CPU's cache
+BLOCK = 1 << 16  # number of values hashed at a time on the host; fits a CPU's cache
 
 
 def hash_leaves(state: Any) -> list[int]:
-    """Return a 32-bit hash of each leaf of a state, which does not depend on its sharding; Orbax's files have none."""
+    """Return a 32-bit hash of each leaf of a state, independent of its sharding; Orbax stores no hashes."""
     return [int(value) for value in jax.device_get(_device_hashes(jax.tree.leaves(state)))]
 
 
@@ -31,7 +31,7 @@ def _device_hash(leaf):
 
 
 def hash_array(array: np.ndarray) -> int:
-    """Return the same hash, computed on the host, which may have room for what no device can hold."""
+    """Return the same hash, computed on the host, for arrays that may not fit on a device."""
     bits, total = array.reshape(-1).view(f"u{array.itemsize}"), 0
     for start in range(0, bits.size, BLOCK):
         part = bits[start : start + BLOCK].astype(np.uint32)

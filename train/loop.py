@@ -52,24 +52,24 @@ def train(
     force_config: bool = False,
     profile: tuple[int, int] | None = None,
 ) -> dict[str, float]:
-    """Train to the end, from the newest checkpoint in `workdir` if there is one; return the last evaluation.
+    """Train to the last step, from the newest checkpoint in `workdir` if there is one; return the last evaluation.
 
-    A run that was killed at any moment and is started again ends with the same parameters, bit for bit. An error that
-    leaves a sound state, such as one of the data, of an evaluator or a KeyboardInterrupt, is raised after the state was
-    saved, except in runs of several processes, which cannot save without each other.
+    A run that is killed at any time and restarted ends with the same parameters, bit for bit. After an error that
+    leaves the state intact, such as an error of the data or of an evaluator, or a KeyboardInterrupt, the state is saved
+    before the error is raised, except in runs of several processes, which can only save together.
 
     Args:
-        workdir: folder of the run; it may be remote, see `lineage.runs.remote`.
-        about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
+        workdir: folder of the run; it may be remote (see `lineage.runs.remote`).
+        about: metadata of the run, such as its command, for `run.json` and the report.
         devices: devices to train on; None: all.
         force_config: accept a folder that holds a run of another config.
-        profile: first and last step to trace into `workdir/profile`, see `Trace`.
+        profile: first and last step to trace into `workdir/profile` (see `Trace`).
 
     Raises:
         Preempted: the run was stopped by a signal; its state is saved.
         FloatingPointError: the loss or the gradient is not finite; the last good checkpoint is kept.
         MemoryError: the device has too little memory.
-        ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
+        ValueError, OSError: there is a problem with the config, the data, a checkpoint or the disk.
     """
     primary = jax.process_index() == 0
     with contextlib.ExitStack() as kept, out_of_memory_explained() as memory:
@@ -97,14 +97,15 @@ def train(
 
 
 class TrainingLoop:
-    """The steps of one run; `run` does one step and whatever is due after it.
+    """Training loop of one run; `run` executes a step and whatever is due after it.
 
     Attributes:
-        start: number of steps that were completed before.
-        total, step: number of steps of the run, and of the last step.
-        state: after the last step.
+        start: number of steps completed before this invocation.
+        total: number of steps of the run.
+        step: number of the last completed step.
+        state: training state after the last step.
         evaluated: metrics of the evaluation after the last step.
-        evaluating: whether the evaluation after the last step has begun, or is due, but has not ended.
+        evaluating: whether the evaluation after the last step is due or in progress.
     """
 
     def __init__(
@@ -119,56 +120,56 @@ class TrainingLoop:
         stack.callback(throughput.close)
         self.total = experiment.total_steps
         self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
-        say = self.progress.message
+        notify = self.progress.message
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
-        self.checkpoints.say = say
-        self.state = initial_state(experiment, self.checkpoints, say)
+        self.checkpoints.notify = notify
+        self.state = initial_state(experiment, self.checkpoints, notify)
         self.start = self.progress.step = int(self.state.step)
-        self.step = self.attempted = self.start  # the last step, and the last that a save has begun for
+        self.step = self.attempted = self.start  # the last step, and the step of the last attempt to save
         self.stop = stack.enter_context(StopSignal())
         self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
         self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
-        self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, say))
-        say(f"writing to {workdir}")
+        self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, notify))
+        notify(f"writing to {workdir}")
         for note in start_notes(experiment, self.start):
-            say(f"note: {note}")
+            notify(f"note: {note}")
         record = self.checkpoints.record(self.start) if self.start else {}
         self.averages = Averages(record.get("averages", {}))
         if self.start:
             done = self.start >= self.total
-            say(f"the run has all of its {self.total:,} steps" if done else f"resuming from step {self.start:,}")
+            notify(f"the run has all of its {self.total:,} steps" if done else f"resuming from step {self.start:,}")
             if primary and (problem := history_problem(workdir / folder.METRICS, record)):
-                say(f"{workdir / folder.METRICS}: {problem}")
+                notify(f"{workdir / folder.METRICS}: {problem}")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
         self.evaluation, self.evaluating, self.evaluated = experiment.evaluation(), False, {}
-        self.evaluation.context.to_mesh = self._to_mesh  # which ends an evaluation if the run is told to stop
+        self.evaluation.context.to_mesh = self._to_mesh  # interrupts an evaluation if the run must stop
         if config.sampling.num_samples:
             Sampler(self.evaluation.context).check(experiment.variables(self.state))
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
-            say("compiling the training step")
+            notify("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
-            # In advance: computed while a step is in progress, they would wait for the end of that step.
+            # Computed in advance: during a step, the computation would wait for the end of that step.
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.disk_full = False  # whether a full disk has been reported
-        self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not logged
+        self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not yet logged
         self._restart_clock()
 
     def repeat_interrupted_evaluation(self) -> None:
-        """Repeat the evaluation after the last step of the run before, if it was interrupted."""
+        """Repeat the evaluation after the last completed step if it was interrupted."""
         if self.start and self.checkpoints.record(self.start).get("evaluating"):
             self._finish_step(evaluate=True, save=False, stop=False)
             self.checkpoints.amend(self.start, **self._history())
 
     def run(self, step: int) -> None:
-        """Dispatch a step, and then log the one before; evaluate and save if due.
+        """Dispatch a step, then log the previous one; evaluate and save if due.
 
-        The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
+        The metrics of a step are fetched after the next step was dispatched, unless an evaluation or a save is due.
         """
         with self.watchdog.step(step):
             with self.throughput.waiting():
@@ -188,7 +189,7 @@ class TrainingLoop:
         self._finish_step(evaluate, save, stop)
 
     def _told_to_stop(self) -> bool:
-        """Return whether the run was told to stop, and set `save_due`; all processes get the same at the same call."""
+        """Return whether the run must stop, and set `save_due`; all processes get the same result in the same call."""
         due = time.monotonic() >= self.save_at
         self.save_at = math.inf if due else self.save_at
         stop, due = self.any_process(self.stop.received, due)
@@ -200,13 +201,13 @@ class TrainingLoop:
         self.save_at = time.monotonic() + 60 * minutes if minutes and jax.process_index() == 0 else math.inf
 
     def _to_mesh(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Move a batch of an evaluation to the devices; raise Preempted during one if the run was told to stop."""
+        """Move a batch of an evaluation to the devices; raise Preempted if the run must stop during an evaluation."""
         if self.evaluating and self._told_to_stop():
             raise Preempted
         return to_mesh(batch, self.experiment.mesh)
 
     def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
-        """Evaluate and save the state; raise Preempted if the run was told to stop."""
+        """Evaluate and save the state if due; raise Preempted if the run must stop."""
         self.evaluating = evaluate
         if evaluate and not stop:
             try:
@@ -218,7 +219,7 @@ class TrainingLoop:
                 self.evaluating = False
         if save or stop:
             self._save()
-            stop = stop or self._told_to_stop()  # meanwhile
+            stop = stop or self._told_to_stop()  # during the save
         if stop and (self.step < self.total or self.evaluating):
             self.checkpoints.wait()
             saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
@@ -242,14 +243,14 @@ class TrainingLoop:
     def saved_on_error(self) -> Iterator[None]:
         """Save the state after the last step if the block raises and the state is complete and finite.
 
-        It is not saved after an error of the step itself or of a save, nor in runs of several processes.
+        The state is not saved after an error in the step itself or in a save, nor in runs of several processes.
         """
         try:
             yield
         except (Preempted, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except (Exception, KeyboardInterrupt):
-            used = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # by a step that has failed
+            used = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # donated to a failed step
             if jax.process_count() == 1 and self.attempted < self.step and not used:
                 try:
                     self._log()
@@ -258,7 +259,7 @@ class TrainingLoop:
                     self._save()
                     self.checkpoints.wait()
                     self.progress.message(f"the state after step {self.step:,} was saved before the run ends")
-                except Exception as error:  # the first one counts
+                except Exception as error:  # the original error is raised
                     self.progress.message(f"the state after step {self.step:,} was not saved: {error}")
             raise
 
@@ -299,9 +300,9 @@ class TrainingLoop:
             self.disk_full = True
 
     def _log(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
-        """Log the pending step, after which the `following` one is pending.
+        """Log the pending step; the `following` one becomes pending.
 
-        Its metrics are fetched and must be finite; the means since the last line are written if a line is due.
+        The metrics are fetched and must be finite; their means since the last line are written if a line is due.
         """
         pending, self.pending = self.pending, following
         if pending is None:
@@ -327,6 +328,6 @@ class TrainingLoop:
 
 def write_report(workdir: Path) -> None:
     """Write the report of a run."""
-    from lineage.report import run  # imported here because Matplotlib takes long
+    from lineage.report import run  # imported here because importing Matplotlib is slow
 
     run.write_report(workdir)

@@ -24,23 +24,23 @@ from lineage.configs.atomic import naming, write_atomic
 from lineage.runs import folder
 from lineage.runs.folder import number
 
-MIN_BAR = 16  # the least width of a progress bar
-COUNTS = ("train/skipped", "train/skipped_in_a_row")  # metrics that have no mean
+MIN_BAR = 16  # minimum width of the progress bar
+COUNTS = ("train/skipped", "train/skipped_in_a_row")  # metrics that are not averaged
 
 
 class MetricsWriter(AbstractContextManager):
-    """Write scalars by step, so that the history of a killed and resumed run equals that of an uninterrupted one.
+    """Writer of scalars by step; the history of a killed and resumed run equals that of an uninterrupted one.
 
-    A line of `metrics.jsonl` survives the death of the process once `write` has returned. JSON has no NaN or infinity:
-    such a number is written as null (TensorBoard gets the number itself).
+    A line of `metrics.jsonl` survives the death of the process once `write` has returned. NaN and infinity, which JSON
+    lacks, are written as null (TensorBoard gets the number itself).
 
     Args:
-        workdir: the folder of the run; created if it does not exist.
+        workdir: folder of the run; created if it does not exist.
         resume_step: step of the checkpoint that the run resumes from, 0 for a new run. Lines of later steps are
             deleted, and lines of this step, such as an evaluation repeated after a kill, are not written twice.
-        wandb: the Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
-        config: the config of the run, for Weights & Biases, where the run is named after the workdir.
-        primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
+        wandb: Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
+        config: config of the run, for Weights & Biases; the run is named after the workdir.
+        primary: whether this process writes (`jax.process_index() == 0`).
 
     Attributes:
         lines: number of lines of the history.
@@ -64,8 +64,7 @@ class MetricsWriter(AbstractContextManager):
             raise ModuleNotFoundError(
                 "Weights & Biases is not installed: `pip install wandb`, or leave the key wandb empty."
             )
-        # `SummaryWriter` is not used: it writes from a thread, which dies on a full disk, and the run would wait for it
-        # forever.
+        # `SummaryWriter` writes from a thread that dies on a full disk; the run would wait for it forever.
         with _without_torch():
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
@@ -90,7 +89,7 @@ class MetricsWriter(AbstractContextManager):
             id_file = workdir / "wandb_id.txt"
             if resume_step == 0 or not id_file.exists():
                 id_file.write_text(uuid.uuid4().hex[:12])
-            # W&B ignores steps that it has already; those of a resumed run have the same values.
+            # W&B ignores steps that it already has; a resumed run has the same values for them.
             settings = {"id": id_file.read_text(), "name": workdir.name, "config": config, "resume": "allow"}
             self._wandb = init(project=wandb, dir=str(workdir), **settings)
 
@@ -118,7 +117,7 @@ class MetricsWriter(AbstractContextManager):
             self._wandb.log(scalars, step=line["step"])
 
     def flush(self) -> None:
-        """Force `metrics.jsonl` to the disk; called before a checkpoint is saved, whose history must exist too."""
+        """Flush `metrics.jsonl` to the disk, so that a checkpoint never refers to lines that are lost."""
         if self._file is not None:
             with naming(self._path):
                 self._write_left()
@@ -129,7 +128,7 @@ class MetricsWriter(AbstractContextManager):
         if self._file is not None:
             self._file.close()
             self._file = None
-            with suppress(OSError):  # the disk is full, which `write` has raised already
+            with suppress(OSError):  # the disk is full; `write` has already raised the error
                 self._events.close()
             if self._wandb is not None:
                 self._wandb.finish()
@@ -149,10 +148,10 @@ class MetricsWriter(AbstractContextManager):
 class Averages:
     """Means of the training metrics over the steps since the last line of the history.
 
-    A mean is that of the finite values, or nan without any; of the numbers of skipped updates the newest is taken.
+    Means are over the finite values, or nan if there are none; for numbers of skipped updates, the newest is used.
 
     Attributes:
-        sums: total and number of the values of each metric; a resumed run begins with those of its checkpoint.
+        sums: total and number of the values of each metric; a resumed run starts with those of its checkpoint.
     """
 
     def __init__(self, sums: Mapping[str, Any] = MappingProxyType({})):
@@ -169,24 +168,24 @@ class Averages:
             self.sums[key] = total, number
 
     def take(self) -> dict[str, float]:
-        """Return the means, and begin anew."""
+        """Return the means and reset them."""
         sums, self.sums = self.sums, {}
         return {key: total / number if number else math.nan for key, (total, number) in sums.items()}
 
 
 class ProgressBar(AbstractContextManager):
-    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, otherwise lines.
+    """Display of step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, otherwise lines.
 
-    What does not fit the terminal's width is left out.
+    Fields that do not fit the terminal's width are omitted.
 
     Args:
         total: number of steps of the run.
         stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
-        primary: whether this process shows anything, `jax.process_index() == 0`.
+        primary: whether this process shows anything (`jax.process_index() == 0`).
 
     Attributes:
-        step: number of steps that are done.
+        step: number of completed steps.
     """
 
     def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
@@ -200,9 +199,9 @@ class ProgressBar(AbstractContextManager):
         self._drawn, self._shown = -float("inf"), ""
 
     def update(self, step: int, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
-        """Report that `step` steps are done; the newest value of each metric (keys as in `metrics.jsonl`) is shown.
+        """Show `step` completed steps and the newest value of each metric (keys as in `metrics.jsonl`).
 
-        Cheap enough for every step: it draws at most ten times a second.
+        Draws at most ten times per second, and is therefore cheap enough for every step.
         """
         self.step = step
         self._metrics.update(metrics or {})
@@ -233,7 +232,7 @@ class ProgressBar(AbstractContextManager):
         self.close()
 
     def _draw(self, before: str = "", after: str = "", only_bar: bool = False) -> None:
-        """Write the bar or a line; a terminal or pipe that is closed, or a full disk, does not stop the run."""
+        """Write the bar or a line; a closed terminal or pipe, or a full disk, does not stop the run."""
         if not self._primary:
             return
         with suppress(OSError):
@@ -246,7 +245,7 @@ class ProgressBar(AbstractContextManager):
         self._drawn = time.monotonic()
 
     def _line(self, width: int | None = None) -> str:
-        """Return the line of a terminal of this width, with a bar, or the whole line without a bar."""
+        """Return the line with a bar for a terminal of this width, or the whole line without a bar."""
         fraction = min(self.step / max(self._total, 1), 1.0)
         head = f"step {self.step:,}/{self._total:,} {fraction:4.0%}"
         fields = {"bar": " " * MIN_BAR} if width else {}
@@ -279,7 +278,7 @@ class ProgressBar(AbstractContextManager):
 
 @contextmanager
 def _without_torch():
-    """Hide torch from an import that would import it if it is installed, which takes seconds."""
+    """Hide torch from an import that would otherwise spend seconds on importing it."""
     if "torch" in sys.modules:
         yield
         return
@@ -302,10 +301,10 @@ def _identity(line: Mapping[str, Any]) -> tuple:
 
 
 def history_problem(path: Path, record: Mapping[str, Any]) -> str:
-    """Return what is wrong with a history, "" if it begins with that of the record of a checkpoint.
+    """Describe the problem of a history; "" if it begins with the history in the record of a checkpoint.
 
     Raises:
-        ValueError: a line is damaged, see `read_metrics`.
+        ValueError: a line is damaged.
     """
     known = record.get("lines", 0)
     found = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))

@@ -25,14 +25,14 @@ from lineage.train.step import TrainState, make_train_step
 
 
 def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_config: bool) -> None:
-    """Check that an experiment can begin in its folder, or go on in it, and write its config and metadata there."""
+    """Check that an experiment can start or resume in its folder, and write its config and metadata there."""
     config, workdir, done = experiment.config, experiment.workdir, folder.last_step(experiment.workdir)
     if not done:
         folder.discard(workdir, force_config)
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-    folder.keep_config(config, workdir, force_config)  # it marks the files that follow as those of a run
+    folder.keep_config(config, workdir, force_config)  # marks the folder as that of a run
     experiment.check()
     if not done:
         check_examples(experiment.data)
@@ -47,7 +47,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
 
 
 def check_start(experiment: Experiment) -> None:
-    """Raise ValueError if this process cannot train the experiment with the others; save the metadata of the data."""
+    """Check that this process can train the experiment with the others, and save the metadata of the data."""
     config, loader = experiment.config, experiment.loader
     folder.check_shared(config, experiment.workdir, jax.process_index())
     check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
@@ -65,7 +65,7 @@ def check_writable(workdir: Path) -> None:
 
 
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
-    """Yield sentences about the data of a run, and about its schedule, that goes on after `start` steps."""
+    """Yield notes about the data of a run and its schedule; the run resumes after `start` steps."""
     if not start:
         classes = experiment.model.settings.get("num_classes") if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
@@ -74,22 +74,22 @@ def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
 
 
-def initial_state(experiment: Experiment, checkpoints: Checkpoints, say: Callable[[str], None]) -> TrainState:
+def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:
     """Return the state of the newest checkpoint; without one, new parameters or those of `init.path` and `experts`.
 
-    In the second case, the other models are described in messages, and the parameters in `parameters.txt`.
+    New runs report the other models to `notify`, and write a table of the parameters to `parameters.txt`.
     """
     config, make = experiment.config, partial(experiment.state, checkpoints)
     if checkpoints.latest is not None:
         return make()
     if config.init.path:
         state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
-        say(message)
+        notify(message)
     else:
         state = make()
     if config.experts.paths:
         state, message = expert_mixture.choose(experiment, state)
-        say(message)
+        notify(message)
     table = parameter_table(experiment, state.params)
     if jax.process_index() == 0:
         write_atomic(experiment.workdir / folder.PARAMETERS, table + "\n")
@@ -105,7 +105,7 @@ def interval(experiment: Experiment, name: str, default: int) -> int:
 
 
 def jit_step(experiment: Experiment):
-    """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
+    """Return the jitted training step, (state, batch) -> (state, metrics); the old state is donated."""
     loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
     step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
     batch = batch_sharding(experiment.mesh)
@@ -113,9 +113,9 @@ def jit_step(experiment: Experiment):
 
 
 def compile_step(experiment: Experiment, state: TrainState):
-    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs.
+    """Return the compiled training step; with length buckets, it is compiled for each length on first use.
 
-    With `jax.debug_nans`, it stays a jitted function, which JAX repeats operation by operation where it makes a nan.
+    With `jax.debug_nans`, return a jitted function, which JAX reruns operation by operation if it produces a NaN.
     """
     step = jit_step(experiment)
     return (
@@ -126,7 +126,7 @@ def compile_step(experiment: Experiment, state: TrainState):
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
-    """Yield training batches on the devices, from step `start`; each is transferred while the one before is used."""
+    """Yield training batches on the devices, from step `start`; each is transferred while the previous one is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
     length = first["tokens"].shape[1] if experiment.loader.buckets else None
@@ -135,7 +135,7 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
             raise ValueError(
                 f"{name} has shape {first[name].shape[1:]} in the data: it must be {like.shape[1:]}, as in the model."
             )
-    ahead = experiment.taught(to_mesh(first, experiment.mesh), start)
+    ahead = experiment.with_teacher(to_mesh(first, experiment.mesh), start)
     for step in itertools.count(start + 1):
         yield ahead
-        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh), step)
+        ahead = experiment.with_teacher(to_mesh(next(batches), experiment.mesh), step)

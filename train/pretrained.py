@@ -1,4 +1,4 @@
-"""Loading of pre-trained parameters, for initialization or as a teacher, from a run or from `transformers`."""
+"""Loading of pre-trained models, from a run or in the layout of `transformers`, for initialization or as teachers."""
 
 import dataclasses
 import re
@@ -29,13 +29,13 @@ from lineage.tasks.text import TextTask
 from lineage.train.checkpoint import read_variables
 from lineage.train.step import TrainState
 
-# Options of models that the task, the data or the machine determine, and not the model that is taken over.
+# Model options that the task, the data or the machine determine, not the pre-trained model.
 OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
-# Options that are taken over by models of another kind.
+# Options that models of another architecture adopt.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
-# Options of tasks that go with a model.
+# Task options that belong to a pre-trained model.
 PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
-LENGTH = 512  # tokens of a sequence, for models of any length whose task does not say
+LENGTH = 512  # default sequence length of models without a maximum length
 
 
 def start_from(
@@ -43,12 +43,11 @@ def start_from(
 ) -> tuple[TrainState, str]:
     """Return the state with the parameters and running statistics of another model, and a sentence that describes it.
 
-    Position tables are resampled where the models differ in resolution, see `Model.resampled`. The sentence names the
+    Position tables are resampled if the models differ in resolution (see `Model.resampled`). The sentence names the
     parameters that stay new and those of the other model that are not used.
 
     Args:
-        state: the state before the first step; or its shapes, if `make` is given, which makes it once the models are
-            known to fit.
+        state: the initial state; or its shapes, if `make` is given to create it after the models were checked.
     """
     folder = local(init.path)
     theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
@@ -69,9 +68,9 @@ def start_from(
 
 
 def _fitting(ours, theirs, model, init):
-    """Return the parameters of another model, by path, that the model takes over; raise ValueError if some do not fit.
+    """Return the parameters of another model to copy, by path; raise ValueError if some do not fit.
 
-    A classifier of another number of classes is left out.
+    A classifier with another number of classes is omitted.
     """
     path, layers = init.path, init.layers
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
@@ -102,12 +101,12 @@ def _fitting(ours, theirs, model, init):
 
 def _classifies(model, name, shape, other):
     """Return whether a parameter differs from another one only in the number of classes."""
-    count = model.settings.get("num_classes")  # a detector has one more, for "no object"
+    count = model.settings.get("num_classes")  # a detector has one more: "no object"
     return count and shape[-1] in (count, count + 1) and shape[:-1] == other[:-1] and model.layer_of(name) != 0
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
-    """Return a state before the first step with other parameters, and perhaps statistics, of the model."""
+    """Return an initial state with other parameters, and optionally statistics, of the model."""
     collections = state.collections | {kind: value for kind, value in variables.items() if kind != "params"}
     params, frozen = state.adapter.rebase(state.params, state.frozen, variables["params"])
     like = state.params, state.collections, state.frozen
@@ -123,8 +122,7 @@ def load_teacher(
 ) -> Callable[[Batch], Batch]:
     """Return a function that adds the outputs of the trained model in a folder, by `Task.teach`, to a batch.
 
-    The teacher, which each device of the mesh holds whole, has the sizes of the student where its run left them to the
-    data.
+    The teacher is replicated on all devices of the mesh. Sizes that its run left to the data are the student's.
     """
     path = local(path)
     if is_run(path):
@@ -136,7 +134,7 @@ def load_teacher(
 
 
 def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
-    """Return the model in a folder; a run of an earlier version that left `sizes` to the data has these."""
+    """Return the model in a folder; `sizes` are for runs of earlier versions that left them to the data."""
     if not is_run(path):
         return convert.describe(path)[0]
     config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))
@@ -152,14 +150,12 @@ def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
 
 
 def saved_facts(folder: Path) -> Facts | None:
-    """Return the metadata of the training data in the folder of a run, None if an earlier version wrote the folder."""
+    """Return the metadata of the training data of a run; None if an earlier version wrote the folder."""
     return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
 
 
 def check(experiment: Any) -> None:
-    """Raise ValueError if the model in `init.path` does not fit that of an `Experiment`, as far as this can be seen
-    without the data.
-    """
+    """Raise ValueError if the model in `init.path` does not fit that of an `Experiment`, without opening the data."""
     init = experiment.run.init
     folder = local(init.path)
     if folder and not Path(folder).exists():
@@ -180,22 +176,23 @@ def check(experiment: Any) -> None:
 
 
 def _facts(model: Model, **others: Any) -> Facts:
-    """Return the metadata that a model tells."""
+    """Return the metadata that the options of a model imply, and `others`."""
     known = {name: model.settings.get(name) for name in ("vocab_size", "num_classes", "channels")}
     size, length = model.settings.get("image_size"), model.settings.get("max_length")
     return Facts(**known | {"image_size": size and (size, size), "sequence_length": length} | others)
 
 
 def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, Any] | None = None) -> None:
-    """Take over the architecture in `init.path`, and the preprocessing that goes with it, except for the `typed` keys.
+    """Copy the architecture and the preprocessing of the model in `init.path` to the config, except for `typed` keys.
 
-    The heads and the number of classes stay those of the config. If the model cannot do the task, such as a masked
-    autoencoder that is fine-tuned, or another model is typed, only the sizes that both have are taken over; with
-    `init.rename`, which puts it into a larger model, nothing is.
+    The heads and the number of classes stay those of the config. If the model cannot perform the task (such as a masked
+    autoencoder that is fine-tuned), or if `typed` has another model, only the sizes that both models have are copied.
+    With `init.rename`, which inserts the model into a larger one, nothing is copied.
 
     Args:
-        saved: config of the run to resume. If it began with the same `init.path`, which may be gone by now, the
-            architecture is that of this config.
+        typed: keys set on the command line.
+        saved: config of the run to resume. If it has the same `init.path`, which may no longer exist, the architecture
+            is that of this config.
     """
     init = config.init
     if init.rename:
@@ -241,7 +238,7 @@ def _adopt_saved(config, typed, saved):
 
 
 def _set(section, key, value):
-    """Set a key; a model, such as a backbone, is a section of its own."""
+    """Set a key; a model, such as a backbone, becomes a section."""
     if isinstance(value, Model):
         given = {name: each for name, each in value.settings.items() if each is not None}
         with section.unlocked():
@@ -251,7 +248,7 @@ def _set(section, key, value):
 
 
 def _preparation(path, model):
-    """Return the options of tasks with which the inputs of a model are prepared."""
+    """Return the task options that prepare the inputs of a model."""
     found = {"image_size": model.settings.get("image_size")}
     if is_run(path):
         task = read_json(Path(path) / CONFIG)["task"]
@@ -282,7 +279,7 @@ def config_of(folder: Path, task: str) -> ConfigDict:
 
 
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
-    """Return the metadata that predictions need, of a model in a folder in the layout of `transformers`."""
+    """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
     options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
     if size := getattr(task, "image_size", 0):
         options |= {"image_size": (size, size), "channels": model.channels}
@@ -293,13 +290,13 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
 
 
 def _flat(variables):
-    """Return parameters and running statistics by their paths, which differ."""
+    """Return parameters and running statistics by path; no path occurs in both."""
     kinds = (variables.get(kind, {}) for kind in ("params", "statistics"))
     return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
 
 
 def is_run(path: str | Path) -> bool:
-    """Return whether a folder is that of a run with checkpoints."""
+    """Return whether a folder contains a run with checkpoints."""
     return (Path(path) / "checkpoints").is_dir()
 
 

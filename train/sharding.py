@@ -24,8 +24,8 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, m
 def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: int) -> Mesh:
     """Return a mesh of devices, by default all; the sizes are those of `configs.run.Mesh`.
 
-    The devices of a process are adjacent, and so are those of a TPU slice: with `data` a multiple of the number of
-    slices, only the gradients of replicas travel between slices.
+    The devices of a process, and those of a TPU slice, are adjacent: if `data` is a multiple of the number of slices,
+    only the gradients of replicas are exchanged between slices.
     """
     devices = sorted(jax.devices() if devices is None else devices, key=_slice_and_process)
     given = run.Mesh(*data, **sizes)
@@ -46,16 +46,16 @@ def _slice_and_process(device: jax.Device) -> tuple[int, int]:
 
 
 def abstract_mesh(**sizes: int) -> AbstractMesh:
-    """Return a mesh of the sizes of `configs.run.Mesh` without devices; -1 stands for 1."""
+    """Return a mesh with the sizes of `configs.run.Mesh` but without devices; -1 is replaced by 1."""
     return AbstractMesh(tuple(max(size, 1) for size in dataclasses.astuple(run.Mesh(**sizes))), AXES)
 
 
 def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> Any:
-    """Return the sharding of each leaf, by the first rule whose regular expression is found in its path.
+    """Return the sharding of each leaf, by the first rule whose regular expression matches its path.
 
-    The axes of a rule belong to the last dimensions of a leaf: a rule applies to a layer and to a stack of layers, to a
-    parameter, its gradient, its moments and its average. Several mesh axes may share a dimension. Leaves without a rule
-    are replicated, as are dimensions that the mesh axis does not divide.
+    The axes of a rule apply to the last dimensions of a leaf, so that a rule covers a layer and a stack of layers, a
+    parameter, its gradient, its moments and its average. A dimension may be split over several mesh axes. Leaves
+    without a rule are replicated, as are dimensions that are not divisible by the mesh axis.
     """
 
     for pattern, axes in rules:
@@ -66,7 +66,7 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
 
 
 def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """Return the placement of a leaf, see `shardings`.
+    """Return the placement of a leaf (see `shardings`).
 
     Where the fsdp axis would split the last dimension into parts narrower than `MIN_WIDTH`, it splits the first
     dimension of the rule instead: TPUs pad narrower parts to that width, and transfer the padding too.
@@ -83,7 +83,7 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
 
 
 def _divisible(axes, sizes, mesh):
-    """Return the mesh axes of each dimension, None where they do not divide it."""
+    """Return the mesh axes of each dimension; None if it is not divisible by them."""
     return [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, sizes)]
 
 
@@ -101,7 +101,7 @@ def placed(tree: Any, places: Any) -> Any:
 
 
 def offloaded(places: Any, state: Any) -> Any:
-    """Return the shardings of a training state whose moments and average lie in the memory of the host.
+    """Return the shardings of a training state with moments and average in host memory.
 
     Scalars stay on the device, as XLA requires.
     """
@@ -118,12 +118,12 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], sequence: bool) -> Callable[..., Any]:
-    """Return the function with activations sharded as the batch is, and parameters gathered from the fsdp axis.
+    """Return the function with activations sharded like the batch, and parameters gathered from the fsdp axis.
 
-    Without this, XLA may shard activations like the parameters, and each device would hold those of the whole batch.
+    Otherwise, XLA may shard activations like the parameters, so that each device holds those of the whole batch.
 
     Tokens are split over the context axis and, with `sequence`, over the tensor axis too, so that norms, dropout and
-    what is kept for the backward pass are sharded (sequence parallelism, arXiv 2205.05198, section 4.2.2).
+    the residuals of the backward pass are sharded (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
     names = (("batch", EXAMPLES), ("sequence", TOKENS if sequence else "context"))
 
@@ -141,7 +141,7 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
 
 
 def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
-    """Raise ValueError if a global batch does not divide into equal parts."""
+    """Raise ValueError if a global batch cannot be split into equal parts."""
     devices = num_parts(mesh, EXAMPLES)
     if size % (devices * grad_accum_steps):
         raise ValueError(
@@ -160,8 +160,8 @@ def share(mesh: Mesh) -> tuple[int, int]:
 def part_of(owners: Int[np.ndarray, "rows columns"], process: int) -> tuple[int, int]:
     """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch.
 
-    `owners` holds the index of the process that owns each device; the devices of a row, which are those of the context
-    and tensor axes, compute the same examples.
+    `owners` contains the index of the process that owns each device; the devices of a row (context and tensor axes)
+    compute the same examples.
     """
     mine = np.flatnonzero((owners == process).any(axis=1))
     if len(owners) % len(mine) or mine[0] % len(mine):

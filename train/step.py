@@ -19,26 +19,26 @@ from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
 from lineage.train.optimizer import averaged
 
 Metrics = dict[str, jax.Array]
-Objective = Callable[[Any, Batch], Result]  # of a bound model and a batch, see `Task.loss`
+Objective = Callable[[Any, Batch], Result]  # (bound model, batch) -> result of `Task.loss`
 
 
 @struct.dataclass
 class TrainState:
     """The state after `step` steps.
 
-    Random numbers and batches are functions of (seed, step), so neither is part of it.
+    Random numbers and batches are functions of (seed, step) and therefore not part of the state.
     """
 
     step: Any  # number of completed steps, int32
-    params: Any  # trained parameters; with an adapter, the adapter's alone
+    params: Any  # trained parameters; with an adapter, only those of the adapter
     opt_state: Any  # state of the optimizer
-    collections: Any  # dict of the variables that modules update besides the parameters, such as running statistics
+    collections: Any  # other variables that modules update, such as running statistics
     ema: Any  # average of `params` for evaluation, exponential or the optimizer's own; None if none is kept
-    frozen: Any = None  # what the adapter does not train; None without an adapter
+    frozen: Any = None  # parameters that the adapter does not train; None without an adapter
     adapter: Adapter = struct.field(pytree_node=False, default=NO_ADAPTER)  # combines `params` and `frozen`
 
     def variables(self, average: bool = False) -> dict[str, Any]:
-        """Return the variables of the model, with the moving average of the parameters if one is kept and `average`."""
+        """Return the variables of the model; with `average`, those of the moving average, if one is kept."""
         params = self.params
         if average and self.ema is not None:
             params = jax.device_put(self.ema, jax.memory.Space.Device)  # it may be offloaded
@@ -64,7 +64,7 @@ def init_state(
 ) -> TrainState:
     """Return the state before the first step, with a moving average of the parameters if `ema`.
 
-    Only the shapes and dtypes of the batch matter.
+    Only the shapes and dtypes of the batch are used.
     """
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
@@ -92,8 +92,8 @@ def make_train_step(
     state are float32 in any `run.precision`.
 
     Args:
-        total_steps: of the run; the completed fraction is the variable `progress` of the collection "run", which
-            objectives can read.
+        total_steps: number of steps of the run; the completed fraction is the variable `progress` of the collection
+            "run" for objectives.
     """
     loss = make_loss(model, objective, jnp.dtype(run.precision))
     gradients = make_gradients(loss)
@@ -114,7 +114,7 @@ def make_train_step(
         if run.offload:
             opt_state, ema = jax.device_put((opt_state, ema), jax.memory.Space.Device)
 
-        def mean_loss(params):  # of the first micro-batch, for optimizers that estimate second derivatives
+        def mean_loss(params):  # first micro-batch, for optimizers that estimate second derivatives
             params = jax.tree.map(_unmasked, params, state.params, is_leaf=_is_masked)
             part = jax.tree.map(lambda a: a[:: run.grad_accum_steps], batch)
             loss_sum, (weight, *_) = loss(params, {}, state, before, part, rng)
@@ -126,7 +126,7 @@ def make_train_step(
         if run.ema_decay:
             average = optax.incremental_update(params, ema, 1 - run.ema_decay)
         metrics = {name: value.compute() for name, value in states.items()} | {"gradient_norm": optax.tree.norm(grads)}
-        if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
+        if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # state of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
             collections, average = jax.tree.map(kept, (collections, average), (state.collections, ema))
             metrics |= {"skipped": tree_get(opt_state, "total_notfinite"), "skipped_in_a_row": in_a_row}
@@ -141,15 +141,15 @@ def _is_masked(leaf):
 
 
 def _unmasked(leaf, whole):
-    """Return the parameter instead of the mark that `optax.partition` puts in place of those of other optimizers."""
+    """Replace the placeholder that `optax.partition` uses for parameters of other optimizers by the parameter."""
     return whole if _is_masked(leaf) else leaf
 
 
 def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
     """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
-    The function takes (params, overwritten collections, state, collections, batch, rng). Of the state, only the adapter
-    and what it keeps frozen are used.
+    The function takes (params, overwritten collections, state, collections, batch, rng). It uses only the adapter and
+    the frozen parameters of the state.
     """
 
     def loss(params, overwritten, state, collections, batch, rng):
@@ -191,7 +191,7 @@ def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]
         return a.merge(b) if isinstance(a, State) else a + b
 
     def compute(state, collections, batch, rng):
-        # Micro-batch i holds rows i, i + steps, ...: each device then works on its own rows in every micro-batch.
+        # Micro-batch i has rows i, i + steps, ..., so that each device computes its own rows in every micro-batch.
         parts = jax.tree.map(lambda a: a.reshape(-1, steps, *a.shape[1:]).swapaxes(0, 1), batch)
 
         def body(carry, part):
@@ -212,7 +212,7 @@ def make_forward_step(
 ) -> Callable[[Any, Batch], Any]:
     """Return a function (variables, batch) -> `function(bound model, batch)`, without randomness.
 
-    `kwargs` are those of Flax's `apply`.
+    `kwargs` are passed to Flax's `apply`.
     """
     dtype = jnp.dtype(precision)
 
@@ -224,12 +224,12 @@ def make_forward_step(
 
 
 def _cast_images(batch, dtype):
-    """Return the batch with its images cast to `dtype`; labels and other targets keep theirs."""
+    """Return the batch with its images cast to `dtype`; labels and other targets keep their dtype."""
     return {name: value.astype(dtype) if name == "image" else value for name, value in batch.items()}
 
 
 def cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """Return the tree with its floating-point leaves cast to `dtype`, but for 8-bit ones, which have a scale."""
+    """Return the tree with floating-point leaves cast to `dtype`, except 8-bit leaves, which have a scale."""
 
     def converted(leaf):
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize > 1 else leaf

@@ -1,4 +1,4 @@
-"""Trained models in use: predictions, features and generated texts, without the data of the training."""
+"""Use of trained models for predictions, features and text generation, without the training data."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class Trained:
     Attributes:
         experiment: the experiment, with the metadata of its training data.
         original: variables of the model, with the moving average of the parameters if one is kept.
-        step: number of steps of the training.
+        step: number of training steps.
         context: model, task and metadata, for evaluators and predictions.
     """
 
@@ -43,29 +43,29 @@ class Trained:
 
     @cached_property
     def variables(self) -> dict[str, Any]:
-        """The variables of the model, quantized if the config says so."""
+        """The variables of the model, quantized if the config enables it."""
         return self.experiment.quantized(self.original)
 
     def predict(self, inputs: Inputs | Sequence[Any]) -> list[dict[str, Any]]:
         """Return the prediction for each input, as the command `predict` writes it.
 
         Args:
-            inputs: those of `inputs`, or a list of texts, pairs of texts, lists of words, pairs (question, context), or
-                images (paths, or arrays uint8 [h, w, c]).
+            inputs: result of the method `inputs`, or a list of texts, pairs of texts, lists of words, pairs (question,
+                context), or images (paths, or arrays uint8 [h, w, c]).
         """
         return [row for some in self.predictions(inputs) for row in some]
 
     def embed(self, inputs: Inputs | Sequence[Any]) -> np.ndarray:
-        """Return the feature vectors [N, D], float32, of images, or of texts by an encoder; see `predict`."""
+        """Return the feature vectors float32 [N, D] of images, or of texts by an encoder (see `predict`)."""
         rows = [row["features"] for some in self.predictions(inputs, as_features=True) for row in some]
         return np.array(rows, np.float32)
 
     def generate(self, prompt: str) -> list[str]:
-        """Return `sampling.num_samples` texts (at least one) that continue a prompt, or are the output for an input."""
+        """Return `sampling.num_samples` continuations (at least one) of a prompt, or outputs for an input."""
         return self.sampler.write(self.variables, prompt)
 
     def predictions(self, inputs: Inputs | Sequence[Any], **options: Any) -> Iterator[list[dict[str, Any]]]:
-        """Yield the predictions for some of the inputs at a time; the options are those of `prediction.predictions`."""
+        """Yield the predictions in parts; the options are those of `prediction.predictions`."""
         if not isinstance(inputs, Inputs):
             inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
         options |= {"helpers": self.helpers, "share": (jax.process_index(), jax.process_count())}
@@ -83,12 +83,12 @@ class Trained:
             yield some
 
     def write_predictions(self, inputs: Inputs, path: str, about: Mapping[str, Any], **options: Any) -> None:
-        """Write predictions to a file, see `prediction.Output`, or print them; of several processes, the first does so.
+        """Write predictions to a file (see `prediction.Output`) or print them, in the first process only.
 
         Args:
-            path: of the file, which may be remote; "": print the objects.
-            about: metadata by which a file is continued.
-            options: those of `predictions`.
+            path: path of the file, which may be remote; "": print the objects.
+            about: metadata that must match to continue an existing file.
+            options: options of `predictions`.
         """
         with remote.written("" if jax.process_index() else path) as place:
             with distributed.agreed():
@@ -116,9 +116,9 @@ class Trained:
         """Return inputs for predictions, and the fingerprints of their files.
 
         Args:
-            text: a file or folder, see `from_files`, or a source, such as "labels:PATH"; None: the source of the run.
+            text: a file or folder (see `from_files`) or a source, such as "labels:PATH"; None: the source of the run.
             split: split of a source that has several.
-            columns: of a file, see `from_files`.
+            columns: columns of a file (see `from_files`).
         """
         own = self.experiment.source
         kind = self.experiment.task.reads
@@ -129,7 +129,7 @@ class Trained:
 
     @property
     def loader(self) -> Loader:
-        """The batch size of evaluation, as a multiple of the devices, and threads that read ahead."""
+        """Loader with the evaluation batch size, rounded up to a multiple of the devices, and prefetching threads."""
         loader, parts = self.experiment.loader, num_parts(self.experiment.mesh, EXAMPLES)
         size = loader.evaluation_batch_size or loader.batch_size
         return Loader(-(-size // parts) * parts, threads=max(loader.threads, loader.workers))
@@ -140,7 +140,7 @@ class Trained:
 
     @cached_property
     def helpers(self) -> dict[str, tuple[Model, Any]]:
-        """The models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
+        """The models of `sampling.draft` and `sampling.contrast`, with their variables."""
         found, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
@@ -162,7 +162,7 @@ def load(
     changes: Mapping[str, Any] = MappingProxyType({}),
     alone: bool = False,
 ) -> Trained:
-    """Return the trained model in a folder; see `lineage.load`, and `restore` for `alone`."""
+    """Return the trained model in a folder; see `lineage.load` for the arguments, and `restore` for `alone`."""
     folder = Path(local(path))
     if pretrained.is_run(folder):
         if task:
@@ -179,7 +179,7 @@ def load(
 
 
 def language_model(path: str | Path) -> LanguageModel:
-    """Return the causal language model in a run, or in a folder in the layout of `transformers`, for likelihoods."""
+    """Return the causal language model of a run or of a folder in the layout of `transformers`, for likelihoods."""
     task = "" if pretrained.is_run(local(path)) else "causal_lm"
     model = load(path, task=task)
     if model.context.tokenizer is None:
@@ -188,7 +188,7 @@ def language_model(path: str | Path) -> LanguageModel:
 
 
 def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """Change the config of a trained model, and let it use the devices of this machine."""
+    """Override the config of a trained model, and reset its mesh to the devices of this machine."""
     config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})
     cli.override(config, changes)
     return config
@@ -204,13 +204,13 @@ def restore(
     prompt: str | None = None,
     alone: bool = False,
 ) -> Trained:
-    """Return the model of a run, from its folder alone if the folder has the metadata of the data.
+    """Return the model of a run, without opening the data if the folder has their metadata.
 
     Args:
         checkpoint: "latest" or "best".
-        force: accept changes of keys on which the training depends.
-        alone: whether the model is on the devices of this process, not on those of all processes.
-        choose_experts: whether to take the mixture of `config.experts`, for the `prompt` or for the training data.
+        force: accept changed keys on which the training depends.
+        alone: whether to use only the devices of this process instead of those of all processes.
+        choose_experts: whether to choose the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
@@ -218,6 +218,6 @@ def restore(
     experiment = Experiment(config, folder, devices, saved_facts=pretrained.saved_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
-        state, said = expert_mixture.choose(experiment, state, prompt)
-        print(said, file=sys.stderr)
+        state, message = expert_mixture.choose(experiment, state, prompt)
+        print(message, file=sys.stderr)
     return Trained(experiment, state.variables(average=True), int(state.step))

@@ -1,4 +1,4 @@
-"""Verification of runs: every file that a run keeps is read and checked, and nothing is written."""
+"""Verification of runs: read and check every file of a run, without writing anything."""
 
 import contextlib
 import dataclasses
@@ -26,25 +26,25 @@ from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
 DATA = "data.json"
-ATTEMPTS = 5  # to read a file of a run in progress, which may be replacing or deleting it, a second apart
-Check = Callable[[Path], Any]  # raises an exception if a file or folder is not sound
+ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting
+Check = Callable[[Path], Any]  # raises an exception if a file or folder is damaged
 
 
 class Finding(NamedTuple):
-    """Result of a check: a file or folder, and what is wrong with it, "" if it is sound."""
+    """Result of a check: a file or folder and its problem, "" if it is sound."""
 
     path: Path
     problem: str
 
 
 def verify(folders: Iterable[Path], as_json: bool = False) -> int:
-    """Check all runs in some folders, and print a line for each of their files or folders.
+    """Check all runs in the given folders, and print a line for each of their files or folders.
 
     Args:
         as_json: print a list of objects with the keys `path`, `sound` and `problem` instead.
 
     Returns:
-        0 if all is sound, 1 otherwise.
+        0 if all files are sound, 1 otherwise.
 
     Raises:
         FileNotFoundError: a folder has no run.
@@ -66,7 +66,7 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
 
 
 def runs_below(place: Path) -> Iterator[Path]:
-    """Yield a folder if it is that of a run, or else those of the runs below it."""
+    """Yield the folder if it contains a run, or else the folders of the runs below it."""
     for current, folders, files in os.walk(place):
         if "checkpoints" in folders or {METRICS, START} & {*files}:
             folders.clear()
@@ -75,9 +75,9 @@ def runs_below(place: Path) -> Iterator[Path]:
 
 
 def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
-    """Yield what is found about each file of a run, which may be in progress, and about its token cache.
+    """Yield a finding for each file of a run, which may be in progress, and for its token cache.
 
-    What is `known` is not checked again.
+    Paths in `known` are not checked again.
     """
     for path, check, needed in _checks(run):
         if path in known:
@@ -115,7 +115,7 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
 
 
 def _problem(path: Path, check: Check) -> str:
-    """Return what is wrong with a path in one line, "" if it is sound."""
+    """Describe the problem of a path in one line; "" if it is sound."""
     try:
         if not path.exists():
             return "is missing"
@@ -126,19 +126,19 @@ def _problem(path: Path, check: Check) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} if it is missing or damaged, which is found elsewhere."""
+    """Return the object in a JSON file; {} if it is missing or damaged, which another check reports."""
     with contextlib.suppress(ValueError, OSError):
         return read_json(path)
     return {}
 
 
 def _check_checkpoint(path: Path) -> None:
-    for field in dataclasses.fields(TrainState):  # one after the other, which needs less memory
+    for field in dataclasses.fields(TrainState):  # one at a time, which needs less memory
         read_fields(path, (field.name,))
 
 
 def _check_config(path: Path) -> None:
-    """Check that a config is that of the newest checkpoint, but for what may change when a run is resumed."""
+    """Check that a config is that of the newest checkpoint, except for keys that may change when a run resumes."""
     here = folder.flatten(read_json(path))
     there = folder.flatten(folder.newest_record(path.parent).get("config", {}))
     changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
@@ -164,7 +164,7 @@ def _object(path: Path) -> None:
 
 
 def _check_arrays(path: Path) -> None:
-    with np.load(path, allow_pickle=False) as arrays:  # which verifies the checksums of the archive
+    with np.load(path, allow_pickle=False) as arrays:  # reading verifies the checksums of the archive
         for name in arrays:
             _ = arrays[name]
 

@@ -271,7 +271,7 @@ def test_distillation_loss_matches_reference(pretrained, tiny):
     batch = dict(jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0]))
     batch["mask"], batch["tokens_mask"] = batch["mask"].at[0, 0].set(False), batch["tokens_mask"].at[1, 20:].set(False)
     params = jax.jit(experiment.make_state)().params
-    told = experiment.taught(batch)
+    told = experiment.with_teacher(batch)
 
     def says(params):
         args = {"mask": batch["tokens_mask"]}

@@ -116,9 +116,11 @@ def test_teacher_logits_match_the_teacher(teacher, tiny):
     assert (variables["statistics"]["probe_norm"]["mean"] != 0).any()
     model = Experiment(tiny("vit", {"model.depth": 1, "model.head": "probe"}), **ONE).model
     expected = jax.jit(model.apply)(jax.tree.map(jnp.asarray, variables), batch["image"])
-    np.testing.assert_allclose(experiment.taught(batch)["teacher_logits"], expected, atol=1e-5)
+    np.testing.assert_allclose(experiment.with_teacher(batch)["teacher_logits"], expected, atol=1e-5)
     state = jax.jit(experiment.make_state)()
-    _, metrics = jit_step(experiment)(state, experiment.taught(jax.tree.map(jnp.asarray, experiment.data.train[0])))
+    _, metrics = jit_step(experiment)(
+        state, experiment.with_teacher(jax.tree.map(jnp.asarray, experiment.data.train[0]))
+    )
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
@@ -128,7 +130,7 @@ def test_teacher_gets_the_mixed_images(teacher, tiny):
     changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
     experiment = Experiment(tiny("deit", changes), **ONE)
     plain = jax.tree.map(jnp.asarray, experiment.data.train[0])
-    batch, other = experiment.taught(plain, 3), experiment.taught(plain, 4)
+    batch, other = experiment.with_teacher(plain, 3), experiment.with_teacher(plain, 4)
     assert (batch["image"] != other["image"]).any()
     image, label = (np.asarray(plain[name]) for name in ("image", "label"))
     share = np.asarray(batch["target"])[np.arange(8), label][label != np.roll(label, 1)][0]
@@ -139,7 +141,7 @@ def test_teacher_gets_the_mixed_images(teacher, tiny):
     np.testing.assert_allclose(batch["target"], share * classes + (1 - share) * np.roll(classes, 1, axis=0), atol=1e-6)
     said = experiment.teacher(plain | {"image": batch["image"]})["teacher_logits"]
     np.testing.assert_array_equal(batch["teacher_logits"], said)
-    evaluated = experiment.taught(plain)
+    evaluated = experiment.with_teacher(plain)
     assert "target" not in evaluated
     assert (evaluated["teacher_logits"] != said).any()
     _, metrics = jit_step(experiment)(jax.jit(experiment.make_state)(), batch)

@@ -160,7 +160,7 @@ def test_unwritable_folder_is_reported_at_once(tmp_path, monkeypatch):
 def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
     said = []
     with Checkpoints(tmp_path, Checkpoint(keep=2, on_error="continue")) as checkpoints:
-        checkpoints.say = said.append
+        checkpoints.notify = said.append
         checkpoints.save(state(3), {}, {})
         checkpoints.wait()
         with full_disk(8_000):

@@ -208,7 +208,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
     for step in (4, 5):
         break_(tmp_path, step)
     with Checkpoints(tmp_path, Checkpoint(keep=3)) as checkpoints:
-        checkpoints.say = said.append
+        checkpoints.notify = said.append
         assert_equal(checkpoints.restore(target(state())), state(3))
         assert checkpoints.latest == 3
         checkpoints.save(state(5), {}, {})

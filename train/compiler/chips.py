@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from typing import Any
 
 GIB = 2**30
-USABLE = 0.92  # fraction of a GPU's memory that programs are given
+USABLE = 0.92  # fraction of a GPU's memory that programs may use
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Accelerator. `lineage compile` knows those with a target."""
+    """Accelerator; `lineage compile` supports those with a `target`."""
 
-    name: str  # as it is printed
+    name: str  # name for output
     kind: str  # regular expression of its `jax.Device.device_kind`
     size: int  # GB of main memory (HBM), as sold
     peak: float  # FLOP/s of dense matrix products in 16 bits
-    float32_peak: float  # in float32 at JAX's default precision: TF32 on NVIDIA, one bfloat16 pass on a TPU
-    target: str | None = None  # its name in targets, "v5e", "h100", ...
+    float32_peak: float  # FLOP/s in float32 at JAX's default precision: TF32 on NVIDIA, one bfloat16 pass on TPUs
+    target: str | None = None  # name in targets, such as "v5e" or "h100"
     memory: float = 0.0  # bytes of main memory that a program may use
     bandwidth: float = 0.0  # bytes per second from and to the main memory
     # Bytes per second that a chip receives from other chips: both directions of a ring over one axis of a TPU slice, or
     # NVLink in one direction.
     link: float = 0.0
-    clock: float | None = None  # in Hz, for the compiler's estimates in cycles; None for GPUs, which have none
+    clock: float | None = None  # Hz, for the compiler's estimates in cycles; None for GPUs, which have no estimates
     gpu: dict[str, Any] | None = None  # fields of XLA's `GpuTargetConfigProto` that differ between GPUs; None for TPUs
 
     def peak_of(self, dtype: str) -> float | None:
-        """Return the FLOP/s of matrix products of a dtype; None for others than bfloat16, float16 and float32."""
+        """Return the peak FLOP/s for a dtype; None unless it is bfloat16, float16 or float32."""
         return {"bfloat16": self.peak, "float16": self.peak, "float32": self.float32_peak}.get(dtype)
 
 
@@ -48,7 +48,7 @@ H100 = {"major": 9, "cores": 132, "l2": 52428800, "ghz": 1.98, "title": "NVIDIA 
 H200 = H100 | {"title": "NVIDIA H200 141GB HBM3e"}
 B200 = {"major": 10, "cores": 148, "l2": 132644864, "ghz": 1.965, "title": "NVIDIA B200"}
 
-CHIPS = (  # the first whose kind matches a device counts
+CHIPS = (  # the first chip whose `kind` matches a device is used
     Chip("A100 80 GB", "A100.*80GB", 80, 312e12, 156e12),
     Chip("A100 40 GB", "A100", 40, 312e12, 156e12),
     Chip("H100 PCIe", "H100 PCIe", 80, 756e12, 378e12),
@@ -65,11 +65,11 @@ CHIPS = (  # the first whose kind matches a device counts
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """Return the accelerator with JAX's name of a device; None if `CHIPS` does not have it."""
+    """Return the accelerator of a JAX device kind; None if it is not in `CHIPS`."""
     return next((chip for chip in CHIPS if re.search(chip.kind, device_kind)), None)
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of a device in matrix products of a dtype; None if `CHIPS` does not have it."""
+    """Return the peak FLOP/s of a device kind for a dtype; None if it is not in `CHIPS`."""
     chip = chip_of(device_kind)
     return chip and chip.peak_of(dtype)

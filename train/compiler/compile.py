@@ -1,4 +1,4 @@
-"""Compile the steps of an experiment for a target, and report what the compiler has planned."""
+"""Compilation of the steps of an experiment for a target, and a report of the compiler's plan."""
 
 import re
 import time
@@ -20,7 +20,7 @@ from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, placed, shardings
 from lineage.train.step import cast, make_forward_step
 
-# The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
+# Needed and available memory in the two error messages of the TPU compiler; the first one excludes arguments.
 NO_MEMORY = re.compile(
     r"temporaries \(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)|Used ([\d.]+\w) of ([\d.]+\w) hbm"
 )
@@ -28,36 +28,36 @@ NO_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Compiled:
-    """Compiled step; bytes and FLOPs are those of one device."""
+    """Compiled step; bytes and FLOPs are per device."""
 
     title: str  # the experiment, the step and the target
     plan: Plan  # costs of the program
     arguments: int  # bytes of the inputs and of the outputs that do not reuse them
     temporaries: int  # bytes of all other arrays
-    host: int  # bytes of inputs in the memory of the host; their transfers are not part of the planned time
-    peak: int  # largest number of bytes in use at a time
-    flops: float | None  # of the model, without recomputation; None for decoding, which the memory's bandwidth limits
-    leaves: int  # number of arrays of the state that should be donated, those of one element aside
+    host: int  # bytes of inputs in host memory; the planned time excludes their transfers
+    peak: int  # peak number of bytes in use
+    flops: float | None  # FLOPs of the model without recomputation; None for decoding, which is bandwidth-bound
+    leaves: int  # number of state arrays with more than one element, which should be donated
     seconds: float  # duration of the compilation
 
     @property
     def fits(self) -> bool:
-        """True if the program fits the memory of the chip."""
+        """True if the program fits in the memory of the chip."""
         return self.peak <= self.plan.chip.memory
 
     @property
     def ideal(self) -> float:
-        """Seconds of the model's FLOPs at the chip's peak; of the decoding step, of reading all its arguments once."""
+        """Seconds of the model's FLOPs at the chip's peak; for decoding, of reading all arguments once."""
         chip = self.plan.chip
         return self.arguments / chip.bandwidth if self.flops is None else self.flops / chip.peak
 
     @property
     def utilization(self) -> float:
-        """Ideal time as a fraction of the planned time: the MFU, or for decoding that of the memory's bandwidth."""
+        """Ideal time as a fraction of the planned time: the MFU, or for decoding the bandwidth utilization."""
         return self.ideal / max(self.plan.seconds, 1e-12)
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures for JSON: bytes and seconds of one device."""
+        """Return the figures for JSON, in bytes and seconds per device."""
         plan, buffers = self.plan, sorted(self.plan.buffers.values(), reverse=True)
         own = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
         found = {name: getattr(self, name) for name in own}
@@ -114,7 +114,7 @@ class Compiled:
 
 
 def without_data(config: ConfigDict) -> ConfigDict:
-    """Return a config whose durations need no data: the length of the schedule does not change a step."""
+    """Return the config with durations that need no data; the compiled step does not depend on them."""
     config = config.copy_and_resolve_references()
     for section, name in ((config, "total"), (config.schedule, "warmup")):
         if section[f"{name}_epochs"] is not None:
@@ -123,16 +123,16 @@ def without_data(config: ConfigDict) -> ConfigDict:
 
 
 def compile_step(experiment: Experiment, target: Target, step: str = "train", title: str = "") -> Compiled:
-    """Compile a step of an experiment whose devices are the target's.
+    """Compile a step of an experiment for the devices of a target.
 
     Args:
-        experiment: made with `devices=target.devices()`.
+        experiment: experiment created with `devices=target.devices()`.
         target: chips to compile for.
         step: "train", "evaluate" or "decode".
         title: name of the experiment, for the report.
 
     Raises:
-        MemoryError: the compiler finds no program that fits the memory of the target.
+        MemoryError: no program fits in the memory of the target.
         ValueError: the model has no such step.
     """
     start = time.monotonic()
@@ -156,7 +156,7 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
-    """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate.
+    """Return a step lowered for the devices of an experiment, and the number of arrays that it should donate.
 
     The decoding step extends `sampling.num_samples` sequences by the most probable token, with a cache for the longest
     sequence, in the config's format, and parameters in its precision and format (`weights`).
@@ -193,5 +193,5 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
 
 
 def _arrays(tree: Any) -> int:
-    """Return the number of arrays with more than one element: an optimizer may have others that no step reads."""
+    """Return the number of arrays with more than one element; steps may not use all scalars of an optimizer."""
     return sum(leaf.size > 1 for leaf in jax.tree.leaves(tree))

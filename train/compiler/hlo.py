@@ -1,4 +1,4 @@
-"""Optimized HLO as text: its computations and operations, their sizes and their work."""
+"""Parser of optimized HLO text: computations and operations, with their sizes, FLOPs and memory traffic."""
 
 import re
 from collections import defaultdict
@@ -22,18 +22,18 @@ class Operation(NamedTuple):
     attributes: str
 
     def called(self, attribute: str = "calls") -> str | None:
-        """Return the name of the computation that an attribute names."""
+        """Return the name of the computation in an attribute."""
         found = re.search(rf"{attribute}=%?([\w.\-]+)", self.attributes)
         return found and found.group(1)
 
     def number(self, name: str) -> float | None:
-        """Return a number of the backend's configuration, such as "estimated_cycles"."""
+        """Return a number of the backend config, such as "estimated_cycles"."""
         found = re.search(rf'"{name}":"?([\d.e\-]+)', self.attributes)
         return found and float(found.group(1))
 
     @property
     def label(self) -> str:
-        """The end of the path of JAX's name stack, with the pass that the operation belongs to."""
+        """The last components of JAX's name stack, with the pass to which the operation belongs."""
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         path = re.sub(r"^jit\(\w+\)/", "", found.group(1)) if found else self.name
         path = re.sub(r"_\d+|\[\d+\]|\.\d+", "", path)
@@ -49,16 +49,16 @@ class Module:
     """Computations of an optimized program.
 
     Attributes:
-        computations: by their names, each with its operations by name, in order.
+        computations: computations by name, each with its operations by name, in order.
         entry: name of the computation that is run.
-        donated: number of outputs that take the memory of an input.
+        donated: number of outputs that reuse the memory of an input.
     """
 
     def __init__(self, text: str):
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         current: Computation = {}
-        # The metadata of a kernel spans lines, of which only the first is indented.
+        # The metadata of a kernel spans several lines, of which only the first is indented.
         for line in re.sub(r"\n(?=[\"}]+[^\n])", "", text).splitlines():
             if line and not line[0].isspace() and (head := HEAD.match(line)):
                 current = self.computations[head.group(2)] = {}
@@ -71,7 +71,7 @@ class Module:
         self.donated = aliases.group(1).count("alias)") if aliases else 0
 
     def trips(self, loop: Operation) -> int:
-        """Return how often the body of a loop runs: as the compiler says, or the constant of the loop's condition."""
+        """Return the trip count of a loop, from the compiler or else from the constant in the loop's condition."""
         if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known.group(1))
         condition = self.computations[loop.called("condition") or ""]
@@ -79,7 +79,7 @@ class Module:
         return max((int(text) for text in constants if text.isdigit()), default=1)
 
     def products(self, operation: Operation, operations: Mapping[str, Operation]) -> tuple[int, bool]:
-        """Return the FLOPs of the matrix products in an operation, and whether any of them takes float32 inputs."""
+        """Return the FLOPs of the matrix products in an operation, and whether any of them has float32 inputs."""
         if operation.kind == "fusion":
             inside = self.computations.get(operation.called() or "", {})
             each = [self.products(one, inside) for one in inside.values()]
@@ -102,7 +102,7 @@ class Module:
         return 2 * outputs * prod(dimensions(left)[axis] for axis in contracted), wide
 
     def moved(self, operation: Operation, operations: Mapping[str, Operation]) -> int:
-        """Return the bytes that an operation reads and writes; of an input that is sliced, only the slice counts."""
+        """Return the bytes that an operation reads and writes; for a sliced input, only the slice is counted."""
         if not operation.called():
             return sum(size(operations[o].shape) for o in operation.operands if o in operations) + size(operation.shape)
         inside = self.computations[operation.called() or ""]
@@ -112,7 +112,7 @@ class Module:
                 users[name].append((position, one))
 
         def read(name: str) -> int | None:
-            """Return the bytes that are read of a value; None for all of it."""
+            """Return the number of bytes read from a value; None if all of it is read."""
             parts = []
             for position, user in users[name]:
                 if user.kind in ("dynamic-slice", "slice", "gather") and position == 0:
@@ -136,7 +136,7 @@ class Module:
 
 
 def size(shape: str, in_main_memory: bool = False) -> int:
-    """Return the bytes of a shape, which may be a tuple's; optionally only those that are not in on-chip memory."""
+    """Return the bytes of a shape or tuple of shapes, optionally without arrays in on-chip memory."""
     arrays = (array for array in ARRAY.findall(shape) if not (in_main_memory and "S(1)" in array[2]))
     return sum(BYTES.get(dtype, 1) * prod(map(int, filter(None, axes.split(",")))) for dtype, axes, _ in arrays)
 

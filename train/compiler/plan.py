@@ -1,4 +1,4 @@
-"""The plan of a compiled program: how long its operations take, what it communicates, and its largest buffers."""
+"""Cost plan of a compiled program: durations of operations, communication and largest buffers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,12 @@ from lineage.models import visited_blocks
 from lineage.train.compiler.chips import Chip
 from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
 
-# Fraction of the peak that the roofline assumes of operations for which the compiler estimates nothing. Attention with
-# dropout on GPUs has about 900 instructions for each pair of blocks, whose products need 250 to 490 cycles.
+# Fraction of the peak assumed by the roofline for operations without a compiler estimate. Attention with dropout on
+# GPUs has about 900 instructions for each pair of blocks, whose matrix products need 250 to 490 cycles.
 MATMUL_EFFICIENCY, ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY = 0.75, 0.5, 0.25
-LARGE = 2**26  # bytes of the buffers that are listed
+LARGE = 2**26  # minimum size of listed buffers in bytes
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-# Operations that take no time, or whose time lies behind other operations.
+# Operations that take no time or are hidden by other operations.
 FREE = re.compile(
     r"parameter|constant|get-tuple-element|tuple|bitcast|after-all|partition-id|.*-done|copy-start|slice-start|"
     "optimization-barrier|iota|async-update|add-dependency"
@@ -32,11 +32,11 @@ FREE_CALLS = (
 class Row(NamedTuple):
     """Cost of an operation."""
 
-    seconds: float  # of all its executions together
-    estimated: bool  # whether the compiler estimated them; otherwise they are a roofline
+    seconds: float  # total over all executions
+    estimated: bool  # whether the compiler estimated the seconds; otherwise they are a roofline estimate
     kind: str  # HLO's name of the operation, "matmul", "f32 matmul" or the library's function
-    label: str  # where in the model it comes from
-    shape: str  # of its result
+    label: str  # origin in the model
+    shape: str  # shape of the result
     times: int  # number of executions
 
 
@@ -44,11 +44,11 @@ class Collective(NamedTuple):
     """Communication between the devices."""
 
     kind: str  # one of `COLLECTIVES`
-    bytes: int  # of one execution
+    bytes: int  # bytes per execution
     times: int  # number of executions
-    seconds: float  # of one execution, by the bandwidth of the interconnect
-    hidden: float  # seconds of them that other operations overlap
-    label: str  # where in the model it comes from
+    seconds: float  # seconds per execution, at the bandwidth of the interconnect
+    hidden: float  # the part of the seconds that overlaps with other operations
+    label: str  # origin in the model
 
 
 class Buffer(NamedTuple):
@@ -64,15 +64,15 @@ class Buffer(NamedTuple):
 class Plan:
     """Costs of a program on a chip.
 
-    Times are added over the entry computation and the bodies of its loops. Where the compiler has estimated an
-    operation (`estimated_cycles` on TPUs, some fusions on GPUs), this counts; gathers, scatters, custom calls, and most
-    operations on GPUs are priced by a roofline: the larger of FLOPs / peak and bytes / bandwidth. Asynchronous copies
-    are taken to be hidden, collectives as far as there is work between their start and their end. Plans compare
-    programs for the same chip; they do not predict a stopwatch.
+    Times are added over the entry computation and the bodies of its loops. The compiler's estimates are used if there
+    are any (`estimated_cycles` on TPUs, some fusions on GPUs); gathers, scatters, custom calls and most operations on
+    GPUs are estimated by a roofline: the larger of FLOPs / peak and bytes / bandwidth. Asynchronous copies are assumed
+    to be hidden, and collectives as far as there is work between their start and end. Plans are for comparing programs
+    for the same chip; they do not predict measured times.
     """
 
     text: str  # optimized HLO of the program
-    chip: Chip  # for which it was compiled
+    chip: Chip  # target of the compilation
     rows: list[Row] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides; an upper bound."""
+        """Seconds of communication that does not overlap with computation; an upper bound."""
         return sum(one.times * (one.seconds - one.hidden) for one in self.collectives)
 
     @property
@@ -102,11 +102,11 @@ class Plan:
         return self.estimated + self.roofline + self.exposed
 
     def share(self, kind: str) -> float:
-        """Return the fraction of the time that kinds of operations take, by a regular expression."""
+        """Return the fraction of the time of all kinds of operations that match a regular expression."""
         return sum(row.seconds for row in self.rows if re.search(kind, row.kind)) / max(self.seconds, 1e-12)
 
     def costliest(self, count: int = 15) -> list[Row]:
-        """Return the operations that take longest, those of the same origin and kind together."""
+        """Return the most expensive operations, merged by origin and kind."""
         merged: dict[tuple[str, str], Row] = {}
         for row in self.rows:
             known = merged.get((row.label, row.kind))
@@ -117,9 +117,9 @@ class Plan:
         return sorted(merged.values(), reverse=True)[:count]
 
     def _add(self, name: str, times: int) -> None:
-        """Add the operations of a computation that is executed some times."""
+        """Add the operations of a computation that is executed `times` times."""
         operations = self.module.computations[name]
-        pending: dict[str, Collective] = {}  # those that have started; the operations until their ends hide them
+        pending: dict[str, Collective] = {}  # started collectives; operations before their ends hide them
         for operation in operations.values():
             if operation.kind == "while":
                 self._add(operation.called("body") or "", times * self.module.trips(operation))
@@ -138,7 +138,7 @@ class Plan:
                     self.rows.append(Row(seconds * times, estimated, kind, operation.label, shape, times))
 
     def _add_slowest(self, operation: Operation, times: int) -> None:
-        """Add the branch of a conditional that takes longest."""
+        """Add the slowest branch of a conditional."""
         branches = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", operation.attributes)
         if found := re.search(r"branch_computations=\{([^}]*)\}", operation.attributes):
             branches = [name.strip().lstrip("%") for name in found.group(1).split(",")]
@@ -163,7 +163,7 @@ class Plan:
     def _is_communication(
         self, operation: Operation, operations: Mapping[str, Operation], pending: dict[str, Collective], times: int
     ) -> bool:
-        """Record a collective, or its start or end; return whether the operation is nothing else."""
+        """Record a collective, or its start or end; return whether the operation does nothing else."""
         computes = operation.kind == "fusion" and operation.number("estimated_cycles") is not None
         started = next((name for name in _sources(operation, operations) if name in pending), None)
         if started and ("done" in operation.kind or "collective-done" in operation.name):
@@ -210,7 +210,7 @@ class Plan:
         return max(flops / peak / MATMUL_EFFICIENCY, moved / self.chip.bandwidth), False, kind
 
     def _kernel(self, operation: Operation, operations: Mapping[str, Operation], kind: str) -> float | None:
-        """Return the seconds of a kernel whose work is known: one with a cost estimate, or attention."""
+        """Return the seconds of a kernel with known cost: one with a cost estimate, or attention; None for others."""
         read = sum(size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations)
         moved = read + size(operation.shape, in_main_memory=True)
         inputs = [operations[o].shape for o in operation.operands if o in operations]
@@ -240,12 +240,12 @@ class Plan:
         return max(flops / self.chip.peak / ATTENTION_EFFICIENCY, moved / self.chip.bandwidth)
 
     def _moved(self, operation: Operation, operations: Mapping[str, Operation], product: bool) -> int:
-        """Return the bytes that an operation reads and writes in the main memory."""
+        """Return the bytes that an operation reads and writes in main memory."""
         read = [size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations]
         if operation.kind in ("gather", "dynamic-slice") or "gather" in operation.name:
             return 2 * size(operation.shape)
         if operation.kind == "scatter" or "scatter" in operation.name:
-            updates = sorted(read)[-2:][0] if read else 0  # beside the array that they go to
+            updates = sorted(read)[-2:][0] if read else 0  # without the array that they update
             return size(operation.shape) + updates
         if operation.kind == "dynamic-update-slice":
             return 2 * min(read, default=0)
@@ -255,7 +255,7 @@ class Plan:
 
 
 def _sources(operation: Operation, operations: Mapping[str, Operation]) -> Iterator[str]:
-    """Yield the operands of an operation, and those behind elements of tuples."""
+    """Yield the operands of an operation, and the operands of its tuple elements."""
     for name in operation.operands:
         yield name
         if name in operations and operations[name].kind == "get-tuple-element":

@@ -1,4 +1,4 @@
-"""Targets of ahead-of-time compilation: topologies of chips that XLA compiles for without a device."""
+"""Targets of ahead-of-time compilation: chip topologies for which XLA compiles without a device."""
 
 import os
 import re
@@ -9,13 +9,13 @@ from lineage.train.compiler.chips import CHIPS, USABLE, Chip
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # programs are traced on the CPU
-    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked for the topology
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query the metadata server for the topology
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several compilations at a time
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # allow concurrent compilations
 }
-# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them. Flags of the
-# user come after these: `--xla_gpu_enable_triton_gemm=true --xla_gpu_autotune_level=0` uses them untuned.
+# Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them. The user's
+# flags come after these: `--xla_gpu_enable_triton_gemm=true --xla_gpu_autotune_level=0` uses them untuned.
 GPU_FLAGS = "--xla_gpu_enable_triton_gemm=false"
 GPUS_PER_HOST = 8
 BY_TARGET = {chip.target: chip for chip in CHIPS if chip.target}
@@ -25,16 +25,16 @@ BY_TARGET = {chip.target: chip for chip in CHIPS if chip.target}
 class Target:
     """Devices to compile for."""
 
-    chip: Chip  # their kind
-    topology: str  # of TPUs, such as "4x4"; of GPUs their number
-    count: int | None = None  # use only the first devices of the topology; None is all
+    chip: Chip  # kind of the devices
+    topology: str  # topology of TPUs, such as "4x4", or number of GPUs
+    count: int | None = None  # number of devices to use, the first ones of the topology; None: all
 
     def __str__(self) -> str:
         part = f"/{self.count}" if self.count else ""
         return f"{self.chip.target}{'x' if self.chip.gpu else ':'}{self.topology}{part}"
 
     def devices(self) -> list[Any]:
-        """Return the devices, which can be compiled for but not computed on.
+        """Return the devices, which support compilation but not computation.
 
         Raises:
             ModuleNotFoundError: the compiler is not installed.
@@ -53,7 +53,7 @@ class Target:
             arguments = {"platform": "cuda", "topology_name": shape, "topology": shape, "target_config": config}
         try:
             found = topologies.get_topology_desc(**arguments).devices
-        except Exception as error:  # of the plugin, which is found by name
+        except Exception as error:  # raised by the plugin, which is found by name
             extra = "tpu-compile" if self.chip.gpu is None else "gpu-compile"
             message = " ".join(str(error).split())[:300]
             raise ValueError(
@@ -64,7 +64,7 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Return the target of a text: "v5e:4x4", "v5p:2x2x1", "v5e:2x2/1" (one chip of four), "h100x8", "h100x64".
+    """Parse a target: "v5e:4x4", "v5p:2x2x1", "v5e:2x2/1" (one chip of four), "h100x8", "h100x64".
 
     Raises:
         ValueError: the text is not of this form, or the chip is unknown.
@@ -85,14 +85,14 @@ def parse(text: str) -> Target:
 
 
 def prepare(target: Target) -> None:
-    """Set the environment that the compilers need; to be called before JAX is imported."""
+    """Set the environment for the compilers; call this before JAX is imported."""
     os.environ.update(ENVIRONMENT)
     if target.chip.gpu is not None:
         os.environ["XLA_FLAGS"] = f"{GPU_FLAGS} {os.environ.get('XLA_FLAGS', '')}".strip()
 
 
 def target_config(chip: Chip) -> str:
-    """Return XLA's description of a GPU, the text of a `GpuTargetConfigProto`."""
+    """Return XLA's description of a GPU, as the text of a `GpuTargetConfigProto`."""
     gpu = chip.gpu
     return f"""
 gpu_device_info {{

@@ -21,7 +21,7 @@ OPTIMIZERS = Registry("optimizer")
 
 
 class Setting(NamedTuple):
-    """Experiment that an optimizer is made for; see `Optimizer.make`."""
+    """Context in which an optimizer is created; see `Optimizer.make`."""
 
     learning_rate: LearningRate
     model: Model | None
@@ -34,15 +34,15 @@ class Optimizer:
 
     Attributes:
         weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
-        no_decay: no weight decay for parameters in whose path one of these regular expressions is found.
+        no_decay: regular expressions; parameters whose path matches one have no weight decay.
         clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
-        frozen: parameters in whose path one of these regular expressions is found are not trained.
-        frozen_layers: number of the first layers, in the order of `Model.layer_of`, that are not trained. Neither are
-            the parameters before them.
-        layer_decay: ratio of each layer's learning rate to the next one's; the heads have the whole learning rate
-            (arXiv 2003.10555). 0 gives all layers the same.
-        lr_multipliers: (regular expression, factor) pairs; the first expression found in a parameter's path scales its
-            learning rate.
+        frozen: regular expressions; parameters whose path matches one are not trained.
+        frozen_layers: number of initial layers, in the order of `Model.layer_of`, that are not trained, along with the
+            parameters before them.
+        layer_decay: ratio of each layer's learning rate to that of the next layer; the heads have the full learning
+            rate (arXiv 2003.10555). 0: all layers have the same learning rate.
+        lr_multipliers: (regular expression, factor) pairs; the first expression that matches a parameter's path scales
+            its learning rate.
     """
 
     weight_decay: NonNegative = 0.0
@@ -74,7 +74,8 @@ class Optimizer:
         Args:
             learning_rate: learning rate of each step.
             model: needed by `layer_decay`, `frozen_layers` and Muon.
-            inputs: returns the axes of inputs of the model's matrices, see `models.quantization`; needed by Muon.
+            inputs: function that returns the input axes of the model's matrices, see `models.quantization`; needed by
+                Muon.
         """
         clipped = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
         optimizer = optax.chain(*clipped, *self.transforms(Setting(learning_rate, model, inputs)))
@@ -83,7 +84,7 @@ class Optimizer:
         return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
-        """Return the update rule, and the weight decay and learning rates after it."""
+        """Return the update rule, followed by weight decay and learning rates."""
         decay = [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
         rate = optax.scale_by_learning_rate(setting.learning_rate)
         return [self.rule(setting), *decay, *self.multipliers(setting), rate]
@@ -93,7 +94,7 @@ class Optimizer:
         return map_paths(lambda path, _: not _found(self.no_decay, path), params)
 
     def multipliers(self, setting: Setting) -> list[optax.GradientTransformation]:
-        """Return the factors of layers and of parameters, if any."""
+        """Return the learning-rate multipliers of layers and of parameters, if any."""
         parts = []
         if self.layer_decay or self.frozen_layers:
             parts.append(_scale_by_layer(setting.model, self.layer_decay or 1.0, self.frozen_layers))
@@ -134,7 +135,7 @@ def _scale_by_layer(model, decay, frozen):
 
     def scale(path, leaf):
         layer = model.layer_of(path)
-        if isinstance(layer, range):  # of several layers in one array: the factors are a vector along its first axis
+        if isinstance(layer, range):  # stacked layers: the factors are a vector along the first axis
             layers = jnp.arange(layer.start, layer.stop)
             factors = jnp.where(layers <= frozen, 0, decay ** (heads - layers).astype(jnp.float32))
             return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))

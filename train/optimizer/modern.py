@@ -25,13 +25,13 @@ Positive = Annotated[float, Range(above=0)]
 class Muon(AdamW):
     """Muon: orthogonalized momentum for the matrices of the layers, AdamW for all other parameters (arXiv 2502.16982).
 
-    The matrices of embeddings and heads, biases, norms and the parameters of adapters are among the others.
+    AdamW also trains the matrices of embeddings and heads, and the parameters of adapters.
 
     Attributes:
-        momentum: decay of the momentum of matrices, which is Nesterov's.
+        momentum: decay of the Nesterov momentum of matrices.
         iterations: number of Newton-Schulz iterations.
-        rms: root mean square of the updates of matrices, for the learning rates of AdamW; 0: the updates are scaled by
-            sqrt(max(1, outputs / inputs)), as in the original code.
+        rms: root mean square of the updates of matrices, so that the learning rates of AdamW apply; 0: scale the
+            updates by sqrt(max(1, outputs / inputs)), as in the original code.
     """
 
     momentum: Decay = 0.95
@@ -51,7 +51,7 @@ class Muon(AdamW):
             return MuonDimensionNumbers(inputs[path], tuple(range(max(inputs[path]) + 1, 0)))
 
         def sized(path, update):
-            """Scale an orthogonal matrix, by its numbers of inputs and outputs."""
+            """Scale an orthogonal matrix according to its numbers of inputs and outputs."""
             reduced, kept = (math.prod(update.shape[axis] for axis in part) for part in axes(path))
             factor = self.rms * math.sqrt(max(reduced, kept)) if self.rms else math.sqrt(max(1, kept / reduced))
             return update * factor
@@ -71,8 +71,8 @@ class AdEMAMix(AdamW):
     Attributes:
         b3: decay of the slow average.
         alpha: weight of the slow average.
-        rise_steps: steps in which `alpha` and `b3` rise to their values, for stability; the paper takes those of the
-            run. 0: they have them from the start.
+        rise_steps: number of steps in which `alpha` and `b3` rise to their values, for stability (in the paper, all
+            steps of the run); 0: constant values.
     """
 
     b3: Decay = 0.9999
@@ -103,13 +103,13 @@ def rising(first: float, last: float, steps: int) -> Callable[[Any], Any]:
 class Sophia(Optimizer):
     """Sophia-H: clipped updates, preconditioned by an estimate of the Hessian's diagonal (arXiv 2305.14342).
 
-    Every `interval` steps, the diagonal is estimated by Hutchinson's method on the first micro-batch, which costs about
-    two gradients more.
+    Every `interval` steps, the diagonal is estimated by Hutchinson's method on the first micro-batch, at the cost of
+    about two additional gradients.
 
     Attributes:
         b1: decay of the momentum.
         b2: decay of the diagonal.
-        gamma: factor of the diagonal; larger means that fewer updates are clipped.
+        gamma: factor of the diagonal; with larger values, fewer updates are clipped.
         epsilon: minimum of the diagonal times `gamma`.
         interval: number of steps between two estimates of the diagonal.
     """
@@ -129,7 +129,7 @@ class Sophia(Optimizer):
 def _hessian_diagonal():
     """Return Hutchinson's estimate r * H r for random signs r.
 
-    H r is the gradient of <gradient, r>: unlike forward-mode differentiation, it passes through custom gradients.
+    H r is the gradient of <gradient, r>, which unlike forward-mode differentiation supports custom gradients.
     """
 
     def update(updates, state, params, *, obj_fn: Callable[[Any], Any], **_):
@@ -144,12 +144,12 @@ def _hessian_diagonal():
 @OPTIMIZERS.register("prodigy")
 @dataclass(frozen=True)
 class Prodigy(AdamW):
-    """Prodigy: AdamW that estimates its own learning rate (arXiv 2306.06101); the schedule's is a factor, usually 1.
+    """Prodigy: AdamW with an estimated learning rate (arXiv 2306.06101), multiplied by the schedule's, usually 1.
 
     Attributes:
-        start: first estimate of the learning rate, below the right one.
+        start: initial estimate of the learning rate, below the optimum.
         growth: factor of the estimates.
-        safeguard_warmup: whether the warm-up does not slow down the estimation.
+        safeguard_warmup: whether to exclude the warm-up factor from the estimation, so as not to slow it down.
     """
 
     start: Positive = 1e-6
@@ -171,7 +171,7 @@ class Prodigy(AdamW):
 
 
 class ScheduleFreeState(NamedTuple):
-    """State of `schedule_free`: the base optimizer's parameters and state, and the sum of the weights of averaging."""
+    """State of `schedule_free`: the base optimizer's parameters and state, and the sum of the averaging weights."""
 
     z: Any
     inner: Any
@@ -186,7 +186,7 @@ class ScheduleFreeState(NamedTuple):
 class ScheduleFreeAdamW(AdamW):
     """Schedule-free AdamW: averaging replaces the decay of the learning rate (arXiv 2405.15682).
 
-    The schedule should be constant after the warm-up. Evaluations and exports have the averaged parameters.
+    The schedule should be constant after the warm-up. Evaluations and exports use the averaged parameters.
 
     Attributes:
         b1: weight of the average in the parameters at which gradients are computed; above 0.
@@ -207,8 +207,8 @@ def schedule_free(
 ) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer of y = (1 - b1) z + b1 x, where `base` updates z, and x is the average of z.
 
-    The average has weights in proportion to the square of the largest learning rate so far, as in `optax.contrib`, of
-    which this is the same rule. Updates of 0 stay exactly 0, so that frozen layers do not change.
+    The weights of the average are proportional to the square of the largest learning rate so far. The rule equals
+    that of `optax.contrib`; updates of 0 stay exactly 0, so that frozen layers do not change.
     """
     base = optax.with_extra_args_support(base)
 

@@ -16,8 +16,8 @@ class AdamW(Optimizer):
     """Adam (arXiv 1412.6980) with decoupled weight decay.
 
     Attributes:
-        b1, b2: decay of the first and of the second moment.
-        epsilon: added to the root of the second moment.
+        b1, b2: decay rates of the first and the second moment.
+        epsilon: constant added to the root of the second moment.
     """
 
     b1: Decay = 0.9
@@ -30,10 +30,10 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class _Momentum(Optimizer):
-    """An optimizer with momentum.
+    """Optimizer with momentum.
 
     Attributes:
-        b1: momentum; 0 turns it off.
+        b1: momentum; 0 disables it.
     """
 
     b1: Decay = 0.9
@@ -51,7 +51,7 @@ class SGD(_Momentum):
 @OPTIMIZERS.register("adafactor")
 @dataclass(frozen=True)
 class Adafactor(_Momentum):
-    """Adafactor: factored second moments, and updates clipped by parameter (arXiv 1804.04235)."""
+    """Adafactor: factored second moments, and update clipping per parameter (arXiv 1804.04235)."""
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         momentum = optax.ema(self.b1, debias=False) if self.b1 else optax.identity()
@@ -77,7 +77,7 @@ class Lion(_Momentum):
 @OPTIMIZERS.register("lars")
 @dataclass(frozen=True)
 class LARS(_Momentum):
-    """SGD with updates of matrices in proportion to the matrices' norms (arXiv 1708.03888)."""
+    """LARS: SGD with layer-wise adaptive learning rates for matrices (arXiv 1708.03888)."""
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         trust = optax.scale_by_trust_ratio(trust_coefficient=0.001)

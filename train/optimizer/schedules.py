@@ -9,7 +9,7 @@ import optax
 
 from lineage.configs.registry import Range, Registry, check_ranges
 
-LearningRate = Callable[[Any], Any]  # of a step, counted from 0
+LearningRate = Callable[[Any], Any]  # learning rate of a step, counted from 0
 NonNegative = Annotated[float, Range(0)]
 
 SCHEDULES = Registry("schedule")
@@ -17,10 +17,10 @@ SCHEDULES = Registry("schedule")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate of each step: a linear warm-up from 0, then a decay.
+    """Learning-rate schedule: a linear warm-up from 0, then a decay.
 
     Attributes:
-        learning_rate: peak of the learning rate.
+        learning_rate: peak learning rate.
         warmup_steps, warmup_epochs, warmup_examples: length of the warm-up, which is part of the run, in one unit.
         warmup_percent: length of the warm-up in percent of the run.
     """
@@ -58,10 +58,10 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class _Falling(Schedule):
-    """Decay to a part of the peak.
+    """Decay to a fraction of the peak.
 
     Attributes:
-        end_factor: ratio of the learning rate of the step after the last one to the peak.
+        end_factor: ratio of the final learning rate (after the last step) to the peak.
     """
 
     end_factor: NonNegative = 0.0
@@ -88,7 +88,7 @@ class Linear(_Falling):
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay(_Falling):
-    """Constant learning rate after the warm-up, and a decay in the last steps (WSD, arXiv 2404.06395, 2405.18392).
+    """Constant learning rate after the warm-up, then a decay in the last steps (WSD, arXiv 2404.06395, 2405.18392).
 
     A run can be continued from a checkpoint before the decay with another number of steps.
 
@@ -131,6 +131,6 @@ class TransformerSchedule(Schedule):
 
     def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
         if not width:
-            raise ValueError("schedule.name is 'transformer', but the model has no single width.")
+            raise ValueError("schedule.name is 'transformer', which requires a model with a single width.")
         warmup, scale = max(warmup_steps, 1), self.learning_rate
         return lambda n: scale * width**-0.5 * jnp.minimum((n + 1.0) ** -0.5, (n + 1.0) * warmup**-1.5)

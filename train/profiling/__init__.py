@@ -1,4 +1,4 @@
-"""Throughput and resources of a run, and estimates of the memory and the time that an experiment needs."""
+"""Throughput and resources of a run, and estimates of the memory and time of an experiment."""
 
 import contextlib
 import math
@@ -24,14 +24,14 @@ from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
-RESOURCE_EXHAUSTED = 8  # status code, see https://abseil.io/docs/cpp/guides/status-codes
+RESOURCE_EXHAUSTED = 8  # status code; see https://abseil.io/docs/cpp/guides/status-codes
 
 
 class Throughput:
-    """Steps, examples and model FLOPs per second, and what the wall time is spent on besides training steps.
+    """Steps, examples and model FLOPs per second, and the fractions of the wall time outside training steps.
 
-    The time in which the devices wait for a batch is that between the end of a step, which a thread records, and the
-    arrival of the next batch. Reading that is hidden behind a step is not part of it.
+    Waiting time is the time from the end of a step, which a thread records, to the arrival of the next batch. It does
+    not include reading that overlaps with a step.
 
     Attributes:
         budget: FLOPs and memory of the experiment.
@@ -52,7 +52,7 @@ class Throughput:
         self._start, self._steps, self.skipped = time.monotonic(), 0, 0
         self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds
         self._last: dict[str, float] | None = None
-        self._began = self._ended = math.inf  # when the first batch was asked for, and when the newest step ended
+        self._began = self._ended = math.inf  # when the first batch was requested, when the newest step ended
         self._newest = None
         self._dispatched: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._record_ends, daemon=True)  # a failed device may never end a step
@@ -65,14 +65,14 @@ class Throughput:
 
     @contextlib.contextmanager
     def spent(self, activity: str) -> Iterator[None]:
-        """Record the time of the block as that of "evaluating" or "saving", which is left out of the rates."""
+        """Record the time of the block as "evaluating" or "saving", which the rates exclude."""
         start = time.monotonic()
         yield
         self._spent[activity] += time.monotonic() - start
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Record the time of the block, in which the next batch is made, as far as no step is in progress."""
+        """Record the time of the block, which waits for the next batch, except while a step is in progress."""
         start = time.monotonic()
         self._began = min(self._began, start)
         yield
@@ -80,7 +80,7 @@ class Throughput:
         self._spent["waiting"] += max(0.0, time.monotonic() - idle_from)
 
     def dispatched(self, outputs: Any) -> None:
-        """Record that a step, which has these outputs, was dispatched."""
+        """Record that a step with these outputs was dispatched."""
         self._ended, self._newest, self._steps = math.inf, outputs, self._steps + 1
         self._dispatched.put(outputs)
 
@@ -91,16 +91,16 @@ class Throughput:
 
     def _record_ends(self):
         for outputs in iter(self._dispatched.get, None):
-            with contextlib.suppress(Exception):  # the loop, which fetches the outputs, raises it
+            with contextlib.suppress(Exception):  # raised in the loop, which fetches the outputs
                 jax.block_until_ready(outputs)
             if outputs is self._newest:
                 self._ended = time.monotonic()
 
     def rates(self, step: int) -> dict[str, float]:
-        """Return the rates, without evaluations and saves, and fractions of the wall time, since the last call.
+        """Return the rates (excluding evaluations and saves) and fractions of the wall time since the last call.
 
-        The goodput is the fraction of the time since the object was created in which steps were computed whose update
-        was not skipped. The first call returns nothing.
+        The goodput is the fraction of the time since creation that was spent on steps whose update was not skipped. The
+        first call returns {}.
         """
         last, self._last = self._last, {"step": step, "seconds": self.seconds, **self._spent}
         if last is None:
@@ -116,9 +116,9 @@ class Throughput:
 
 
 def resources() -> dict[str, float]:
-    """Return what this process uses now, as far as the platform says: resident memory, open files, device memory.
+    """Return the resource usage of this process: resident memory, open files and device memory, if available.
 
-    The memory is in GiB; that of the devices is the maximum since the start on the fullest one.
+    Memory is in GiB; device memory is the peak since the start on the fullest device.
     """
     found: dict[str, float] = {}
     with contextlib.suppress(OSError):  # only Linux has these files
@@ -130,9 +130,7 @@ def resources() -> dict[str, float]:
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
-    """Return FLOPs and memory of a model with its batch (of texts of `length` tokens), task and optimizer, on all
-    devices together.
-    """
+    """Return the FLOPs and memory of an experiment on all devices together, for texts of `length` tokens."""
     model, state = experiment.model.portable(), experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
@@ -158,8 +156,8 @@ def memory_per_device(
     """Return the bytes that a training step needs on each device.
 
     The keys are "weights" (with moving averages and statistics), "gradients" and "optimizer", sharded by the config's
-    rules, "activations" (an estimate of all else), divided as the batch is, and "total". The estimate assumes a scan
-    over layers: unrolled, models take 0.7 to 1.6 times as much on a CPU.
+    rules, "activations" (an estimate of all else), split like the batch, and "total". The estimate assumes a scan
+    over layers; unrolled models need 0.7 to 1.6 times as much on a CPU.
 
     Args:
         accumulation: number of gradient accumulation steps; None: that of the config.
@@ -185,9 +183,9 @@ def memory_per_device(
 
 @contextlib.contextmanager
 def out_of_memory_explained() -> Iterator[dict[str, int]]:
-    """Raise MemoryError, with what to change, if a device runs out of memory in the block.
+    """Raise MemoryError with advice if a device runs out of memory in the block.
 
-    Yield a dictionary for the estimated bytes that a step needs, which the message then has.
+    Yield a dictionary; the message includes the estimated bytes of a step that the block stores in it.
     """
     memory: dict[str, int] = {}
     try:

@@ -1,4 +1,4 @@
-"""Text about an experiment before it runs: costs, accelerators that fit, changes that make it fit, and parameters."""
+"""Description of an experiment before it runs: costs, suitable accelerators, changes to fit others, and parameters."""
 
 import itertools
 from collections.abc import Collection, Iterator
@@ -16,15 +16,15 @@ from lineage.train.optimizer import paths_of
 from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
-UTILIZATION = 0.4  # fraction of the peak FLOP/s that the estimated time of a step assumes
-MOST_DEVICES = 1024  # that a change may need
+UTILIZATION = 0.4  # fraction of the peak FLOP/s assumed for the estimated time of a step
+MOST_DEVICES = 1024  # maximum number of devices of a suggested change
 
 
 def describe(experiment: Experiment) -> str:
     """Return the budget as text, with the memory of each device of the config's mesh.
 
-    For known accelerators, which need not be present, it says whether this memory suffices, by which flags it would
-    (see `smallest_changes`), and how long a step takes at 40% model FLOPs utilization.
+    For known accelerators, which need not be present, the text includes whether a step fits, the flags with which it
+    would fit (see `smallest_changes`), and the duration of a step at 40% model FLOPs utilization.
     """
     total, config = experiment_budget(experiment), experiment.config
     mesh = abstract_mesh(**config.mesh)
@@ -53,11 +53,11 @@ def describe(experiment: Experiment) -> str:
 
 
 def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[float]) -> dict[float, str]:
-    """Return flags that change the config so that a step needs at most some bytes per device, for each limit.
+    """Return, for each limit in bytes per device, the flags with which a step fits.
 
-    Parameters are sharded over the devices there are (FSDP), gradients are accumulated, and activations are recomputed
-    (remat), with as few of these changes as possible; only then, the number of devices is doubled. Limits that no
-    change reaches are left out.
+    Parameters are sharded over the available devices (FSDP), gradients are accumulated, and activations are recomputed
+    (remat), with as few of these changes as possible; then the number of devices is doubled. Limits that no change
+    reaches are omitted.
     """
     config, found = experiment.config, {}
     given, budgets = config.model.get("remat"), {config.model.get("remat"): total}
@@ -83,7 +83,7 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
 
 
 def candidates(config: Any, before: AbstractMesh) -> Iterator[tuple[AbstractMesh, str | None, int]]:
-    """Yield meshes, kinds of recomputation and gradient accumulation steps that divide the batch, the least first."""
+    """Yield meshes, remat policies and gradient accumulation steps that divide the batch, smallest changes first."""
     sizes, size, given = dict(before.shape), config.loader.batch_size, config.model.get("remat")
     remats = [given, *(["full"] if "remat" in config.model and given != "full" else [])]
     replicas = sizes["data"] * sizes["fsdp"]
@@ -108,7 +108,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
 
 
 def duration(seconds: int | float) -> str:
-    """Return a time with three digits in a readable unit, such as "112 s" or "140 µs"."""
+    """Format a time with three digits in a readable unit, such as "112 s" or "140 µs"."""
     units = (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 0))
     name, size = next((name, size) for name, size, least in units if seconds >= least)
     return f"{seconds / size:.3g} {name}"
@@ -117,14 +117,14 @@ def duration(seconds: int | float) -> str:
 def parameters(experiment: Experiment) -> str:
     """Return a table of the initial parameters: path, shape, dtype, mesh axes of each dimension, mean and deviation.
 
-    The parameters are initialized on the devices of this machine. With an adapter, the adapter's are listed.
+    The parameters are initialized on the devices of this machine. With an adapter, only its parameters are listed.
     """
     state = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)()
     return parameter_table(experiment, state.params)
 
 
 def parameter_table(experiment: Experiment, params: Any) -> str:
-    """Return the table of `parameters` for some values."""
+    """Return the table of `parameters` for given values."""
     mesh = abstract_mesh(**experiment.config.mesh)
     places = jax.tree.leaves(shardings(params, experiment.sharding_rules, mesh))
     everywhere = NamedSharding(experiment.mesh, PartitionSpec())

@@ -9,28 +9,29 @@ import jax
 
 
 class Trace(contextlib.AbstractContextManager):
-    """Recorder of a trace of some steps into `workdir/profile`, which TensorBoard's profile plugin and xprof read.
+    """Recorder of a trace of some steps into `workdir/profile`, for TensorBoard's profile plugin and xprof.
 
     Args:
         steps: first and last step, counted from 1; None records nothing.
-        start, total: number of steps that were completed before, and of the whole run.
-        say: callback for messages.
+        start: number of steps completed before.
+        total: number of steps of the run.
+        notify: callback for messages.
 
     Raises:
-        ValueError: the run does not do the steps.
+        ValueError: the run does not include the steps.
     """
 
     def __init__(
-        self, workdir: Path, steps: tuple[int, int] | None, start: int, total: int, say: Callable[[str], None]
+        self, workdir: Path, steps: tuple[int, int] | None, start: int, total: int, notify: Callable[[str], None]
     ):
         if steps and not start < steps[0] <= steps[1] <= total:
             given = "the profile is of the steps {:,} to {:,}".format(*steps)
             raise ValueError(f"{given}: they must be in order, from {start + 1:,} to {total:,}, as the run does them.")
-        self.folder, self.steps, self.say = workdir / "profile", steps, say
+        self.folder, self.steps, self.notify = workdir / "profile", steps, notify
         self.is_recording = False
 
     def step(self, step: int) -> contextlib.AbstractContextManager:
-        """Return a context for the dispatch of a step, which marks the step in the trace; start at the first one."""
+        """Return a context that marks the dispatch of a step in the trace; start the trace at its first step."""
         if self.steps and step == self.steps[0]:
             jax.profiler.start_trace(str(self.folder))
             self.is_recording = True
@@ -39,12 +40,12 @@ class Trace(contextlib.AbstractContextManager):
         return contextlib.nullcontext()
 
     def after(self, step: int, results: Any) -> None:
-        """End the trace after its last step, whose results are waited for."""
+        """Wait for the results of the last step of the trace, and end the trace."""
         if self.is_recording and step == self.steps[1]:
             jax.block_until_ready(results)
             self._stop()
             steps = "{:,} to {:,}".format(*self.steps)
-            self.say(f"profile of the steps {steps}: {self.folder} (`tensorboard --logdir {self.folder}`)")
+            self.notify(f"profile of the steps {steps}: {self.folder} (`tensorboard --logdir {self.folder}`)")
 
     def _stop(self):
         self.is_recording = False

@@ -1,4 +1,4 @@
-"""End of a run whose training step does not end."""
+"""Watchdog that ends a run with a hanging training step."""
 
 import contextlib
 import faulthandler
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 
 from lineage.runs.process import HUNG
 
-FACTOR = 20  # mean steps after which a step counts as one that does not end
-LEAST, FIRST = 600.0, 3600.0  # seconds: the least limit by this factor, and the limit of the first step
-COMPILER = "jax._src.compiler"  # module that is on the stack of a thread that compiles
+FACTOR = 20  # a step hangs if it takes this many times the mean duration
+LEAST, FIRST = 600.0, 3600.0  # seconds: minimum limit by this factor, and limit of the first step
+COMPILER = "jax._src.compiler"  # module on the stack of a compiling thread
 
 
 class Watchdog(contextlib.AbstractContextManager):
-    """Thread that ends the process, with exit code `HUNG` and the stacks of all threads, if a step does not end.
+    """Thread that ends the process, with exit code `HUNG` and the stacks of all threads, if a step hangs.
 
-    It counts its own ticks: the time in which the process or the machine is suspended does not count.
+    The time is counted in ticks of the thread, so that it excludes suspension of the process or the machine.
 
     Args:
-        minutes: limit of a step; None: by the mean of the steps so far, see `limit`; 0: none.
+        minutes: limit of a step; None: determined by the mean of the previous steps (see `limit`); 0: none.
     """
 
     def __init__(self, minutes: float | None = None):
-        self._minutes, self._number, self._passed = minutes, 0, 0.0  # step in progress, 0: none; its seconds
-        self._steps, self._seconds = 0, 0.0  # number of the steps that have ended; their seconds, without the first
+        self._minutes, self._number, self._passed = minutes, 0, 0.0  # step in progress (0: none) and its seconds
+        self._steps, self._seconds = 0, 0.0  # number of completed steps; their seconds, without the first
         self._tick, self._ended = min(1.0, 60 * minutes / 10 if minutes else 1.0), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -65,13 +65,13 @@ class Watchdog(contextlib.AbstractContextManager):
 
     def _end(self):
         faulthandler.dump_traceback(2, all_threads=True)
-        said = f"step {self._number:,} has not ended for {self.limit:,.0f} s (step_timeout_minutes)"
-        os.write(2, f"\nerror: {said}: the stacks of all threads are above. Start the run again to resume.\n".encode())
+        text = f"step {self._number:,} has not ended for {self.limit:,.0f} s (step_timeout_minutes)"
+        os.write(2, f"\nerror: {text}: the stacks of all threads are above. Start the run again to resume.\n".encode())
         os._exit(HUNG)
 
 
 def _is_compiling():
-    """Return whether a thread compiles a program, for which there is no limit."""
+    """Return whether a thread is compiling a program, for which there is no limit."""
     for frame in sys._current_frames().values():
         while frame is not None:
             if frame.f_globals.get("__name__") == COMPILER:
