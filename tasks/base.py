@@ -48,7 +48,7 @@ class Request(NamedTuple):
 
 
 class InputExamples(NamedTuple):
-    """Examples of the inputs of predictions, and the transform of their batches; None: none."""
+    """Examples of the inputs of predictions, and the transform of their batches, if any."""
 
     source: ExampleSource
     transform: Transform | None = None
@@ -64,8 +64,8 @@ class Task:
     reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
     needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`, of which the model must provide one
     arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
-    losses: ClassVar[tuple[str, ...]] = ()  # losses that the option `weights`, if there is one, gives weights to
-    head: ClassVar[str | None] = None  # head of a model that has several, unless the config chooses one
+    losses: ClassVar[tuple[str, ...]] = ()  # names of the losses that the option `weights`, if any, weights
+    head: ClassVar[str | None] = None  # default head for models with a choice of heads
     evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
     special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
     ends: ClassVar[tuple[str, str]] = ("", "")  # roles of the tokens before and after an input; "": none
@@ -77,7 +77,7 @@ class Task:
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
     cache_dir = ""  # folder that keeps token ids and trained tokenizers between runs
-    known: ClassVar[Facts | None] = None  # metadata of the training data of a task that is `evaluating`
+    known: ClassVar[Facts | None] = None  # metadata of the training data, set by `evaluating`
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
@@ -98,7 +98,7 @@ class Task:
         return {}
 
     def evaluating(self, facts: Facts) -> "Task":
-        """Return the task for content that may have no split "train"; `facts` are the metadata of that."""
+        """Return the task for content that may lack the training split; `facts` are the metadata of that split."""
         task = copy.copy(self)
         object.__setattr__(task, "known", facts)
         return task
@@ -106,7 +106,7 @@ class Task:
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples of each split, their transforms and metadata, for the content that `reads` names.
 
-        The tokenizer is None if `texts` returned {}; the seed is that of a selection of examples.
+        The tokenizer is None if `texts` returned {}; the seed determines random subsets of the examples.
         """
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class Task:
     # The model: shapes, loss and outputs.
 
     def check_model(self, model: Model) -> None:
-        """Raise ValueError for a model that cannot learn this task."""
+        """Raise ValueError for a model that does not support this task."""
         if not {*self.needs} & {*model.outputs}:
             head = f" Set model.head={self.head!r}." if self.head and "head" in model.settings else ""
             needed = f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}"
@@ -136,7 +136,7 @@ class Task:
         return {} if self.head is None else {"head": self.head}
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
-        """Return the sizes of the axes that `arrays` names."""
+        """Return the sizes of the axes named in `arrays`."""
         raise NotImplementedError
 
     def zeros(self, sizes: Sizes) -> Batch:
@@ -166,42 +166,42 @@ class Task:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
         raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
 
-    # Predictions, which need the facts of the training data, but not the data.
+    # Predictions, which need the metadata of the training data but not the data.
 
     def input_examples(self, rows: Any, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
-        """Return examples of the rows of `data.inputs.Inputs`, made as those of the evaluation splits."""
+        """Return examples of the rows of `data.inputs.Inputs`, prepared like those of the evaluation splits."""
         raise ValueError(f"The task {self.name!r} has no predictions.")
 
     def outputs(self, model: Model, batch: Batch) -> Any:
-        """Return the arrays [B, ...] that `predict` takes, for a bound model and a batch of inputs."""
+        """Return the arrays [B, ...] for `predict`, given a bound model and a batch of inputs."""
         return self.forward(model, batch)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
-        """Return the prediction for each input as a JSON object, in which images are arrays uint8 [h, w, c].
+        """Return the prediction for each input as a JSON object in which images are uint8 arrays [h, w, c].
 
         Args:
-            outputs: the `outputs` of all inputs, on the host; the texts if the task `generates`.
-            inputs: the examples of `input_examples`.
+            outputs: `outputs` of all inputs, on the host; the generated texts if the task `generates`.
+            inputs: examples from `input_examples`.
         """
         raise ValueError(f"The task {self.name!r} has no predictions.")
 
     def features(self, model: Model, batch: Batch) -> Any:
-        """Return the feature vector [B, D] of each input, for a bound model and a batch of inputs."""
+        """Return the feature vectors [B, D] of a batch of inputs, for a bound model."""
         model, variables = model.unbind()
         return self.forward(self.feature_extractor(model).bind(variables), batch)
 
     def document(self, predictions: list[dict[str, Any]]) -> Any:
-        """Return all predictions in the format of the field's .json files, by default as a list."""
+        """Return all predictions in the standard .json format of the task, by default a list."""
         return predictions
 
     # Distillation, for tasks that need a teacher.
 
     def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
-        """Transform a training batch on the devices before the teacher and the model are applied, such as by mixup."""
+        """Transform a training batch on the devices, for example by mixup, before the teacher and the model see it."""
         return batch
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
-        """Return the outputs of a bound teacher, which are added to a batch."""
+        """Return the outputs of a bound teacher that are added to the batch."""
         raise NotImplementedError
 
     # Evaluation, generation and the report. `context` and `split` are those of `lineage.evaluation`.

@@ -23,11 +23,12 @@ class CausalLM(DocumentTask):
     """Predict each token of a text from those before it.
 
     Attributes:
-        packing: whether a row has whole documents, as many as fit, which do not attend to each other and whose
-            positions begin at 0 (longer ones are split); otherwise it is a window of the stream of all documents.
+        packing: whether a row contains as many whole documents as fit, without attention between documents and with
+            positions from 0 for each (longer documents are split); otherwise a row is a window of the stream of all
+            documents.
         evaluation_stride: distance between the starts of consecutive evaluation windows, in tokens; 0: the length of a
-            window. Each token is predicted once, from at least `sequence_length - evaluation_stride` tokens before it,
-            as far as there are any.
+            window. Each token is predicted once, from at least `sequence_length - evaluation_stride` preceding
+            tokens, if there are as many.
     """
 
     needs = ("next_token",)
@@ -94,7 +95,7 @@ class CausalLM(DocumentTask):
 
 
 def _packed(batch: Batch) -> Batch:
-    """Return the arrays that packed batches have for the model, beside the tokens."""
+    """Return the arrays of packed batches that the model takes besides the tokens."""
     return {name: batch[name] for name in ("segments", "positions") if name in batch}
 
 

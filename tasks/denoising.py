@@ -17,7 +17,7 @@ class CorruptionTask(EncoderDecoderTask, DocumentTask):
     """Base class of tasks that restore a text."""
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        """Encode corrupted texts, in which the names of special tokens, such as <mask>, stand for the tokens."""
+        """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
         sizes = self.sequence_length, tokenizer.end_of_text, facts.start_token
         return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *sizes, pairs.EncodedPairs))
 
@@ -52,7 +52,7 @@ class SpanCorruption(CorruptionTask):
     """Generate the spans that are removed from a text (T5, arXiv 1910.10683, section 3.1.4).
 
     Attributes:
-        sequence_length: number of tokens of an input, with its sentinels and end; windows are as long as fits.
+        sequence_length: number of tokens of an input, with its sentinels and end; windows are as long as possible.
         mask_rate: fraction of the tokens that is removed.
     """
 

@@ -21,7 +21,7 @@ from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed
 from lineage.tasks.prediction import probabilities_of, ranked
 
 MISTAKES = 24  # number of the most confident mistakes in the report
-MOST_CLASSES = 1000  # of a confusion matrix, whose size is their square
+MOST_CLASSES = 1000  # maximum number of classes of a confusion matrix, whose size is quadratic
 
 
 @TASKS.register("image_classification")
@@ -92,8 +92,7 @@ class ImageClassification(LabeledImageTask):
 class DistilledImageClassification(ImageClassification):
     """Image classification with distillation (DeiT, arXiv 2012.12877).
 
-    One head is trained on the labels, with label smoothing, the other on the predictions of a teacher, which is applied
-    to the mixed images.
+    One head is trained on the labels, with label smoothing, the other on the teacher's predictions for mixed images.
 
     Attributes:
         temperature: distillation temperature; 0: hard distillation, with the most probable class of the teacher as the
@@ -122,7 +121,7 @@ class DistilledImageClassification(ImageClassification):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the weighted sum of the label loss and the distillation loss (section 4).
 
-        The label is `label` [B], or `target` [B, V] of mixed images. Accuracy is that of the mean of both heads.
+        The label is `label` [B], or `target` [B, V] of mixed images. The accuracy is for the mean of both heads.
         """
         ours, logits = model.heads(batch["image"])
         label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
@@ -146,7 +145,7 @@ def mixed(
     cutmix: float,
     binary: bool = False,
 ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B V"]]:
-    """Mix each image and its target probabilities with the next ones of the batch, by mixup or CutMix, see `kept`."""
+    """Mix each image and its target with those of the next example, by mixup or CutMix (see `kept`)."""
     pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
     both = jnp.maximum(target, jnp.roll(target, 1, axis=0))
     return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, share)

@@ -1,4 +1,4 @@
-"""Base classes of tasks of images."""
+"""Base classes of image tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lineage.tasks.base import Batch, Count, InputExamples, Sizes, Task
 
 @dataclass(frozen=True)
 class ImageTask(Task):
-    """Base class of tasks of images.
+    """Base class of image tasks.
 
     Attributes:
         image_size: height and width that images are resized to, in pixels; 0: images keep their size.
@@ -43,7 +43,7 @@ class ImageTask(Task):
         return model(batch["image"])
 
     def evaluation_transform(self, facts: Facts) -> Transform:
-        """Return the transform of images in evaluation and of those to predict for."""
+        """Return the transform of images for evaluation and prediction."""
         raise NotImplementedError
 
     def input_examples(self, rows: ExampleSource, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
@@ -64,12 +64,12 @@ class ImageTask(Task):
 
 @dataclass(frozen=True)
 class LabeledImageTask(ImageTask):
-    """Base class of tasks of labeled images.
+    """Base class of labeled-image tasks.
 
     Attributes:
-        evaluation_crop: central fraction of a resized image that is kept; in training too, unless `augment` crops.
-        squash: whether to resize images that are not square without regard to their aspect ratio; if not, their longer
-            side is cropped.
+        evaluation_crop: central fraction of a resized image to keep; also in training, unless `augment` crops.
+        squash: whether to resize images that are not square without preserving their aspect ratio; otherwise their
+            longer side is cropped.
         resample: interpolation of resized images and of crops.
         max_examples: number of training images, a random subset determined by the seed that contains all smaller
             subsets; 0: all.

@@ -1,4 +1,4 @@
-"""Loss functions that several tasks share."""
+"""Loss functions shared by several tasks."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul
@@ -24,7 +24,7 @@ def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, la
 
 
 def fused_loss(model: nn.Module, batch: Batch, label_smoothing: float, *inputs: Array, **options: Array) -> Result:
-    """Return the `token_loss` of a model that computes it; `inputs` and `options` are its arguments."""
+    """Return the `token_loss` of a model that computes its own loss; `inputs` and `options` are its arguments."""
     targets = Targets(batch["targets"], batch["mask"], label_smoothing if model.has_rng("dropout") else 0.0)
     found = model(*inputs, targets=targets, **options)
     _, weight, aux = sums(found.loss, batch["mask"], {"accuracy": found.correct})
@@ -36,7 +36,7 @@ def class_loss(
 ) -> tuple[Float[Array, "B"], dict[str, Shaped[Array, "B"]]]:
     """Return the cross-entropy of target probabilities, and accuracies against `label`.
 
-    With `binary`, it is the mean of the binary cross-entropies of the classes (arXiv 2110.00476, section 2).
+    With `binary`, the loss is the mean of the binary cross-entropies of the classes (arXiv 2110.00476, section 2).
     """
     if binary:
         loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
@@ -61,8 +61,8 @@ def smoothed(model: nn.Module, target: Float[Array, "B V"], label_smoothing: flo
 def divergence(theirs: Float[Array, "*B V"], ours: Float[Array, "*B V"], temperature: float) -> Float[Array, "*B"]:
     """Return the KL divergence between teacher and student distributions, from logits (arXiv 1503.02531).
 
-    Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, it is the
-    cross-entropy of the most probable class of the teacher.
+    Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, the
+    result is the cross-entropy of the most probable class of the teacher.
     """
     if not temperature:
         return cross_entropy(ours, theirs.argmax(axis=-1))

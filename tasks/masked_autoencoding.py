@@ -69,7 +69,7 @@ class MaskedAutoencoding(LabeledImageTask):
         return sums(errors, hidden & batch["mask"][:, None])
 
     def outputs(self, model: Model, batch: Batch) -> Any:
-        """Return the images with masked patches, and with the patches that the model paints."""
+        """Return the images with masked patches, and with reconstructed patches."""
         return model.pictures(batch["image"], batch["noise"])
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class MaskedAutoencoding(LabeledImageTask):
         return [{"masked": one, "reconstructed": other} for one, other in zip(masked, painted)]
 
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
-        """Return some images [N, h, w, c], as they are, masked and reconstructed."""
+        """Return some images [N, h, w, c]: original, masked and reconstructed."""
         batch = split.batches[0]
         image, noise = batch["image"][:PICTURES], batch["noise"][:PICTURES]
         masked, painted = _reconstructed(context.model, variables, image, noise)

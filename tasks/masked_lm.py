@@ -1,4 +1,4 @@
-"""Masked language modeling (BERT), with a teacher (DistilBERT), and with pairs of texts (BERT, ALBERT)."""
+"""Masked language modeling (BERT), with a teacher (DistilBERT), and on pairs of texts (BERT, ALBERT)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class MaskedLM(DocumentTask):
 
     needs = ("masked_lm",)
     head = "masked_lm"
-    # All tokens that fine-tuning needs too.
+    # Includes the tokens for fine-tuning.
     special_tokens = ("end_of_text", "cls", "sep", "pad", "mask")
     optional_tokens = ("end_of_text",)
     inputs = ("tokens", "tokens_mask")
@@ -106,13 +106,13 @@ class MaskedLM(DocumentTask):
 
 @dataclass(frozen=True)
 class MaskedTexts(Encoded):
-    """Sequences with masks, of which M are the most; `masked_positions` int32 [M] are those of a sequence, then 0."""
+    """Sequences with at most M masks each; `masked_positions` int32 [M] are padded with 0."""
 
     coder: Tokenizer | None = None
 
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
-    """Encode texts with the name of the mask token in some places; `joined`: as `[CLS] text [SEP]`."""
+    """Encode texts that contain the name of the mask token; with `joined`, as `[CLS] text [SEP]`."""
     whole, room = tokenizer.encode_marked(texts), length - 2 * joined
     ids, cut = [tokens[:room] for tokens in whole], sum(len(tokens) > room for tokens in whole)
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
@@ -125,7 +125,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
 @TASKS.register("masked_lm_distillation")
 @dataclass(frozen=True)
 class MaskedLMDistillation(MaskedLM):
-    """Predict the masked tokens of a text as a teacher does (DistilBERT, arXiv 1910.01108, section 3).
+    """Masked language modeling with distillation from a teacher (DistilBERT, arXiv 1910.01108, section 3).
 
     Attributes:
         temperature: distillation temperature of both models (arXiv 1503.02531); 0: hard distillation, with the most

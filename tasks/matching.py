@@ -26,7 +26,7 @@ def set_loss(
     The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, are assigned to
     different queries so that the sum of the costs (- class probability, L1 distance, - generalized IoU) is minimal. The
     losses are the weighted mean of the cross-entropies of queries, and the means of the distances and of 1 - IoU over
-    all objects. The losses of the intermediate decoder layers are reported as `class_loss_layer_i` etc.
+    all objects. The losses of the intermediate decoder layers are reported as `class_loss_layer_i` and so on.
 
     Args:
         logits: class logits of each query in each layer; the last class is "no object".
@@ -37,7 +37,7 @@ def set_loss(
     kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
     queries, nothing = logits.shape[2], logits.shape[3] - 1
     found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
-    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
+    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], like the other costs
     overlap = generalized_iou(to_corners(found), to_corners(truth))
     chance = jax.nn.softmax(logits.astype(jnp.float32))
     chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
@@ -76,7 +76,7 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
     minimal. There must be at least as many queries as real targets.
     """
     batch, targets, queries = cost.shape
-    # In float32 a price must stay far below infinity. NaN becomes a cost above that of every number.
+    # In float32, prices must stay far below infinity. NaN becomes the maximum cost.
     cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=1e9, posinf=1e9, neginf=-1e9)
 
     def add(start, state):

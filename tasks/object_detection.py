@@ -80,7 +80,7 @@ class ObjectDetection(ImageTask):
         return model(batch["image"], rows[:, :, None] & columns[:, None])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the set loss of DETR, see `set_loss`."""
+        """Return the set loss of DETR (see `set_loss`)."""
         logits, found = self.forward(model, batch)
         real = batch["boxes_mask"] & batch["mask"][:, None]
         if logits.shape[2] < real.shape[1]:
@@ -107,7 +107,7 @@ class ObjectDetection(ImageTask):
         return predictions
 
     def document(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the objects of all images, as COCO's evaluation reads them."""
+        """Return the objects of all images in the format of COCO's evaluation."""
         keys = "category_id", "bbox", "score"
         objects = ((image["image_id"], each) for image in predictions for each in image.get("objects", ()))
         return [{"image_id": image} | {key: each[key] for key in keys} for image, each in objects]
@@ -135,7 +135,7 @@ class ObjectDetection(ImageTask):
 def objects_of(
     batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
 ) -> tuple[list[dict], list[dict]]:
-    """Return the true objects of each real image of a batch, and the predicted ones, as `Detections` takes them."""
+    """Return the true and the predicted objects of each real image of a batch, as arguments of `Detections`."""
     truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
     real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
     return (
@@ -145,7 +145,7 @@ def objects_of(
 
 
 def found_objects(logits: Float[np.ndarray, "B Q V"], boxes: Float[np.ndarray, "B Q 4"]) -> list[dict[str, np.ndarray]]:
-    """Return the predicted objects of each image, as `Detections` takes them."""
+    """Return the predicted objects of each image, as arguments of `Detections`."""
     chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
     columns = _placed(boxes), chances.argmax(axis=-1), chances.max(axis=-1)
     return [dict(zip(("boxes", "classes", "scores"), row)) for row in zip(*columns)]

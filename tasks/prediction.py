@@ -1,4 +1,4 @@
-"""Predicted classes, as objects of JSON."""
+"""Predicted classes as JSON objects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,17 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import expit, softmax
 
-TOP = 5  # number of classes, tokens or answers in a prediction that would have more than twice as many
+TOP = 5  # number of candidates in a prediction; up to twice as many classes are all listed
 
 
 def probabilities_of(logits: Float[np.ndarray, "N V"], binary: bool) -> Float[np.ndarray, "N V"]:
-    """Return the probabilities of classes; with `binary`, those of each class for itself."""
+    """Return the probabilities of classes; with `binary`, independently for each class."""
     logits = logits.astype(np.float32)
     return expit(logits) if binary else softmax(logits, axis=-1)
 
 
 def ranked(chances: Float[np.ndarray, "N V"], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the most probable class as `label`, and the probabilities in falling order: of many classes the first."""
+    """Return the most probable class as `label`, and the probabilities in descending order, at most 2 x `TOP`."""
     count = TOP if chances.shape[-1] > 2 * TOP else chances.shape[-1]
     found = []
     for row, order in zip(chances, np.argsort(-chances, axis=-1, kind="stable")[:, :count].tolist()):

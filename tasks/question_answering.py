@@ -1,4 +1,4 @@
-"""Extractive question answering: the answer is a span of a text."""
+"""Extractive question answering: answers are spans of a text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask
 
 NEVER = -1e9  # logit of padding
-MAX_QUESTION = 64  # tokens, as in BERT's recipe (arXiv 1810.04805)
+MAX_QUESTION = 64  # maximum number of tokens, as in BERT's recipe (arXiv 1810.04805)
 
 
 @TASKS.register("question_answering")
@@ -28,8 +28,8 @@ class QuestionAnswering(EncoderTask):
 
     Attributes:
         stride: distance between the starts of consecutive windows of a long text, in tokens; 0: no overlap.
-        no_answer_threshold: "" is predicted if the score of no answer exceeds that of the best answer by this or more,
-            and some training question has no answer.
+        no_answer_threshold: predict "" if the no-answer score exceeds that of the best answer by at least this much
+            (only if some training question has no answer).
     """
 
     reads = "questions"
@@ -62,7 +62,7 @@ class QuestionAnswering(EncoderTask):
         return InputExamples(encode(rows, tokenizer, self.sequence_length, self.stride))
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
-        """Return the best answer to each question, the best answers with their scores, and the score of no answer."""
+        """Return the best answer to each question, the best answers with their scores, and the no-answer score."""
         found = []
         for best, nothing in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
             scored = [{"text": text, "score": score} for score, text in best]
@@ -72,7 +72,7 @@ class QuestionAnswering(EncoderTask):
         return found
 
     def document(self, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the answers by the ids of the questions, as SQuAD's evaluation reads them."""
+        """Return the answers by question id, in the format of SQuAD's evaluation."""
         return {each["id"]: each["prediction"] for each in predictions}
 
     def loss(self, model: Model, batch: Batch) -> Result:
@@ -89,7 +89,7 @@ class QuestionAnswering(EncoderTask):
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> encoded.ContextWindows:
-    """Encode questions in windows over their contexts, `stride` tokens apart (0: without overlap)."""
+    """Encode questions with windows of their contexts, `stride` tokens apart (0: no overlap)."""
     encoded.check_length(length, least=16)
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}

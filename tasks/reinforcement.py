@@ -31,7 +31,7 @@ class Reinforcement(ConditionalLM):
         """Return the policy-gradient loss of tokens generated in place of `targets` where `mask` is True, both [B, T].
 
         The reward is 1 if all tokens are those of the target, and -1 otherwise (equation 1). Tokens are sampled in
-        training, without dropout; in evaluation they are the most probable ones.
+        training (without dropout); in evaluation, they are the most probable ones.
         """
         tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
         if model.is_initializing():
@@ -70,9 +70,9 @@ def policy_loss(
 
 
 def generate(model, variables, batch, key):
-    """Generate the targets [B, T]: in each sequence, the tokens from the first True of the mask on.
+    """Generate the targets [B, T] from the first True of each sequence's mask on.
 
-    They are sampled with a key; without one, they are the most probable tokens.
+    Tokens are sampled with a key; without a key, they are the most probable ones.
     """
     starts = batch["mask"].argmax(axis=1)
     variables = jax.lax.stop_gradient(variables)

@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning by encoder-decoders, and by decoders alone."""
+"""Sequence-to-sequence learning with encoder-decoders or with decoders alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ DECAYS = {
 
 @dataclass(frozen=True)
 class EncoderDecoderTask(TextTask):
-    """Base class of tasks of encoder-decoders.
+    """Base class of encoder-decoder tasks.
 
     Attributes:
-        scheduled_sampling: scheduled-sampling probability at the end of training (arXiv 1506.03099), which rises from
-            0; recurrent decoders only.
+        scheduled_sampling: scheduled-sampling probability at the end of training, rising from 0 (arXiv 1506.03099);
+            recurrent decoders only.
         decay: schedule of the teacher-forcing probability.
     """
 
@@ -76,12 +76,12 @@ class EncoderDecoderTask(TextTask):
 
 @dataclass(frozen=True)
 class PairTask(TextTask):
-    """Base class of tasks of paired texts.
+    """Base class of tasks on pairs of texts.
 
     Attributes:
         sequence_length: maximum number of tokens of an input, and of a target, with its end token; longer pairs are
-            left out of the training set and truncated in evaluation.
-        truncate: whether to truncate the longer pairs of the training set, too.
+            omitted in training and truncated in evaluation.
+        truncate: whether to truncate longer pairs in training, too.
     """
 
     reads = "pairs"
@@ -134,11 +134,11 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
 @TASKS.register("conditional_lm")
 @dataclass(frozen=True)
 class ConditionalLM(PairTask):
-    """Predict each token of a target, which follows its input, from all tokens before it.
+    """Predict each token of a target that follows its input, from all tokens before it.
 
     Attributes:
         sequence_length: number of tokens of an input and its target together, with an end token each; longer pairs are
-            left out of the training set, and their inputs are truncated in evaluation.
+            omitted in training, and their inputs are truncated in evaluation.
     """
 
     needs = ("next_token",)

@@ -1,4 +1,4 @@
-"""Base classes of tasks of texts."""
+"""Base classes of text tasks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from lineage.tasks.losses import token_loss
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Base class of tasks of texts.
+    """Base class of text tasks.
 
     Attributes:
         sequence_length: number of tokens of an example, special tokens included.
@@ -46,7 +46,7 @@ class TextTask(Task):
         return None
 
     def facts(self, tokenizer: Tokenizer, **others: Any) -> Facts:
-        """Return the metadata of all text tasks, and others."""
+        """Return the metadata common to text tasks, and `others`."""
         sizes = {"vocab_size": tokenizer.vocab_size, "sequence_length": self.sequence_length}
         return Facts(**sizes, start_token=self.first_token(tokenizer), **others)
 
@@ -59,11 +59,11 @@ class TextTask(Task):
 
 @dataclass(frozen=True)
 class DocumentTask(TextTask):
-    """Base class of tasks of documents, which are windows of one stream of tokens.
+    """Base class of tasks on windows of one token stream of documents.
 
     Attributes:
-        cache_dir: folder that keeps token ids and trained tokenizers between runs, which the command `prepare` fills;
-            "": the cache of the user, `$LINEAGE_CACHE` or ~/.cache/lineage.
+        cache_dir: folder that keeps token ids and trained tokenizers between runs, filled by the command `prepare`;
+            "": the user's cache, `$LINEAGE_CACHE` or ~/.cache/lineage.
         stride: distance between the starts of consecutive training windows, in tokens; 0: the length of a window.
     """
 
@@ -76,7 +76,7 @@ class DocumentTask(TextTask):
     def __post_init__(self):
         super().__post_init__()
         if is_remote(self.cache_dir):
-            raise ValueError(f"task.cache_dir is {self.cache_dir!r}: it must be a folder of this machine.")
+            raise ValueError(f"task.cache_dir is {self.cache_dir!r}: it must be a local folder.")
 
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return dict(content)
@@ -87,7 +87,7 @@ class DocumentTask(TextTask):
     def windows(
         self, content: Mapping[str, Documents], tokenizer: Tokenizer, length: int, transform: Transform | None = None
     ) -> Examples:
-        """Return rows of `length` tokens."""
+        """Return examples of `length` tokens."""
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
         splits = {name: self.part(stream, length, name != "train") for name, stream in streams.items()}
         tokens = {name: len(stream.tokens) for name, stream in streams.items()}
@@ -97,14 +97,14 @@ class DocumentTask(TextTask):
         return Examples(splits, facts, transform, transform)
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
-        """Return the rows of a split for training or evaluation."""
+        """Return the examples of a split for training or evaluation."""
         stride = self.evaluation_stride if evaluation else self.stride
         return windows.Windows(stream.tokens, length, stride, once=evaluation)
 
 
 @dataclass(frozen=True)
 class EncoderTask(TextTask):
-    """Base class of tasks of sequences `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`."""
+    """Base class of tasks on sequences `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`."""
 
     arrays: ClassVar = {"tokens": "int32 B T", "segments": "int32 B T", "tokens_mask": "bool B T"}
     special_tokens = encoded.ROLES

@@ -25,11 +25,11 @@ from lineage.tasks.text import EncoderTask
 
 @dataclass(frozen=True)
 class LabeledTextTask(EncoderTask):
-    """Base class of tasks of labeled texts.
+    """Base class of labeled-text tasks.
 
     Attributes:
-        long_text: truncation of a text that is too long: keep its first tokens ("head"), its last tokens ("tail"), both
-            ("head_tail"), its most central sentences ("key_sentences"), or all, in several windows ("segments").
+        long_text: handling of texts that are too long: keep the first tokens ("head"), the last tokens ("tail"), both
+            ("head_tail"), the most central sentences ("key_sentences"), or all, in several windows ("segments").
         stride: with "segments", distance between the starts of consecutive windows, in tokens; 0: no overlap.
     """
 
@@ -44,11 +44,11 @@ class LabeledTextTask(EncoderTask):
     def texts(self, content: Mapping[str, LabeledTexts]) -> dict[str, Iterable[str]]:
         counts = {len(row) for part in content.values() for row in part.texts}
         if len(counts) > 1:
-            raise ValueError(f"There are rows of {min(counts)} and of {max(counts)} texts: all must have as many.")
+            raise ValueError(f"There are rows of {min(counts)} and of {max(counts)} texts: all must have equally many.")
         return {name: [text for row in part.texts for text in row] for name, part in content.items()}
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-        """Return the labels of each split, and the names of the classes, which real numbers do not have."""
+        """Return the labels of each split, and the class names (none for real numbers)."""
         raise NotImplementedError
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
@@ -98,7 +98,7 @@ class TextClassification(LabeledTextTask):
         return sums(loss, mask, means, **states)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
-        """Return classes, by the mean probabilities of the windows of a long text."""
+        """Return the classes, with mean probabilities over the windows of a long text."""
         return ranked(pooled(probabilities_of(outputs, self.binary), inputs), facts.class_names)
 
 
@@ -119,7 +119,7 @@ def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> l
 def encode(
     texts: Sequence[tuple[str, ...]], labels: np.ndarray | None, tokenizer: Tokenizer, length: int, fit: "Fit"
 ) -> Encoded:
-    """Encode texts, which have one of the `labels` [N] each, if any; `fit` may turn a text into several sequences."""
+    """Encode texts with their `labels` [N], if any; `fit` may split a text into several sequences."""
     fit.check(texts)
     ids = zip(*map(tokenizer.encode_batch, zip(*texts)))
     joined, origins, cut = [], [], 0
@@ -143,10 +143,10 @@ class Fit:
 
     - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
       the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
-    - "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
-    - "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
+    - "key_sentences": keep the sentences closest to the centroid of the text, in order;
+    - "segments": split the text into sequences that start `stride` tokens apart (0: no overlap).
 
-    For "key_sentences", `spread` has the number of training texts with each word, and `count` that of all.
+    For "key_sentences", `spread` is the number of training texts with each word, `count` that of all training texts.
     """
 
     def __init__(
@@ -157,13 +157,13 @@ class Fit:
         self.length, self.spread, self.count = length, spread, count
 
     def check(self, texts: Sequence[tuple[str, ...]]) -> None:
-        """Raise ValueError if the rule is not for pairs, and there are pairs."""
+        """Raise ValueError if there are pairs of texts and the rule does not support them."""
         if self.rule in ("key_sentences", "segments") and any(len(row) > 1 for row in texts):
             raise ValueError(f"task.long_text is {self.rule!r}: it must be head, tail or head_tail for pairs of texts.")
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
-        room = self.length - 1 - len(ids)  # beside the special tokens
+        room = self.length - 1 - len(ids)  # without the special tokens
         if sum(map(len, ids)) <= room:
             return [list(ids)]
         if self.rule == "segments":
@@ -223,7 +223,7 @@ class TextRegression(LabeledTextTask):
         return labels, ()
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the squared error of the only output of the model from `label` [B], where `mask` [B] is True."""
+        """Return the squared error of the model's single output from `label` [B], where `mask` [B] is True."""
         values, label, mask = self.forward(model, batch), batch["label"], batch["mask"]
         if values.shape[-1] != 1:
             raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")

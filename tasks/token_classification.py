@@ -48,7 +48,7 @@ class TokenClassification(EncoderTask):
         return InputExamples(encode(rows, (), tokenizer, self.sequence_length))
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
-        """Return the tags of the words of each sentence, which may be several sequences."""
+        """Return the tags of the words of each sentence, which may span several sequences."""
         return [{"tags": tags} for tags in tags_of(outputs.argmax(axis=-1), inputs, np.array(facts.class_names))]
 
 
