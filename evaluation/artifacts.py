@@ -28,9 +28,9 @@ def check(workdir: Path) -> None:
 
 
 def write_samples(context: Context, variables: Any, workdir: Path, step: int) -> None:
-    """Add generated texts at a step, if the config enables samples.
+    """Append generated texts at a step, if the config enables samples.
 
-    Samples of this step and of later steps, of a run that was killed before it saved, are replaced.
+    Samples of this and later steps, left by a run that was killed before it saved, are replaced.
     """
     settings = context.sampling
     if not settings.num_samples:
@@ -46,7 +46,7 @@ def write_samples(context: Context, variables: Any, workdir: Path, step: int) ->
 
 
 def write_snapshot(context: Context, variables: Any, workdir: Path, step: int) -> None:
-    """Write the snapshot of an evaluation, such as reconstructed images; `variables` are whole on every process."""
+    """Write the snapshot of an evaluation, such as reconstructed images; `variables` must be whole on every process."""
     if jax.process_index() or not context.data.splits:
         return
     name, batches = next(iter(context.data.splits.items()))
@@ -71,7 +71,7 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
         return
     out, data, artifacts = folder(workdir), context.data, dict(context.artifacts)
     for name, batches in data.splits.items():
-        batches = replace(batches, process_index=0, process_count=1)  # not only the part of this process
+        batches = replace(batches, process_index=0, process_count=1)  # all examples, not only the share of this process
         artifacts |= context.task.pictures(context, variables, Split(name, name, batches, data.facts))
     for name, content in artifacts.items():
         if all(isinstance(value, np.ndarray | tuple | bool | np.bool_) for value in content.values()):

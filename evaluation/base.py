@@ -1,4 +1,4 @@
-"""Evaluators: their base class, their registry, their context, and those of a run."""
+"""Base class, registry and context of evaluators, and the evaluation of a run."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from lineage.models import Model
 from lineage.tasks import Batch, Task
 
 EVALUATORS: Registry = Registry("evaluator")
-Function = Callable[[Any, Batch], Any]  # of a bound model and a batch
-Step = Callable[[Any, Batch], Any]  # of variables and a batch on the devices
+Function = Callable[[Any, Batch], Any]  # (bound model, batch) -> outputs
+Step = Callable[[Any, Batch], Any]  # (variables, batch on the devices) -> outputs
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Context:
     task: Task
     facts: Facts  # metadata of the training data
     tokenizer: Tokenizer | None  # None for images
-    load: Callable[[], Data]  # opens the data of the evaluation, which predictions and generation do not need
+    load: Callable[[], Data]  # opens the evaluation data, which predictions and generation do not need
     train: Callable[[], TrainBatches]  # opens the training data
     sampling: Any  # config section of text generation
     seed: int  # random seed of the run
     compile: Callable[..., Step]
-    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]  # moves what this process has read of a batch to the devices
+    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]  # moves this process's share of a batch to the devices
     teach: Callable[[Batch], Batch]  # adds the outputs of the teacher to a batch on the devices
     open: Callable[[str], Data]  # opens another source, such as "text:PATH", for the same task
-    artifacts: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, by name: arrays, or JSON
+    artifacts: dict[str, Any] = field(default_factory=dict)  # artifacts of the last evaluation by name: arrays, or JSON
     _steps: dict[Hashable, Step] = field(default_factory=dict)
-    cache: dict[Hashable, Any] = field(default_factory=dict)  # results that evaluators share, see `once`
+    cache: dict[Hashable, Any] = field(default_factory=dict)  # results shared by evaluators, see `once`
 
     @property
     def data(self) -> Data:
-        """The data of the evaluation."""
+        """The evaluation data."""
         return self.load()
 
     def inputs(self, rows: Any, loader: Loader, first: int = 0) -> EvaluationBatches:
-        """Return the batches of `Inputs.rows`, made as those of evaluation are; the first row has the index `first`."""
+        """Return the batches of `Inputs.rows`, prepared like evaluation batches; `first` is the first row's index."""
         source, transform = self.task.input_examples(rows, self.tokenizer, self.facts)
         return EvaluationBatches(source=source, transform=transform, loader=loader, first=first)
 
@@ -82,7 +82,7 @@ class Context:
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(batches.source)], *rows)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return the cached result of `compute` for this key; it is computed once per evaluation."""
+        """Return the result of `compute` for a key, computed once per evaluation."""
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
@@ -94,7 +94,7 @@ def is_shared(tree: Any) -> bool:
 
 
 def to_host(tree: Any) -> Any:
-    """Return arrays on the host, whole; of those that several processes share, all of these must call it."""
+    """Return whole arrays on the host; all processes that share an array must call this function."""
     return process_allgather(tree, tiled=True) if is_shared(tree) else jax.device_get(tree)
 
 
@@ -104,7 +104,7 @@ class Evaluator:
 
     Attributes:
         split: name of the only split to evaluate; empty: all but the training split.
-        every: interval in evaluations of the run, the last of which always counts; 0 disables the evaluator.
+        every: interval in evaluations of the run; the evaluator always runs in the last one; 0 disables it.
         source: another source to evaluate on, such as "text:PATH", whose metrics are named after the evaluator instead
             of the split; empty: that of the run.
 
@@ -136,7 +136,7 @@ class Evaluator:
 @EVALUATORS.register("loss")
 @dataclass(frozen=True)
 class Loss(Evaluator):
-    """Metrics that the loss of the task returns, over a whole split, and metrics derived from them."""
+    """Metrics of the task's loss over a whole split, and metrics derived from them."""
 
     def names(self, context: Context, split: Split) -> Collection[str]:
         batch = context.teach(context.to_mesh(split.batches[0]))
@@ -168,7 +168,7 @@ def _merge(merged, states):
 
 
 class Evaluation:
-    """Evaluators of a run, by their names in `config.evaluators`."""
+    """Evaluators of a run, by name in `config.evaluators`."""
 
     def __init__(self, context: Context, evaluators: Mapping[str, Evaluator]):
         """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist."""

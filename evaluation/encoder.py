@@ -21,7 +21,7 @@ _ROOM = 8  # pad lengths to multiples of this value to limit recompilation
 
 
 class Encoder:
-    """Encoder that maps texts to token embeddings of a layer; texts of similar length are batched together.
+    """Encoder of texts as token embeddings of a layer; texts of similar length are batched together.
 
     Leading and trailing white space is stripped; texts longer than the maximum length of the model are truncated.
     """
@@ -47,7 +47,7 @@ class Encoder:
         if not layers or min(layers) < 0 or max(layers) > depth:
             raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
         params = variables["params"]
-        if model.layer_groups[0].stacked:  # the layers above the last one that is needed are left out
+        if model.layer_groups[0].stacked:  # omit the layers above the last one that is needed
             depth = max(*layers, 1)
             params = params | {"stack": jax.tree.map(lambda a: a[:depth], params["stack"])}
         self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
@@ -63,7 +63,7 @@ class Encoder:
     def __call__(self, texts: Sequence[str]) -> list[Embedded]:
         coder, texts = self.tokenizer, [text.strip() for text in texts]
         if isinstance(self.model, RoBERTa) and not isinstance(self.model, XLMR):
-            texts = [f" {text}" if text else "" for text in texts]  # a word has a space before it
+            texts = [f" {text}" if text else "" for text in texts]  # words are preceded by a space
         cut = [ids[: self.model.max_length - 2] for ids in coder.encode_batch(texts)]
         rows = [np.concatenate([[coder.cls], ids, [coder.sep]]) for ids in cut]
         found = {}

@@ -1,4 +1,4 @@
-"""A model of the LM evaluation harness, the package `lm_eval`."""
+"""Language models for the LM evaluation harness (the package `lm_eval`)."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
 
-MAX_NEW_TOKENS = 256  # where a task does not say
+MAX_NEW_TOKENS = 256  # default for tasks that do not set it
 
 
 def evaluate(
@@ -29,13 +29,13 @@ def evaluate(
     num_fewshot: int | None = None,
     include_path: str | None = None,
 ) -> str:
-    """Return a table of the scores of a model for tasks of the harness, by their names.
+    """Return a table of the scores of a model for tasks of the harness, given by name.
 
     Args:
         output: JSON file to write with the scores, the versions and the settings; "": none.
         limit: number of examples of each task; None: all.
         num_fewshot: number of solved examples before each question; None: that of the task.
-        include_path: folder with the .yaml files of further tasks.
+        include_path: folder with the .yaml files of additional tasks.
 
     Raises:
         ValueError: a task is unknown.
@@ -53,7 +53,7 @@ def evaluate(
 
 
 class Harness(TemplateLM):
-    """Model for `lm_eval.simple_evaluate`, which computes the likelihoods and the texts that a task asks for."""
+    """Model for `lm_eval.simple_evaluate`, which computes the likelihoods and texts requested by a task."""
 
     def __init__(self, model: LanguageModel):
         super().__init__()
@@ -76,7 +76,7 @@ class Harness(TemplateLM):
         return [each.log for each in self.language_model.of_texts([text for (text,) in (r.args for r in requests)])]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each context up to the first of the texts `until`, by batches of contexts of similar length.
+        """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.
 
         Samples are drawn if the task sets `do_sample`; it may set `temperature`, `top_k`, `top_p` and `max_gen_toks`.
         """

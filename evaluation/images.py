@@ -1,4 +1,4 @@
-"""Evaluators of tasks of images: the metrics of COCO, and probes (classifiers of the frozen features of a model)."""
+"""Evaluators of image tasks: COCO metrics, and probes (classifiers of the frozen features of a model)."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +17,7 @@ from lineage.tasks.object_detection import objects_of
 @EVALUATORS.register("detection")
 @dataclass(frozen=True)
 class Detection(Evaluator):
-    """COCO's average precisions of detected objects; those by object size would need the images' original pixels."""
+    """COCO's average precisions, except those by object size, which need the original image sizes."""
 
     returns = ("ap", "ap_50", "ap_75")
 
@@ -111,8 +111,8 @@ class Neighbors(Probe):
 class LinearProbe(Probe):
     """Accuracy of ridge regression on standardized features, with targets 1 for the class and -1 for all others.
 
-    It is solved in closed form (arXiv 2010.11929, section 4.1); the L2 penalty is the power of 4 with the least
-    leave-one-out error.
+    The regression is solved in closed form (arXiv 2010.11929, section 4.1); the L2 penalty is the power of 4 with the
+    smallest leave-one-out error.
     """
 
     metric = "linear"
@@ -128,7 +128,7 @@ class LinearProbe(Probe):
 @EVALUATORS.register("few_shot")
 @dataclass(frozen=True)
 class FewShot(LinearProbe):
-    """Accuracy of a linear probe that is fitted to a few examples per class.
+    """Accuracy of a linear probe fitted to a few examples per class.
 
     Attributes:
         shots: number of examples per class, the first ones of the training set.

@@ -17,7 +17,7 @@ from lineage.metrics.diversity import sentence_burstiness
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
 
-LENGTH = 2048  # tokens that a model without a maximum length reads at once
+LENGTH = 2048  # window length in tokens for models without a maximum length
 _ROOM = 32  # pad lengths to multiples of this value to limit recompilation
 
 
@@ -57,16 +57,16 @@ class LanguageModel:
     def of_continuations(self, pairs: Iterable[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each second text after the first one.
 
-        Spaces at the end of the first text count to the second one. If both are too long, the first is truncated at
-        its beginning.
+        Trailing spaces of the first text belong to the second one. If a pair is too long, its first text is truncated
+        at the beginning.
         """
         return self.of_tokens([self._encode_pair(*pair) for pair in pairs])
 
     def of_texts(self, texts: Sequence[str]) -> list[Likelihood]:
         """Return the likelihood of each text after `start`; without a `start`, the first token is not predicted.
 
-        Long texts are read in windows that do not overlap, except for the last, which has as much context as the model
-        can read.
+        Long texts are split into windows without overlap, except for the last one, which has as much context as the
+        model allows.
         """
         rows, windows = [], []
         for row, ids in enumerate(self.tokenizer.encode_batch(texts)):
@@ -82,7 +82,7 @@ class LanguageModel:
         return found
 
     def of_tokens(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Likelihood]:
-        """Return the likelihood of token ids [N] after others [M], both at least one."""
+        """Return the likelihood of token ids [N] after a context [M], for each pair; M and N are at least 1."""
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
         found = {}
         for batch, room in by_length([len(row) - 1 for row in rows], self.batch_size, _ROOM, self.length):
@@ -106,9 +106,9 @@ class LanguageModel:
 
 
 def by_length(lengths: Sequence[int], batch_size: int, multiple: int, longest: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the indices of each batch of rows of similar lengths, and the length to pad these to.
+    """Yield the indices of each batch of rows of similar lengths, and the length to which the rows are padded.
 
-    It is a multiple of a number, to limit recompilation, or `longest`.
+    The length is a multiple of `multiple`, to limit recompilation, or `longest`.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for first in range(0, len(order), batch_size):
@@ -117,7 +117,7 @@ def by_length(lengths: Sequence[int], batch_size: int, multiple: int, longest: i
 
 
 class Choice(NamedTuple):
-    """Question with several answers: the text before an answer, the answers, and the number of the correct one."""
+    """Question with several answers: the text before an answer, the answers, and the index of the correct one."""
 
     context: str
     answers: Sequence[str]
@@ -141,9 +141,10 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Choice]] = {"hellaswag": _hella
 
 
 def choice_scores(name: str, model: LanguageModel, rows: Sequence[Any]) -> dict[str, float]:
-    """Return the accuracy of the most probable answer, also by the log-likelihood per character of the answers.
+    """Return the accuracies of the answers with the highest log-likelihood, and with the highest one per character.
 
-    Raises ValueError for a row that is not of the benchmark `name`, one of `CHOICES`.
+    Raises:
+        ValueError: a row does not have the format of the benchmark `name`, one of `CHOICES`.
     """
     questions = [_read(CHOICES[name], row, number, name) for number, row in enumerate(rows, 1)]
     pairs = [(question.context, f" {answer}") for question in questions for answer in question.answers]
@@ -178,9 +179,9 @@ def perplexity_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, f
 def detection_scores(
     model: LanguageModel, machine: Sequence[str], human: Sequence[str], samples: int, seed: int
 ) -> dict[str, float]:
-    """Return how well texts of a model are told from those of humans, as areas under the ROC curve.
+    """Return areas under the ROC curve for the detection of machine-generated among human-written texts.
 
-    Generated texts have a low perplexity, and sentences of similar lengths, that is, a low burstiness. "both" adds the
+    Generated texts have a low perplexity, and sentences of similar lengths (low burstiness). "both" adds the
     logarithm of the perplexity and the burstiness, each divided by its standard deviation over all texts. "low" and
     "high" are the bounds of the 95% confidence intervals from bootstrap samples. Each text needs a word, and a token to
     predict.
@@ -210,6 +211,6 @@ def _read(make, row, number, name):
         if not 0 <= question.label < len(question.answers) or not all(question.answers):
             raise ValueError(f"the label {question.label} is not of its {len(question.answers)} answers")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        said = json.dumps(row)[:80]
-        raise ValueError(f"Entry {number}, {said}, is not of {name}: {type(error).__name__} {error}.") from None
+        entry = json.dumps(row)[:80]
+        raise ValueError(f"Entry {number}, {entry}, is not of {name}: {type(error).__name__} {error}.") from None
     return question

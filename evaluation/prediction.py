@@ -1,6 +1,6 @@
 """Predictions of a trained model for any number of inputs, for the command `predict`.
 
-They are written as JSON lines, in the order of the inputs, while they are computed.
+Predictions are written as JSON lines, in the order of the inputs, as they are computed.
 """
 
 import json
@@ -28,16 +28,16 @@ from lineage.models import Model
 from lineage.runs.folder import flatten, plain, read_json
 
 FORMATS = ".jsonl", ".json", ".npz"
-IMAGE = re.compile(r"\d{6,}_\w+\.png")  # name of the file of an image in a prediction
-BATCHES = 4  # number of batches of inputs that are encoded, and written, at a time
+IMAGE = re.compile(r"\d{6,}_\w+\.png")  # file name of an image in a prediction
+BATCHES = 4  # number of input batches encoded and written at a time
 
 
 def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
-    """Return all that the predictions of a checkpoint depend on, apart from the inputs.
+    """Return everything that determines the predictions of a checkpoint, apart from the inputs.
 
     Args:
         experiment: `train.experiment.Experiment` of the run.
-        step: that of the checkpoint; a folder in the layout of `transformers` has none.
+        step: step of the checkpoint; a folder in the layout of `transformers` has none.
     """
     records = experiment.workdir / "checkpoints" / str(step) / "about"
     checksums = fingerprint([str(records if records.is_dir() else experiment.workdir)])
@@ -60,20 +60,20 @@ def predictions(
     helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({}),
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the predictions for some of the inputs at a time, as objects of JSON whose images are arrays uint8.
+    """Yield the predictions in parts, as JSON objects in which images are uint8 arrays.
 
-    They do not depend on `start`.
+    The predictions do not depend on `start`.
 
     Args:
         variables: model variables, with the EMA of the parameters if enabled.
         loader: batch size, and threads that read ahead.
-        start: number of inputs that are left out.
-        errors: messages for images that cannot be read, by number, to which those of others are added.
+        start: number of inputs to skip.
+        errors: messages for unreadable images by index, to which new ones are added.
         cut: list to which the number of truncated inputs of each part is added.
         skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
-        share: (i, n): of the yielded parts, the process i of n yields those numbered i, i + n, and so on.
+        share: (i, n): process i of n yields the parts i, i + n, and so on.
     """
     task, size = context.task, loader.batch_size * BATCHES
     facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
@@ -90,7 +90,7 @@ def predictions(
         parts, ahead = tee(parts)
         if share[1] == 1:
             texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
-        else:  # the parts do not follow each other
+        else:  # the parts are not consecutive
             texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)
     for first, batches in parts:
         if as_features:
@@ -117,7 +117,7 @@ def _parts(context, inputs, loader, firsts, cut):
 
 
 def with_categories(facts: Facts, inputs: Inputs) -> Facts:
-    """Return the metadata with the ids that the inputs have for the classes."""
+    """Return the metadata with the category ids that the inputs use for the classes."""
     if not inputs.categories:
         return facts
     if missing := [name for name in facts.class_names if name not in inputs.categories]:
@@ -126,14 +126,14 @@ def with_categories(facts: Facts, inputs: Inputs) -> Facts:
 
 
 class Output:
-    """File of predictions that grows, and that an interrupted process continues.
+    """Append-only file of predictions, which the same command continues after an interruption.
 
     The file PATH.about.json beside it records what the predictions were computed from.
 
     Attributes:
-        path: the .jsonl file; for another file, the one beside it from which that is made in the end.
+        path: the .jsonl file; for other formats, the intermediate .jsonl file beside the output.
         count: number of predictions in the file.
-        errors: messages of those that are errors, by number.
+        errors: error messages by index of the prediction.
     """
 
     def __init__(self, path: str, about: Mapping[str, Any]):
@@ -164,7 +164,7 @@ class Output:
                     message = json.loads(each).get("error")
                 except (ValueError, AttributeError, RecursionError):
                     where = f"{self.path}, line {self.count + 1}"
-                    raise ValueError(f"{where} is damaged: delete the file, and all is predicted anew.") from None
+                    raise ValueError(f"{where} is damaged: delete the file to start again.") from None
                 if message:
                     self.errors[self.count] = message
                 size, self.count = size + len(each), self.count + 1
@@ -175,7 +175,7 @@ class Output:
         with self.path.open("ab") as file:
             for some in found:
                 lines = [self._line(number, each) for number, each in enumerate(some, self.count)]
-                file.write("".join(lines).encode(errors="backslashreplace"))  # half of a surrogate pair, as in JSON
+                file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes
                 file.flush()
                 os.fsync(file.fileno())
                 self.count += len(some)
@@ -193,12 +193,12 @@ class Output:
         for name, value in prediction.items():
             if isinstance(value, np.ndarray):
                 image = self._folder / f"{number:06}_{name}.png"
-                image.write_bytes(png(value))  # before its line: what is interrupted is written again
+                image.write_bytes(png(value))  # before its line: an interrupted prediction is written again
                 prediction = prediction | {name: str(image.relative_to(self.path.parent))}
         return line(prediction)
 
     def finish(self, document: Any) -> None:
-        """Write the file of another format; `Task.document` makes the content of a .json."""
+        """Write the output in its final format; `document` converts the predictions to the content of a .json."""
         if self.final == self.path:
             return
         with self.path.open(encoding="utf-8") as file:
@@ -220,5 +220,5 @@ def line(prediction: Mapping[str, Any]) -> str:
 
 
 def _json(content: Any) -> str:
-    """Return JSON that only escapes what UTF-8 does not have, such as parts of file names of other encodings."""
+    """Return JSON that only escapes characters without UTF-8 encoding, such as in file names of other encodings."""
     return json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace").decode()

@@ -2,9 +2,9 @@
 
 A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, or objects with one of these as
 `prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
-column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in that of CoNLL-2003. Of a
-folder of images, the labels are the names of the folders that the images are in. The tags of a sentence are a list, or
-separated by spaces. Files may be gzipped.
+column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in the CoNLL-2003 format. For a
+folder of images, the labels are the names of the images' folders. The tags of a sentence are a list, or separated by
+spaces. Files may be gzipped.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from lineage.data.sources.tables import UnknownColumnError
 from lineage.evaluation.likelihood import CHOICES
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
-BIO = "bio:"  # before the path of a file of CoNLL-2003, which its name does not tell
-# Metric -> the keys of predictions, and of references, that come before these.
+BIO = "bio:"  # prefix of the path of a CoNLL-2003 file, whose format its name does not show
+# Metric -> the keys of predictions and of references that take precedence over these.
 OWN_KEYS = {
     "accuracy": (("label",), ("label",)),
     "regression": (("value",), ("label",)),
@@ -47,7 +47,7 @@ def place(path: str) -> str:
 
 
 def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
-    """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
+    """Return the entries of a file; with `keys`, objects are replaced by the value of the first key that they have.
 
     With `errors`, the entry of an object with an `error` instead, as the command `predict` writes, is None.
 
@@ -91,7 +91,7 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
 
 
 def pictures(path: str, errors: bool = False) -> list[Path | None]:
-    """Return the files of the images in a folder, or that a file of predictions, or of names, has; see `read`."""
+    """Return the image files in a folder, or those listed in a file of predictions or of names; see `read`."""
     if Path(path).is_dir():
         return image_files(path)
     names = read(path, ("reconstructed", "file"), errors)
@@ -101,7 +101,7 @@ def pictures(path: str, errors: bool = False) -> list[Path | None]:
 
 
 def _column(table, path, keys):
-    """Return the values of the first of the columns `keys` that a table has."""
+    """Return the values of the first of the columns `keys` that exists in a table."""
     for key in keys:
         with contextlib.suppress(UnknownColumnError):
             return [text for _, _, (text,) in table.values("train", [key])]

@@ -27,7 +27,7 @@ class Sampler:
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
         self.context, self.helpers = context, helpers
-        self.acceptance_rate: float | None = None  # of the draft's tokens in the last call, if there is a draft
+        self.acceptance_rate: float | None = None  # of the draft tokens in the last call; None without a draft
 
     def write(self, variables: Any, prompt: str) -> list[str]:
         """Return `num_samples` texts (at least one) for a prompt or an input."""
@@ -45,10 +45,10 @@ class Sampler:
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
-        """Yield the text for each example of some inputs, which are read in parts, in their order.
+        """Yield the generated text for each example, in order; the inputs are read in parts.
 
-        Greedy search and sampling take as many slots as a batch has examples, see `Slots`; beam search, speculative
-        decoding and the best of several samples generate batch after batch.
+        Greedy search and sampling use as many slots as a batch has examples (see `Slots`); beam search, speculative
+        decoding and `best_of` generate batch by batch.
 
         Args:
             first: index of the first example among all inputs, on which its samples depend.
@@ -65,7 +65,7 @@ class Sampler:
                 yield self._text(out.tokens)
 
     def _slots(self, variables, batches):
-        """Return the slots for inputs of which these are the first; an eighth of them is refilled at a time."""
+        """Return the slots for inputs that start with `batches`; an eighth of the slots is refilled at a time."""
         shape = (batches.batch_size,)
         sharding = self.context.to_mesh({"": np.zeros(shape)})[""].sharding
         devices = shape[0] // sharding.shard_shape(shape)[0]
@@ -87,7 +87,7 @@ class Sampler:
                 number += len(prompts)
 
     def _placed(self, variables, request):
-        """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
+        """Return a request with its rows split over the devices, except for beam search, which would exchange them."""
         if is_shared(variables) or self.context.sampling.num_beams > 1:
             return request
         leaves, kind = jax.tree.flatten(request)
@@ -95,7 +95,7 @@ class Sampler:
         return jax.tree.unflatten(kind, placed.values())
 
     def _without_excess(self, request):
-        """Return a request without padding for which the model, with the new tokens, has no room.
+        """Return the request without padding that, with the new tokens, exceeds the model's maximum length.
 
         Raises:
             ValueError: the model has no room for the new tokens after the longest prompt.
@@ -124,7 +124,7 @@ class Sampler:
         return prompt if self.context.facts.start_token is None else f"{prompt} → "
 
     def generate(self, variables: Any, request: Request) -> Any:
-        """Return the generated token ids, which begin with the prompts."""
+        """Return the generated token ids, including the prompts."""
         settings, model = self._settings, self.context.model
         count, num_drafted = self.context.sampling.best_of, self.context.sampling.num_drafted
         if request.lengths is None:
@@ -165,7 +165,7 @@ class Sampler:
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     def _new_tokens(self, used, name="the prompt"):
-        """Return the maximum number of new tokens after a prompt of `used` tokens, for which the model has room.
+        """Return the maximum number of new tokens for which the model has room after a prompt of `used` tokens.
 
         Raises:
             ValueError: the model has no room for a new token.

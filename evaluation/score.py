@@ -50,10 +50,10 @@ def score_files(
     options: Sequence[str],
     load: Callable[[str], LanguageModel] | None = None,
 ) -> dict[str, Any]:
-    """Return the scores of a file by a metric of `METRICS`, with everything that is needed to reproduce them.
+    """Return the scores of a file by a metric of `METRICS`, with everything needed to reproduce them.
 
-    The options of the metric are "name=value" each; the values of a list are separated by commas. `load` opens the
-    model of the metrics of `LIKELIHOODS`. Predictions that are errors are left out with their references, and counted.
+    Each option of the metric is "name=value"; the values of a list are separated by commas. `load` opens the
+    model of the metrics of `LIKELIHOODS`. Predictions that are errors are skipped with their references, and counted.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -68,7 +68,7 @@ def score_files(
         )
     of_predictions, of_references = readers(name)
     given, columns = of_predictions(predictions), list(map(of_references, references))
-    free = name in ("coco", "voc", "detector", *CHOICES)  # of any number of entries
+    free = name in ("coco", "voc", "detector", *CHOICES)  # the numbers of entries may differ
     free |= name == "squad" and isinstance(given, dict)
     for path, column in [] if free else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
@@ -110,7 +110,7 @@ def check(metric: str, where: str) -> None:
 
 
 def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[str, float]:
-    """Return the values of a metric and its options, such as "rouge kinds=1,2", for texts and a reference for each."""
+    """Return the values of a metric with its options, such as "rouge kinds=1,2", for texts with one reference each."""
     name, *options = metric.split()
     entries = (outputs, [references]) if needs_references(name) else (outputs,)
     found = METRICS[name](*entries, **parse(name, options))
@@ -123,7 +123,7 @@ def needs_references(name: str) -> bool:
 
 
 def _content(path):
-    """Return the bytes of a file, or of a folder of images the names of its files."""
+    """Return the bytes of a file, or the file names of a folder of images."""
     if path.is_dir():
         return "\n".join(str(file.relative_to(path)) for file in image_files(str(path))).encode()
     return path.read_bytes()
@@ -137,7 +137,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
-    """Return all options of a metric; the given ones, "name=value", get the types of the defaults."""
+    """Return all options of a metric; the given ones, "name=value", are converted to the types of the defaults."""
     known, given = defaults(name), {}
     for option in options:
         key, _, text = option.partition("=")

@@ -1,7 +1,7 @@
 """Metrics of the command `score`.
 
-A metric is a function of the entries of the predictions, of the entries of each file of references if it needs any, and
-of its options, which are keyword arguments. It returns values by name, and may return its own `signature`.
+A metric is a function of the entries of the predictions, of the entries of each file of references (if it needs any),
+and of keyword options. It returns values by name, and may return its own `signature`.
 """
 
 import math
@@ -164,9 +164,9 @@ def _regression(predictions, references):
 
 
 def _tagging(predictions, references, *, scheme=""):
-    """Compute the accuracy of the words, and unless the tags are others, such as NOUN, precision and recall of chunks.
+    """Compute the word accuracy and, if the tags are chunk tags (unlike NOUN), precision, recall and F1 of chunks.
 
-    `scheme` is one of `metrics.tagging.spans`; "": the lenient one.
+    `scheme` is one of `metrics.tagging.spans`; "": the lenient scheme.
     """
     tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _only(references)))
     found = {"accuracy": word_accuracy(tags, truths)}
@@ -178,7 +178,7 @@ def _tagging(predictions, references, *, scheme=""):
 
 
 def _fill_mask(predictions, references):
-    """Compute how often the most probable token, and how often any candidate, is the hidden one.
+    """Compute how often the most probable token, and how often any candidate, equals the hidden token.
 
     The references have the hidden tokens of each text as a list `masks`, or as a text of words.
     """
@@ -238,7 +238,7 @@ def _voc(predictions, references, *, threshold=0.5, points=0, pixel=0.0, by_imag
 def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
     """Return the names of the categories, and the detections of files in the formats of COCO.
 
-    Annotations that have the key `ignored` with the value 1 are ignored, and so are crowds.
+    Annotations whose key `ignored` is 1 are ignored, as are crowds.
     """
     truth = _only(references)
     try:
@@ -290,7 +290,7 @@ def _perplexity(predictions, *, model=""):
 
 
 def _detector(predictions, references, *, model="", samples=1000, seed=0):
-    """Tell the predictions, which are texts of a model, from the references, those of humans."""
+    """Detect the predictions, texts of a model, among the references, texts of humans."""
     return detection_scores(model, _texts(predictions), _texts(_only(references)), samples, seed)
 
 
@@ -302,7 +302,7 @@ def _choices(name, predictions, *, model=""):
     return choice_scores(name, model, predictions)
 
 
-# Metrics whose option `model` is the path of a run or folder, for which they get a `likelihood.LanguageModel`.
+# Metrics whose option `model`, the path of a run or folder, is loaded as a `likelihood.LanguageModel`.
 LIKELIHOODS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity, "detector": _detector}
 LIKELIHOODS |= {"lambada": _lambada} | {name: partial(_choices, name) for name in CHOICES}
 METRICS = {name: partial(_sacrebleu, name) for name in translation.SACREBLEU}

@@ -1,4 +1,4 @@
-"""Evaluators of tasks of texts."""
+"""Evaluators of text tasks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +27,8 @@ class Generation(Evaluator):
     `free_running_accuracy` of an encoder-decoder is the fraction of target tokens generated at the correct position.
 
     Attributes:
-        metrics: further metrics of the command `score`, each with its options, such as "chrf", "rouge kinds=1,2,L" and
-            "bert_score model=FOLDER layer=9".
+        metrics: additional metrics of the command `score`, each with its options, such as "chrf", "rouge kinds=1,2,L"
+            and "bert_score model=FOLDER layer=9".
     """
 
     metrics: tuple[str, ...] = ()
@@ -120,8 +120,8 @@ class Regression(Evaluator):
 class Tagging(Evaluator):
     """Precision, recall and F1 of entities, as in the shared tasks of CoNLL; see `metrics.tagging`.
 
-    An entity is correct if its type, first word and last word are. Splits whose tags are not those of chunks, such as
-    B-PER, I-PER and O, are skipped.
+    An entity is correct if its type, first word and last word are. Splits whose tags are not chunk tags, such as B-PER,
+    I-PER and O, are skipped.
     """
 
     returns = ("precision", "recall", "f1")
