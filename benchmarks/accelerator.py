@@ -1,18 +1,18 @@
-"""Speed and correctness on an accelerator, beside PyTorch on the same device, in 8 minutes; or training on a CPU.
+"""Speed and correctness on an accelerator in 8 minutes, compared with PyTorch on the same device; or speed on a CPU.
 
 python -m benchmarks.accelerator --out=outputs/accelerator
 python -m benchmarks.accelerator --cpu --minutes=60 --out=outputs/cpu
 python -m benchmarks.accelerator --only gpt2 llama --set gpt2:loader.batch_size=64 --set llama:model.remat=None
 python -m benchmarks.accelerator --tiny --out=outputs/rehearsal
 
-Both sides of a section compile in processes of their own and are then timed in turns, a few steps at a time, while no
-other process computes; the median over the rounds is reported. The time of compilation and warm-up is not measured. A
-side that fails costs its own row, which says why. Rows are written as they are measured: `rows.jsonl` has all figures,
+The two sides of a section compile in separate processes and are then timed in turns, a few steps at a time, while no
+other process computes; the median over the rounds is reported. Compilation and warm-up are not timed. If a side fails,
+only its row is lost, and contains the reason. Rows are written as they are measured: `rows.jsonl` has all figures,
 `table.md` is for RESULTS.md, and `failures.txt` has the output of processes that failed.
 
-The ratio is the time of Lineage over that of the peer. MFU is by the model FLOPs of `lineage describe` for both sides,
-in which a causal mask saves nothing, and the data sheet's peak for bfloat16 (on an unknown device, a measured one).
-Bandwidth is that of the bytes that must be read: in decoding the weights and the filled part of the cache.
+The ratio is the time of Lineage over that of the peer. MFU uses the model FLOPs of `lineage describe` for both sides,
+without savings from a causal mask, and the data sheet's peak for bfloat16 (on an unknown device, a measured peak).
+Bandwidth counts the bytes that must be read: in decoding, the weights and the filled part of the cache.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from benchmarks.device.report import Report
 from benchmarks.device.sections import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-RESERVE = 20  # seconds of the budget without which no section is started
+RESERVE = 20  # minimum remaining seconds of the budget to start a section
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     started = time.monotonic()
     deadline = started + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the other processes too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the other processes
     with tempfile.TemporaryDirectory() as folder:
         report, environment = Report(options.out), environ(Path(folder), options.tiny)
         names = list(options.only or (name for name in SECTIONS if not options.cpu or SECTIONS[name].cpu))
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
 
 
 def environ(folder: Path, tiny: bool) -> dict[str, str]:
-    """Return the environment of the processes: they share the device's memory, and find the package in the checkout."""
+    """Return the environment of the processes: they share the device's memory and import the checkout's package."""
     found = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
     flags = found.get("XLA_FLAGS", "").split()
     if tiny:
@@ -105,7 +105,7 @@ def environ(folder: Path, tiny: bool) -> dict[str, str]:
 
 
 def sides(name: str, options: argparse.Namespace, environment: dict[str, str], folder: Path) -> dict[str, "Worker"]:
-    """Start the processes of a section, by "lineage" and "peer", with their output in a folder."""
+    """Start the processes of a section, by side ("lineage" and "peer"), with their output in a folder."""
     section = SECTIONS[name]
     changes = dict((options.tiny and section.tiny) or (options.cpu and section.cpu) or {})
     for text in options.set:
@@ -119,12 +119,12 @@ def sides(name: str, options: argparse.Namespace, environment: dict[str, str], f
 
 
 class Worker:
-    """A process of `benchmarks.device.worker`.
+    """Process of `benchmarks.device.worker`.
 
     Attributes:
-        facts: of each row that is ready to be measured.
-        errors: of the rows that are not; None stands for all.
-        log: file of its output.
+        facts: facts of each row that is ready to be measured.
+        errors: errors of the other rows; the key None stands for all rows.
+        log: file of the output.
     """
 
     def __init__(self, side: str, job: str, settings: dict[str, Any], environment: dict[str, str], log: Path):
@@ -143,7 +143,7 @@ class Worker:
         self.lines.put("")
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """Return the next message, an "error" if there is none until the deadline; then the process is ended."""
+        """Return the next message; if there is none until the deadline, end the process and return an "error"."""
         try:
             line = self.lines.get(timeout=max(0.1, deadline - time.monotonic()))
             if line:
@@ -176,7 +176,7 @@ class Worker:
         return message["value"]
 
     def stop(self) -> None:
-        """End the process and those that it has started."""
+        """End the process and its descendants."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -185,7 +185,7 @@ class Worker:
 def measure(
     name: str, workers: dict[str, Worker], options: argparse.Namespace, deadline: float, report: Report
 ) -> None:
-    """Measure the rows of a section, in turns where it has two sides, and report each."""
+    """Measure the rows of a section, in turns if it has two sides, and report each."""
     known = [*(row for worker in workers.values() for row in (*worker.facts, *worker.errors) if row is not None)]
     for row in dict.fromkeys(known) or [None]:
         times, errors, values = {side: [] for side in workers}, {}, {}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bleu_by_length outputs/with outputs/without --split=test
 
-It prints a table and draws `bleu_by_length.png` in the folder of the first run.
+The program prints a table and draws `bleu_by_length.png` in the folder of the first run.
 """
 
 import argparse

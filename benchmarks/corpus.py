@@ -1,11 +1,11 @@
-"""Encoding of a corpus: `lineage prepare` beside `map` of Hugging Face `datasets`, with the same tokenizer.
+"""Encoding of a corpus: `lineage prepare` compared with `map` of Hugging Face `datasets`, with the same tokenizer.
 
 python -m benchmarks.corpus --megabytes=1000 --workers=2
 
-The text is Python's standard library, repeated, in lines of JSON with a document each. Both programs read this file and
-run in turns, each in processes of its own, with a BPE tokenizer that was trained on the text before. The memory
-is the largest sum over the processes of a program, in which a page that several share counts once; the time of the
-cores is a fairer measure than that of the clock on a machine with other work. `datasets` first
+The text is Python's standard library, repeated, as JSON lines with one document each. Both programs read this file and
+run in turns, in separate processes, with a BPE tokenizer that was trained on the text beforehand. The memory
+is the largest sum over the processes of a program, counting shared pages once; CPU time is a fairer measure than wall
+time on a machine with other work. `datasets` first
 converts the file to its own format, and `map` calls `encode_batch_fast` of the library `tokenizers` for 1,000 documents
 at a time.
 """
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def write(path: Path, documents: list[str], size: int) -> int:
-    """Write documents again and again until the texts have `size` bytes; return their number of bytes."""
+    """Write documents repeatedly until the texts have `size` bytes; return their number of bytes."""
     total = 0
     with path.open("w", encoding="utf-8") as file:
         while total < size:
@@ -92,7 +92,7 @@ def write(path: Path, documents: list[str], size: int) -> int:
 
 
 def measured(command: list[str]) -> tuple[float, float, int]:
-    """Run a command; return its seconds, those of the cores, and the peak of the memory of its processes in bytes."""
+    """Run a command; return its wall and CPU seconds, and the peak memory of its processes in bytes."""
     start, before, peak = time.perf_counter(), os.times(), 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -106,7 +106,7 @@ def measured(command: list[str]) -> tuple[float, float, int]:
 
 
 def family(process: int) -> list[int]:
-    """Return the ids of a process and of its descendants."""
+    """Return the ids of a process and its descendants."""
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:

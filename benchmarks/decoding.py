@@ -1,6 +1,6 @@
-"""Decoding speed of Llama with grouped-query attention, of GPT-2 beside `transformers`, and of speculative decoding.
+"""Decoding speed of grouped-query attention, of GPT-2 compared with `transformers`, and of speculative decoding.
 
-The work of continuous batching and the quality of quantized weights and caches, too.
+The benchmark also measures continuous batching and the quality of quantized weights and caches.
 
 python -m benchmarks.decoding
 python -m benchmarks.decoding --peer --depth=12 --width=768 --heads=12 --context=64 --new=64 --batch=8
@@ -9,14 +9,14 @@ python -m benchmarks.decoding --target=outputs/large --weights
 python -m benchmarks.decoding --target=outputs/large --cache
 python -m benchmarks.decoding --target=outputs/large --slots=8
 
-Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
+Without arguments, it measures tokens per second after a prompt and the size of the cache for random Llama models with
 multi-head, grouped-query and multi-query attention. With `--peer`, it measures greedy `generate` of GPT-2 and that of
 `transformers` in eager mode, with the same random weights. With two runs that share a tokenizer, it measures tokens per
-second of ordinary and of speculative decoding, the acceptance rate of draft tokens, the time of a call of the target
-for all drafted tokens relative to that for one, and the gain that there would be if nothing but calls took time. With
+second of ordinary and of speculative decoding, the acceptance rate of draft tokens, the time of a target call for all
+drafted tokens relative to a call for one token, and the ideal speed-up if only model calls took time. With
 `--weights`, it measures the run's metrics and most probable tokens with float32, int8 and fp8 weights; with `--cache`,
-the loss and the most probable tokens of validation with an int8 cache. With `--slots`, it counts the decoding steps for
-prompts and limits of new tokens of different lengths, with continuous batching and with static batches, and times both.
+the validation loss and most probable tokens with an int8 cache. With `--slots`, it counts and times the decoding steps
+of continuous batching and of static batches, for prompts and limits of new tokens of different lengths.
 Each round times all variants; medians over the rounds are printed.
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def beside(options) -> None:
-    """Time greedy decoding of GPT-2 and of the same model in `transformers`."""
+    """Time greedy decoding of GPT-2, here and in `transformers`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -122,7 +122,7 @@ def sharing(options) -> None:
 
 
 def write(model, variables, rows: int, context: int, new: int):
-    """Decode `new` tokens greedily after a context of zeros, whose content does not affect the time."""
+    """Decode `new` tokens greedily after a context of zeros; the content does not affect the time."""
 
     def step(carry, _):
         tokens, cache = carry
@@ -168,7 +168,7 @@ def speculation(options) -> None:
 
 @partial(jax.jit, static_argnums=(0, 3))
 def repeated(model, variables, tokens, times):
-    """Call a model with as many tokens of each sequence, again and again, and without sampling."""
+    """Call a model repeatedly with a fixed number of tokens per sequence, without sampling."""
     variables = separate_layers(model, variables)
     start = jnp.full(len(tokens), 32)
     cache, _ = empty(model, variables, None, len(tokens), 32 + times + tokens.shape[1])
@@ -182,7 +182,7 @@ def repeated(model, variables, tokens, times):
 
 
 def restored(*folders):
-    """Return the last of some runs, and the model and the variables of each."""
+    """Return the last of the given runs, and the model and the variables of each."""
     pairs = []
     for folder in folders:
         experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
@@ -191,7 +191,7 @@ def restored(*folders):
 
 
 def cache_quality(options) -> None:
-    """Print size, loss and most probable tokens of windows of the validation split that are decoded one by one."""
+    """Print cache size, loss and most probable tokens of windows of the validation split, decoded token by token."""
     experiment, (model, variables) = restored(options.target)
     batch = experiment.data.splits["validation"][0]
     tokens, targets = (jnp.asarray(batch[name][: options.batch or 16]) for name in ("tokens", "targets"))
@@ -239,7 +239,7 @@ def continuous(options) -> None:
 
 
 def quality(options) -> None:
-    """Print the metrics of a run in each format, and how often its most probable token is that of float32."""
+    """Print the metrics of a run in each format, and how often the most probable token equals that of float32."""
     config, _ = cli.load(f"{options.target}/config.json")
     expected: dict[str, np.ndarray] = {}
     for weights in (None, "int8", "fp8"):
@@ -261,7 +261,7 @@ def most_probable(task, model, batch):
 
 
 def clock_of(options):
-    """Return the clock that the options choose."""
+    """Return the timer for the options."""
     return time.process_time if options.processor_time else time.perf_counter
 
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.gradient_norms --folder=outputs/gradient_norms
 
-It reproduces figure 3 of arXiv 2002.04745: the norms of the two matrices of each MLP in the base Transformer with 6 + 6
-layers, averaged over several initializations, each with its own batch of the dates of transformer_cldr.py.
+The benchmark reproduces figure 3 of arXiv 2002.04745: the norms of the two matrices of each MLP in the base Transformer
+with 6 + 6 layers, averaged over several initializations, each with its own batch of the dates of transformer_cldr.py.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
 
 
 def draw(means) -> Figure:
-    """Draw a panel per side, with a color per placement; the second matrix is dashed."""
+    """Draw a panel per side, with a color per placement; the lines of the second matrix are dashed."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     for axes, side in zip(figure.subplots(1, 2, sharey=True), SIDES):
         axes.spines[["left", "top", "right"]].set_visible(False)

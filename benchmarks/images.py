@@ -1,13 +1,13 @@
-"""Images per second of CPU time that are decoded and augmented, beside torchvision and timm on the same files.
+"""Decoded and augmented images per second of CPU time, compared with torchvision and timm on the same files.
 
 python -m benchmarks.images --rounds=15
 python -m benchmarks.images --randaugment --folder=PATH/TO/IMAGENET/train
 
-All loaders read JPEG files in their own process with one thread, and take the random resized crop, the flip and the
+All loaders read JPEG files in their own process with one thread, and apply the random resized crop, the flip and the
 normalization of `resnet50_imagenet`, or with `--randaugment` also the RandAugment of `vit_s16_imagenet`. Their rounds
 alternate; the medians are printed, with the median ratio of each loader to Lineage in the same round. Without a folder,
-the files are 256 cutouts of scikit-learn's two photos with sides of 224 to 500 pixels, and a round is an epoch. It
-needs torchvision and timm.
+the files are 256 cutouts of scikit-learn's two photos with sides of 224 to 500 pixels, and a round is an epoch.
+The benchmark needs torchvision and timm.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 python -m benchmarks.masked_encoder --sizes S B
 
 Both models have the same parameters and the decoder of the paper. With mask tokens, the encoder processes all patches.
-FLOPs are those of the matrix products, of the encoder and of a forward and backward pass of the whole model. Each round
+FLOPs count the matrix products of the encoder, and of a forward and backward pass of the whole model. Each round
 times both models; the medians are printed. `--flops-only` does not measure times.
 """
 

@@ -1,10 +1,10 @@
-"""Padding and speed of training with packed rows, beside rows of one document each.
+"""Padding and speed of training with packed rows, compared with rows of one document each.
 
 python -m benchmarks.packing --length=512
 
 The documents are the top-level definitions of Python's standard library, encoded by a BPE tokenizer of 4,096 tokens.
-Both kinds of rows have the same documents, of which those with more than `length` + 1 tokens are split. Steps of the
-loss and its gradient for a GPT alternate; the speed counts the tokens that are not padding, at the median time.
+Both kinds of rows have the same documents; documents with more than `length` + 1 tokens are split. Steps of the loss
+and its gradient for a GPT alternate between them; the speed counts the tokens without padding, at the median time.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     tokenizer = BPE(4096).train(documents)
     packed = Packed(tokenize(documents, tokenizer), options.length)
     alone = copy.copy(packed)
-    alone.rows = np.arange(len(packed.starts) + 1)  # one part in each row
+    alone.rows = np.arange(len(packed.starts) + 1)  # one part per row
     task = CausalLM(sequence_length=options.length, packing=True)
     sizes = {"vocab_size": tokenizer.vocab_size, "max_length": options.length, "num_heads": 4, "dropout": 0.0}
     model = MODELS["gpt"](**sizes, depth=options.depth, width=options.width)

@@ -1,6 +1,6 @@
 """Plans of XLA's TPU and GPU compilers for the paper configs, kept in `plans.json`.
 
-python -m benchmarks.plans                  # compile each row whose compiler is installed, beside its record
+python -m benchmarks.plans                  # compare the rows whose compiler is installed with the record
 python -m benchmarks.plans gpt2 --write     # compile the rows whose name contains gpt2, and record them
 python -m benchmarks.plans --table          # print the record as a Markdown table
 
@@ -27,9 +27,9 @@ KEPT = (
     "donated",
     "leaves",
 )
-WORSE = 1.03  # ratio of planned time or memory to the record from which on a plan is worse
+WORSE = 1.03  # ratio of planned time or memory to the record above which a plan counts as worse
 
-# Name, config, target, and changes of the config; the batch is that of all chips together.
+# Name, config, target, and changes of the config; the batch size is the total over all chips.
 ROWS = {
     "gpt2 v5e": ("gpt2_openwebtext", "v5e:2x2/1", ["loader.batch_size=8"]),
     "gpt2 v5e 4x4 FSDP": (
@@ -106,7 +106,7 @@ def compiled(name: str) -> dict[str, Any]:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Return the record, by the name of the row."""
+    """Return the record by row name."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
 
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.resolution --out=outputs/resolution
 
-Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost is linear in the area of the image, that of ViT's attention
+Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost is linear in the image area, that of ViT's attention is
 quadratic (arXiv 2103.14030, equations 1 and 2). FLOPs are those of the compiled program. Each round times both models;
 the medians are printed and drawn in `resolution.png`.
 """
@@ -53,7 +53,7 @@ def main() -> None:
 
 def compiled(name, variant, batch, size):
     """Return a function that runs a forward pass, and its FLOPs."""
-    # The layers are unrolled, because XLA counts the body of a loop once.
+    # The layers are unrolled because XLA counts the body of a loop only once.
     model, image = models.build(name, variant, image_size=size, unroll=12), jnp.ones((batch, size, size, 3))
     variables = jax.jit(model.init)(jax.random.key(0), image[:1])
     run = jax.jit(model.apply).lower(variables, image).compile()

@@ -1,9 +1,9 @@
-"""Plan of a GPT-2 of Flax's own layers, for comparison with `lineage compile gpt2_openwebtext`.
+"""Compiler plan of a GPT-2 built from Flax's layers, for comparison with `lineage compile gpt2_openwebtext`.
 
 python -m benchmarks.textbook --target=v5e:2x2/1 --batch=8
 
-The model is what a textbook would write: `nn.MultiHeadDotProductAttention`, `nn.LayerNorm` and `nn.Dense` with
-`dtype=bfloat16`, the mean of optax's cross-entropy, AdamW and a jitted step whose state is donated. No device is
+The model is a textbook implementation: `nn.MultiHeadDotProductAttention`, `nn.LayerNorm` and `nn.Dense` with
+`dtype=bfloat16`, the mean of optax's cross-entropy, AdamW and a jitted step with a donated state. No device is
 needed: see `lineage compile`.
 """
 

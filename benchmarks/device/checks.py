@@ -1,4 +1,4 @@
-"""Checks of `benchmarks.accelerator` that have no other side: kernels, float32, a trace, several processes."""
+"""Checks of `benchmarks.accelerator` without a peer: kernels, float32, a trace, several processes."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ SMALL |= {"intermediate_size": 128, "vocab_size": 512}
 
 
 def relative(found: Any, expected: Any) -> float:
-    """Return the norm of the difference of two trees over the norm of the second."""
+    """Return the norm of the difference of two trees, relative to the norm of the second."""
     pairs = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
@@ -43,7 +43,7 @@ def relative(found: Any, expected: Any) -> float:
 
 
 def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str, Any]]]:
-    """Return the masks to check by their names, with the arguments of `prepare` that differ from the default."""
+    """Return the masks to check by name, with the arguments of `prepare` that differ from the default."""
     keys = jnp.arange(length) < jnp.linspace(length, length // 3, batch).astype(int)[:, None]
     segments = jnp.broadcast_to(jnp.arange(length) // (length // 3), (batch, length))
     bias = jax.random.normal(jax.random.key(9), (1, heads, length, length))
@@ -105,7 +105,7 @@ def kernels(settings: Settings) -> Rows:
 
 
 def candidates(query: Any, key: Any, value: Any, mask: Mask, drop: DropWeights | None) -> dict[str, Any]:
-    """Return `auto` by the name of what it chooses on this platform; on a CPU also the TPU's kernel, emulated."""
+    """Return `auto`, named after its choice on this platform, and on a CPU also the emulated TPU kernel."""
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     found = kernels_for(query, key, value, mask, drop)
     names = {platform: getattr(kernel, "func", kernel).__name__ for platform, kernel in found.items()}
@@ -116,7 +116,7 @@ def candidates(query: Any, key: Any, value: Any, mask: Mask, drop: DropWeights |
 
 
 def compared(exact: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the relative errors of the outputs and of the gradients, and whether they are small enough."""
+    """Return the relative errors of the outputs and of the gradients, and whether they are within the tolerance."""
     errors = {}
     for name, ((_, out), grads) in found.items():
         pairs = zip((out, *grads), (exact[0][1], *exact[1]))
@@ -185,7 +185,7 @@ def parity(settings: Settings) -> Rows:
 
 
 def trace(settings: Settings) -> Rows:
-    """Profile steps of the training loop: the fraction of their time in which the device does nothing.
+    """Profile steps of the training loop: the fraction of the time in which the device is idle.
 
     The time of a step of the loop is compared with that of the compiled step alone on one batch, without a profile.
     """
@@ -227,9 +227,9 @@ def trace(settings: Settings) -> Rows:
 
 
 def idle_fraction(planes: Iterable[Any]) -> tuple[float, list[str]]:
-    """Return the fraction of a profile in which the device does nothing, and the lines of the profile that were read.
+    """Return the fraction of a profile in which the device is idle, and the profile lines used.
 
-    These are the streams of a GPU without copies, the operations of a TPU, or the threads of XLA on a CPU.
+    The lines are the streams of a GPU without copies, the operations of a TPU, or the threads of XLA on a CPU.
     """
     planes = list(planes)
     devices = [plane for plane in planes if plane.name.startswith(("/device:GPU", "/device:TPU"))]
@@ -254,7 +254,7 @@ def idle_fraction(planes: Iterable[Any]) -> tuple[float, list[str]]:
 
 
 def processes(settings: Settings) -> Rows:
-    """Train for a few steps with one process for each device, and compare the losses with those of one process."""
+    """Train for a few steps with one process per device, and compare the losses with those of one process."""
 
     def prepare():
         cpu = jax.default_backend() == "cpu"
@@ -269,7 +269,7 @@ def processes(settings: Settings) -> Rows:
 
 
 def several(count: int, settings: Settings, alone: list[float]) -> dict[str, Any]:
-    """Return how far the losses of `count` processes are from those of one."""
+    """Return the deviation of the losses of `count` processes from those of one process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

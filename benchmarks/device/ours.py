@@ -1,4 +1,4 @@
-"""Lineage's side of `benchmarks.accelerator`: each job returns functions that prepare its rows (see `sections`)."""
+"""Lineage's side of `benchmarks.accelerator`; each job returns functions that prepare its rows (see `sections`)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -25,14 +25,14 @@ from lineage.train.sharding import to_mesh
 from lineage.train.step import cast
 
 Settings = Mapping[str, Any]
-Run = Callable[[int], Any]  # of a number of repetitions; returns seconds, or the results of a check
+Run = Callable[[int], Any]  # number of repetitions -> seconds, or the results of a check
 Rows = dict[str, Callable[[], tuple[dict[str, Any], Run]]]
 
-WARM_UP = 3  # repetitions before the first that is timed
+WARM_UP = 3  # repetitions before timing starts
 
 
 def check(settings: Settings) -> None:
-    """Raise RuntimeError where full sizes would run on a CPU."""
+    """Raise RuntimeError if full sizes would run on a CPU."""
     if device()["device"] == "cpu" and not settings["on_cpu"]:
         raise RuntimeError("JAX finds no accelerator; --cpu and --tiny run on a CPU.")
 
@@ -63,7 +63,7 @@ def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def measured_peak(size: int = 1024) -> float:
-    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not known."""
+    """Measure the FLOP/s of float32 matrix products, for devices with unknown peak."""
     a = jnp.ones((size, size))
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     times = []
@@ -84,7 +84,7 @@ def device() -> dict[str, Any]:
 
 
 def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
-    """Return facts and a function that times repeated calls, after calls that warm up."""
+    """Warm up, and return facts and a function that times repeated calls."""
 
     def run(count: int) -> float:
         start = time.perf_counter()
@@ -98,7 +98,7 @@ def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Ru
 
 
 def training(settings: Settings) -> Rows:
-    """Time the training step of an experiment on a random batch that lies on the device."""
+    """Time the training step of an experiment on a random batch on the device."""
 
     def prepare():
         of = experiment(settings)
@@ -183,7 +183,7 @@ def convolutions(settings: Settings) -> Rows:
 
 
 def convolution_name(pixels: int, inputs: int, features: int, size: int, stride: int) -> str:
-    """Return the name of the row of a convolution."""
+    """Return the row name of a convolution."""
     return f"{size}x{size} of stride {stride}, {inputs} to {features} channels, {pixels} pixels"
 
 

@@ -1,7 +1,7 @@
-"""PyTorch's side of `benchmarks.accelerator`: the same steps, compiled, in bfloat16 with parameters in float32.
+"""PyTorch's side of `benchmarks.accelerator`: the same steps, compiled, in bfloat16 with float32 parameters.
 
-Texts are for `transformers`, images for timm in channels-last order. Attention is PyTorch's, which chooses flash
-attention where it can. Sizes are those of the same experiment, whose parts this process reads on the CPU.
+Text models are from `transformers`, image models from timm in channels-last order. Attention is PyTorch's, which uses
+flash attention if possible. Sizes are those of the same experiment, which this process constructs on the CPU.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # sizes of models and batches come from JAX, which must leave the device alone
+os.environ["JAX_PLATFORMS"] = "cpu"  # JAX, which provides the sizes of models and batches, must not use the device
 
 import numpy as np
 import torch
@@ -28,13 +28,13 @@ torch.backends.cudnn.benchmark = True
 
 
 def check(settings: Settings) -> None:
-    """Raise RuntimeError where full sizes would run on a CPU."""
+    """Raise RuntimeError if full sizes would run on a CPU."""
     if DEVICE.type == "cpu" and not settings["on_cpu"]:
         raise RuntimeError("PyTorch finds no accelerator.")
 
 
 def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
-    """Return facts and a function that times repeated calls, after calls that warm up."""
+    """Warm up, and return facts and a function that times repeated calls."""
 
     def run(count: int) -> float:
         synchronize()
@@ -55,7 +55,7 @@ def synchronize() -> None:
 
 
 def compiled(function: Callable, settings: Settings, mode: str | None = None) -> Callable:
-    """Return the function compiled by Inductor, or only traced in a rehearsal; with "eager", as it is."""
+    """Return the function compiled by Inductor, or only traced in a rehearsal; unchanged with "eager"."""
     if settings["backend"] == "eager":
         return function
     if settings["backend"] != "inductor":
@@ -138,7 +138,7 @@ def llama(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
 
 
 def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
-    """Return BERT of `transformers`, whose vocabulary is scored at the masked positions only, as here."""
+    """Return BERT of `transformers`, with logits at the masked positions only, as in Lineage."""
     from transformers import BertConfig, BertForPreTraining
 
     sizes = {"hidden_size": of.model.width, "num_hidden_layers": of.model.depth}
@@ -159,7 +159,7 @@ def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
 
 
 def image_model(name: str, *fields: str, of: Any, **more: Any) -> tuple[torch.nn.Module, Loss]:
-    """Return a model of timm, with fields of ours as its options."""
+    """Return a model of timm, with fields of Lineage's model as options."""
     import timm
 
     options = {theirs: getattr(of.model, mine) for mine, theirs in (field.split(":") for field in fields)}

@@ -1,4 +1,4 @@
-"""Process of several that train together.
+"""One of several processes that train together.
 
 python -m benchmarks.device.process COORDINATOR PROCESSES NUMBER SETTINGS
 """
@@ -12,7 +12,7 @@ STEPS = 3
 
 
 def losses(settings: Mapping[str, Any]) -> list[float]:
-    """Return the losses of the first steps; all processes together train on the same batch as one alone would."""
+    """Return the losses of the first steps; all processes together train on the same batch as a single process."""
     import jax
 
     from benchmarks.device import ours

@@ -1,4 +1,4 @@
-"""The rows that `benchmarks.accelerator` writes."""
+"""Report of `benchmarks.accelerator`."""
 
 import json
 import statistics
@@ -14,7 +14,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "timm")
 
 
 class Report:
-    """The rows, written to `rows.jsonl` and `table.md` in a folder as they are added; and `failures.txt`."""
+    """Rows, written to `rows.jsonl` and `table.md` in a folder as they are added, and `failures.txt`."""
 
     def __init__(self, out: Path):
         self.out, self.rows, self.device = out, [], ""
@@ -33,11 +33,11 @@ class Report:
         """Add a row.
 
         Args:
-            section, row: names; without a row, it is about the whole section.
-            facts: what a process says about the row, by its side, "lineage" or "peer".
-            times: seconds of a step in each turn, by side.
-            values: results of a check; "seconds" are those of a step.
-            errors: why a side has no times or no results.
+            section, row: names; without a row name, the row is for the whole section.
+            facts: facts about the row, by side ("lineage" or "peer").
+            times: seconds per step in each turn, by side.
+            values: results of a check; "seconds" is the time per step.
+            errors: reasons for missing times or results, by side.
         """
         known = {**facts.get("peer", {}), **facts.get("lineage", {})}
         self.device = known.get("device", self.device)
@@ -99,7 +99,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def rate(side: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the bandwidth in GB/s, and as a fraction of the data sheet's where the device is known."""
+    """Return the bandwidth in GB/s, and as a fraction of the data sheet's if the device is known."""
     if "bandwidth" not in side:
         return ""
     peak = facts["peak_bandwidth"]

@@ -1,4 +1,4 @@
-"""Sections of `benchmarks.accelerator`, in the order of their importance."""
+"""Sections of `benchmarks.accelerator`, in order of importance."""
 
 import ast
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 
 class Section(NamedTuple):
-    """Measurements that share a process for each side.
+    """Measurements that share one process per side.
 
     Attributes:
-        title: what is measured.
+        title: description of the measurement.
         job: function of `benchmarks.device.ours` or `.checks`, and of `.peers`: settings -> {row: function}. Each
-            function prepares one row, and returns its facts and a function that runs it a number of times.
-        peer: library of the other side; None: there is no other side.
+            function prepares one row, and returns its facts and a function that runs it `count` times.
+        peer: library of the other side; None: no other side.
         settings: argument of the job; "config" names an experiment, and "changes" are its overrides.
         tiny: settings and overrides for a rehearsal on a CPU.
-        cpu: settings and overrides for a measurement on a CPU; None: there is none.
+        cpu: settings and overrides for a measurement on a CPU; None: not measured on a CPU.
     """
 
     title: str
@@ -27,7 +27,7 @@ class Section(NamedTuple):
     cpu: Mapping[str, Any] | None = None
 
     def resolved(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings with changes by their names, which may be texts; other names are keys of the config."""
+        """Return the settings with changes, given as values or texts; names that are not settings are config keys."""
         settings = {**self.settings, "changes": dict(self.settings.get("changes", {}))}
         for key, value in changes.items():
             if key not in settings:
@@ -54,14 +54,14 @@ SMALL = {"model.depth": 2, "model.width": 32, "model.num_heads": 4, "loader.batc
 TEXT = {**SMALL, "model.vocab_size": 512, "model.max_length": 128, "task.sequence_length": 128}
 IMAGE = {"model.num_classes": 10, "loader.batch_size": 2}
 GPT2, LLAMA = "gpt2_openwebtext", "llama_1b"
-# A text that every machine has, read by the process itself.
+# The process reads a text that every machine has.
 LOCAL = {"source": "stdlib", "tokenizer": "bytes", "task.cache_dir": "", "loader.workers": 0, "sampling.num_samples": 0}
 ONE_STEP = {"grad_accum_steps": 1}
 ON_CPU = {"precision": "float32", "loader.batch_size": 8}
 SHORT = {"model.max_length": 256, "task.sequence_length": 256}
 DECODING = {"prompt": 128, "new": 256, "batches": (1, 8, 64)}
 TINY_DECODING = {**TEXT, "prompt": 8, "new": 8, "batches": (1, 2)}
-CONVOLUTIONS = (  # of ResNet-50: rows of pixels, channels of the input and of the output, size of the kernel, stride
+CONVOLUTIONS = (  # convolutions of ResNet-50: rows of pixels, input channels, output channels, kernel size, stride
     (224, 3, 64, 7, 2),
     (56, 64, 64, 3, 1),
     (56, 64, 256, 1, 1),

@@ -2,7 +2,7 @@
 
 python -m benchmarks.device.worker SIDE JOB SETTINGS
 
-It prepares the rows, and then runs the one that each line of standard input names. It answers with lines of JSON.
+The process prepares the rows, runs the row named in each line of standard input, and answers in JSON lines.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-THREADS = 4  # rows that compile at the same time
+THREADS = 4  # number of rows that compile concurrently
 MODULES = {"lineage": ("benchmarks.device.ours", "benchmarks.device.checks"), "peer": ("benchmarks.device.peers",)}
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         modules = map(importlib.import_module, MODULES[side])
         rows = next(getattr(module, job) for module in modules if hasattr(module, job))(settings)
         with ThreadPoolExecutor(THREADS) as pool:
-            # What torch.compile records belongs to a thread, and so do handlers of signals.
+            # The state of torch.compile and signal handlers are per thread.
             alone = side == "peer" or len(rows) == 1
             prepared = {row: prepare if alone else pool.submit(prepare).result for row, prepare in rows.items()}
             for row, result in prepared.items():
