@@ -11,7 +11,7 @@ PACKAGES = ("configs", "data", "evaluation", "metrics", "models", "report", "run
 FILES = [*sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py")), ROOT / "launch.py"]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 RELATIVE = re.compile(
-    r"(What|Whatever|Which|Whether|That|Those|They|It|Its|Also|By|Of|Where|Who|Whose|So|How|When|If|As|For)\b"
+    r"(What|Whatever|Which|Whether|That|Those|They|It|Its|Also|By|Of|Where|Who|Whose|So|How|When|If|As|For|From|On)\b"
 )
 
 
@@ -42,9 +42,8 @@ def test_functions_are_short(tree):
 
 @pytest.mark.parametrize("path", [*FILES, *TESTS], ids=names)
 def test_docstrings_begin_with_a_noun_phrase_or_an_imperative(path):
-    documented = [
-        node for node in ast.walk(parse(path)) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-    ]
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    documented = [node for node in ast.walk(parse(path)) if isinstance(node, kinds)]
     found = [(getattr(node, "name", "module"), ast.get_docstring(node)) for node in documented]
     assert not [(name, text.splitlines()[0]) for name, text in found if text and RELATIVE.match(text)]
 

@@ -1,4 +1,4 @@
-"""From queries, keys and values to outputs, without parameters: score functions, masks and dense attention.
+"""Attention without parameters, from queries, keys and values to outputs: score functions, masks, dense attention.
 
 An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`: the
 mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;

@@ -88,7 +88,7 @@ def test_ademamix_begins_as_adam_and_ends_as_without_a_rise():
 
 
 def test_sophia_divides_by_the_curvature():
-    """On a quadratic, the estimated diagonal of the Hessian is exact, for any random signs."""
+    """Check Sophia on a quadratic, where the estimated diagonal of the Hessian is exact for any random signs."""
     curvature = jax.tree.map(lambda p: np.linspace(1, 9, p.size, dtype=np.float32).reshape(p.shape), PARAMS)
 
     def loss(params):
@@ -124,7 +124,7 @@ def test_prodigy_decays_weights_as_its_reference_but_for_masked_ones():
 
 
 def test_prodigy_finds_a_learning_rate():
-    """From an estimate that is a million times too small, it minimizes a quadratic; AdamW at that rate does not."""
+    """Check that Prodigy, unlike AdamW, minimizes a quadratic from an estimate that is a million times too small."""
 
     def minimized(optimizer):
         params = jnp.full(4, 3.0)
