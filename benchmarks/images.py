@@ -26,7 +26,7 @@ from lineage.data.sources.folder import SUFFIXES, ImageFiles
 from lineage.tasks.image_classification import ImageClassification
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-AREA = (0.05, 1.0)  # of the random crop
+AREA = (0.05, 1.0)  # area of the random crop, relative to the image
 
 
 def main() -> None:

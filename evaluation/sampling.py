@@ -27,7 +27,7 @@ class Sampler:
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
         self.context, self.helpers = context, helpers
-        self.acceptance_rate: float | None = None  # of the draft tokens in the last call; None without a draft
+        self.acceptance_rate: float | None = None  # acceptance of draft tokens in the last call; None without draft
 
     def write(self, variables: Any, prompt: str) -> list[str]:
         """Return `num_samples` texts (at least one) for a prompt or an input."""
@@ -39,7 +39,7 @@ class Sampler:
     ) -> Iterator[tuple[Batch, Any, list[str]]]:
         """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
         for batch in batches:
-            batch = to_host(self.context.to_mesh(batch))  # of all processes
+            batch = to_host(self.context.to_mesh(batch))  # examples of all processes
             request = self._without_excess(self.context.task.requests(batch, facts))
             generated = to_host(self.generate(variables, self._placed(variables, request)))
             yield batch, generated, self.texts(request, generated)

@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
     prompts: np.ndarray  # token ids [B, T]
     lengths: np.ndarray | None = None  # lengths of the prompts [B]; None: T
-    inputs: tuple[np.ndarray, np.ndarray] | None = None  # of the encoder: token ids and their mask, both [B, S]
+    inputs: tuple[np.ndarray, np.ndarray] | None = None  # encoder inputs: token ids and their mask, both [B, S]
 
 
 class InputExamples(NamedTuple):

@@ -80,7 +80,7 @@ def test_commands_that_need_a_folder_of_this_machine_refuse_others(s3_environmen
 
 
 def test_paths_that_cannot_be_remote_are_refused(capsys):
-    with pytest.raises(ValueError, match=r"task.cache_dir is 's3://bucket/tokens': it must be a folder of this"):
+    with pytest.raises(ValueError, match=r"task.cache_dir is 's3://bucket/tokens': it must be a local folder"):
         TASKS["causal_lm"](cache_dir="s3://bucket/tokens")
     assert launch.main(["train", "--workdir=hf:org/run"]) == 1
     assert "hf:org/run is on the Hugging Face Hub, which is read-only" in capsys.readouterr().err
