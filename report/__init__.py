@@ -1,1 +1,1 @@
-"""HTML reports, made from the files in a run's folder."""
+"""HTML reports, written from the files in a run's folder."""

@@ -21,16 +21,16 @@ Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
 MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
-MAX_WEIGHTS = 1_000_000  # of a view of attention; of more, every other layer or head is left out until they fit
+MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
 
 def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Markup]:
-    """Return the sections for the `artifacts` of a run, in the order of the report; `folder` gets the figures.
+    """Return the sections for the `artifacts` of a run, in the order of the report; figures are saved in `folder`.
 
-    The `arrays` are the contents of the .npz files, by their names without the suffix.
+    The `arrays` are the contents of the .npz files, by file name without the suffix.
     """
     painted = {key: data for key, data in arrays.items() if key.startswith("painted_")}
-    drawn: dict[str, Callable[[], Markup]] = {  # by the name of the file, or of the last one
+    drawn: dict[str, Callable[[], Markup]] = {  # by the name of the file, or of the last of several
         f"{key}.npz": partial(draw, key, data, folder)
         for kind, draw in SECTIONS.items()
         for key, data in arrays.items()
@@ -51,7 +51,7 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Ma
 
 
 def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
-    """Return the confusion matrix of a split, and a table of the pairs that are confused most often."""
+    """Return the confusion matrix of a split, and a table of the most frequently confused pairs."""
     counts, names = data["counts"], data["class_names"].tolist()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = counts - np.diag(np.diag(counts))
@@ -90,7 +90,7 @@ def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
 
 
 def _objects(key: str, data: Arrays, folder: Path) -> Markup:
-    """Return images with their true boxes, dotted, and the detected ones."""
+    """Return images with their true boxes (dotted) and detected boxes."""
     pictures, names = [], data["class_names"].tolist()
     rows: list[Sequence[Any]] = [("image", "boxes", "class", "probability", "left", "top", "width", "height")]
     for n, image in enumerate(data["image"]):
@@ -158,7 +158,7 @@ def _samples(path: Path) -> Markup:
 
 
 def _generated_texts(path: Path, folder: Path) -> Markup:
-    """Return BLEU by the length of the input, and the first generated texts beside their references."""
+    """Return BLEU by the length of the input, and the first generated texts next to their references."""
     written = read_json(path)
     head = html.table_row("input", "generated", "reference", tag="th")
     rows = [html.table_row(*texts) for texts in written["rows"][: MOST["written"]]]
@@ -171,7 +171,7 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
 
 
 def image_attention(arrays: Arrays, folder: Path) -> Markup:
-    """Return the attention of the class token, or of the mean patch if there is none: rollout, and each layer.
+    """Return the attention of the class token, or of the mean patch if there is none, by rollout and for each layer.
 
     Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
     section 3).
@@ -259,7 +259,7 @@ def explorer(views: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _split(key: str) -> str:
-    """Return the split in a file's name: "mistakes_test" is of "test"."""
+    """Return the split in a file's name, such as "test" for "mistakes_test"."""
     return html.words(key.partition("_")[2])
 
 

@@ -28,9 +28,9 @@ VIRIDIS = (0.0, 0.55), (0.4, 1.0)  # parts of the colormap with enough contrast 
 
 
 def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target | None = None) -> None:
-    """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and the reasons why runs failed.
+    """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and why runs failed.
 
-    `command` is the part of the command line that all runs share; the target is by default `target_of(runs)`.
+    `command` is the part of the command line that all runs share; the default target is `target_of(runs)`.
     """
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
@@ -60,7 +60,7 @@ def target_of(runs: Sequence[Run]) -> Target:
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
-    """Return the runs, the best first; those without a result come last, in their order."""
+    """Return the runs from best to worst; those without a result come last, in their order."""
     metric, highest = target
 
     def place(run: Run) -> tuple[bool, float]:
@@ -71,9 +71,9 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 
 
 def compare(folders: Sequence[Path]) -> Path:
-    """Write `compare.html` for the runs in some folders, each of a run or of several; return its path.
+    """Write `compare.html` for the runs in some folders, each of one run or several; return its path.
 
-    It is written to the closest folder that contains all runs, or to the current one if that is the root.
+    The file is written to the closest folder that contains all runs, or to the current folder if that is the root.
     """
     if empty := [folder for folder in folders if not runs_in(folder)]:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
@@ -100,7 +100,7 @@ def compare(folders: Sequence[Path]) -> Path:
 
 
 def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:
-    """Write a page with the runs, the best first, their curves and their overrides against the results.
+    """Write a page with the runs (best first), their curves, and a plot of their overrides and results.
 
     Figures are saved in a folder of the same name without the suffix.
     """
@@ -109,7 +109,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     folder.mkdir(exist_ok=True)
 
     def adapted(card: Markup) -> Markup:
-        """Return a card whose curves have the names of the runs, and their colors in both modes."""
+        """Return a card whose curves have the names of the runs, and their colors in light and dark mode."""
         both = dict(zip(colors, modes))
         card = Markup(re.sub("|".join(colors), lambda color: both[color[0]], card))  # noqa: S704, escaped before
         for name, run in zip(ids, runs):
@@ -134,7 +134,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         rows = [["run", *columns], *zip((run.name for run in done), *columns.values())]
-        text = f"{metric} of {len(done)} runs beside {', '.join(columns)}; the table of runs has the values."
+        text = f"{metric} of {len(done)} runs against {', '.join(columns)}; the table of runs has the values."
         chart = partial(html.card, figures.parallel, columns, ids, colors)
         overview = adapted(chart(name="parallel", folder=folder, alt=text, data=rows))
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
@@ -151,7 +151,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
 
 def shades(count: int) -> tuple[list[str], list[str]]:
-    """Return colors of runs, the best first, in light mode and as CSS for both modes."""
+    """Return colors of runs (best first), in light mode and as CSS for both modes."""
     light, dark = (
         [to_hex(colormaps["viridis"](share)) for share in np.linspace(*ends, max(count - 1, 1))] for ends in VIRIDIS
     )
@@ -160,7 +160,7 @@ def shades(count: int) -> tuple[list[str], list[str]]:
 
 
 def _remark(runs: Sequence[Run]) -> str:
-    """Return what the training losses of the runs include, and whether that differs."""
+    """Describe the settings that change the training losses of the runs, and whether they differ between runs."""
     found = Counter(curves.only_in_training(flatten(run.config) | run.changes) for run in runs)
     if len(found) == 1:
         return curves.remark(flatten(runs[0].config) | runs[0].changes, "loss", [])

@@ -1,4 +1,4 @@
-"""Charts of metrics over the steps, with what makes values of training differ from those of evaluations."""
+"""Charts of metrics over the steps, with remarks on why training values differ from evaluation values."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from lineage.report import figures, html
 
 Metrics = Sequence[Mapping[str, Any]]
 LARGEST = 1e100
-# Titles of charts, in their order. What starts with "time/" is a fraction of the time, except for speeds.
+# Titles of charts, in order. Metrics that start with "time/" are fractions of the time, except for speeds.
 TITLES = {
     "loss": "Loss",
     "accuracy": "Accuracy",
@@ -29,7 +29,7 @@ TITLES = {
     "system/device_memory_gib": "Maximum device memory in GiB",
     "system/open_files": "Open files",
 }
-# Keys of configs that change the loss in training only, by their last name, in words.
+# Descriptions of the config keys that change the loss in training only, by the last part of the key.
 ONLY_IN_TRAINING = {
     "label_smoothing": "label smoothing",
     "mixup": "mixup",
@@ -45,7 +45,7 @@ ONLY_IN_TRAINING = {
 
 
 def only_in_training(settings: Mapping[str, Any], metric: str = "loss") -> str:
-    """Return what changes a metric in training only, such as "label smoothing 0.1, dropout 0.2", by a flat config."""
+    """Return the settings of a flat config that change a metric in training only, such as "label smoothing 0.1"."""
     values = {key.rpartition(".")[2]: value for key, value in settings.items() if key.startswith(("model.", "task."))}
     if "accuracy" in metric:
         values.pop("label_smoothing", None)
@@ -53,7 +53,7 @@ def only_in_training(settings: Mapping[str, Any], metric: str = "loss") -> str:
 
 
 def remark(settings: Mapping[str, Any], metric: str, splits: Sequence[str]) -> str:
-    """Return why a metric of training differs from that of the `splits` of evaluations; "" if nothing explains it."""
+    """Return why a training metric differs from that of the evaluated `splits`; "" if nothing explains it."""
     enabled, others = only_in_training(settings, metric), " and ".join(splits)
     averaged = "with averaged weights (EMA)" if others and settings.get("ema_decay") else ""
     if not enabled:
@@ -70,7 +70,7 @@ def keys(metrics: Metrics) -> list[str]:
 
 
 def series(metrics: Metrics, key: str) -> figures.Curve:
-    """Return the steps and the values of a metric, [N] each; those that are too large to draw are NaN."""
+    """Return the steps and the values of a metric, [N] each; values that are too large to draw become NaN."""
     points = [(line["step"], line[key]) for line in metrics if key in line]
     values = np.array([float(value) for _, value in points])
     return np.array([step for step, _ in points], int), np.where(np.abs(values) < LARGEST, values, np.nan)
@@ -89,8 +89,8 @@ def card(
     """Return a card with the curves of a metric by split or by run.
 
     Args:
-        names: names of all curves of the page, which give the colors, see `figures.chart`.
-        labels: what is written for the names; None: the names.
+        names: names of all curves of the page, which determine the colors; see `figures.chart`.
+        labels: labels of the names; by default the names themselves.
         about: a remark below the chart.
         options: other arguments of `figures.chart`.
     """

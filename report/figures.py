@@ -50,11 +50,11 @@ STYLE = {
     "xtick.color": COLORS["soft"],
     "ytick.color": COLORS["soft"],
 } | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
-# A square-root scale, which makes a share of 1% visible beside one of 100%.
 LIGHT_FROM = 0.19  # share whose color has the same contrast with black and with white
+# A square-root scale, which makes a share of 1% visible next to one of 100%.
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
 Curve = tuple[np.ndarray, np.ndarray]
-Line = tuple[Sequence[Any], Any]  # x values, and a value or several for each
+Line = tuple[Sequence[Any], Any]  # x values, and one or more values for each
 Extent = tuple[float, float, float, float]
 Drawing = Callable[..., None]
 
@@ -62,10 +62,10 @@ Drawing = Callable[..., None]
 def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     """Save the figure `draw(*args)` as `folder/name.png` and return it as SVG.
 
-    The SVG has CSS variables for the colors of the palette, and its text is text.
+    The SVG has CSS variables for the colors of the palette, and its text is not converted to paths.
     """
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Browsers have more fonts than matplotlib; and very long labels leave no room for a layout.
+        # Browsers have more fonts than matplotlib, and very long labels leave no room for a layout.
         warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         figure = draw(*args)
         picture = io.BytesIO()
@@ -134,7 +134,7 @@ def chart(
 
 
 def points(steps: np.ndarray, values: np.ndarray) -> Curve:
-    """Return the drawn points of a curve: the means of 750 groups of neighbors if there are more than 1,500."""
+    """Return the points of a curve to draw: the means of 750 groups of neighbors if there are more than 1,500."""
     if len(values) <= 1500:
         return steps, values
     steps, values = (np.array([group.mean() for group in np.array_split(x, 750)]) for x in (steps, values))
@@ -167,7 +167,7 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
 
 
 def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors: Sequence[str]) -> Figure:
-    """Return a parallel-coordinates plot: an axis for each column, and a line for each name, the first one on top.
+    """Return a parallel-coordinates plot: an axis for each column, and a line for each name, the first on top.
 
     Args:
         columns: the values of each axis, in the order of `names`. Numbers are in ascending order from the bottom, on a
@@ -200,7 +200,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
 
 
 def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
-    """Return BLEU against the number of words in the input, a line for each run.
+    """Return a plot of BLEU against the number of words in the input, with a line for each run.
 
     The rows of a run are those of `metrics.translation.bleu_by_length`: shortest and longest length, count and BLEU.
     """
@@ -209,7 +209,7 @@ def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) ->
 
 
 def precision(curves: np.ndarray) -> Figure:
-    """Return precision-recall curves [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1."""
+    """Plot precision-recall curves [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1."""
     figure, (axes,) = _plots()
     thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
@@ -288,7 +288,7 @@ def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: fl
 
 
 def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Extent) -> None:
-    """Draw a gray image [h, w] in 0..1, or a heat map [rows, columns] with the image as a white veil over it."""
+    """Draw a gray image [h, w] in 0..1, or a heat map [rows, columns] under a white overlay of the image."""
     if heat is None:
         axes.imshow(image, cmap="gray", interpolation="nearest", vmin=0, vmax=1, extent=extent)
         return

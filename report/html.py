@@ -1,6 +1,6 @@
 """Building blocks of the HTML pages: sections, cards and tiles, tables and their CSV files, formatted numbers.
 
-Pages are put together from `Markup`, whose `format` and `join` escape every text that is not `Markup` itself.
+Pages are composed of `Markup`, whose `format` and `join` escape every text that is not `Markup` itself.
 """
 
 import base64
@@ -22,10 +22,10 @@ from lineage.configs.atomic import write_atomic
 from lineage.report import figures
 from lineage.runs.folder import sealed_page
 
-Rows = Iterable[Sequence[Any]]  # of a table, the first one with the names of the columns
+Rows = Iterable[Sequence[Any]]  # rows of a table; the first has the names of the columns
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # first characters of a formula; the last ones are full-width
-# Only the style sheet and the script of this package are run, images are part of the page, and nothing is loaded.
+# Only the style sheet and script of this package are used, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (
     "default-src 'none'; img-src data:; style-src-elem '{style}'; style-src-attr 'unsafe-inline'; script-src '{script}'"
@@ -55,7 +55,7 @@ def write(
     policy = POLICY.format(**{name: f"sha256-{value}" for name, value in hashes.items()})
     code = {name: Markup(text) for name, text in content.items()}  # noqa: S704, files of this package
     page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code)
-    return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can have half of a surrogate pair
+    return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can contain lone surrogates
 
 
 def _resource(name: str) -> str:
@@ -64,7 +64,7 @@ def _resource(name: str) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise ValueError with the name of a file, or run, if its content, which only programs write, cannot be shown."""
+    """Raise ValueError with the name of a file or run if its content, which only programs write, cannot be shown."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -111,7 +111,7 @@ def download(data: Rows, name: str) -> Markup:
 
 
 def _cell(value: Any) -> Any:
-    """Return a number with six digits, or a text that spreadsheets do not take for a formula."""
+    """Return a number with six digits, or a text that spreadsheets do not interpret as a formula."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
@@ -143,7 +143,7 @@ def section(title: str, body: Markup, kind: str = "") -> Markup:
 
 
 def details(summary: str, body: Markup, opened: bool = False) -> Markup:
-    """Return a part of a page that is folded under its summary, unless it is `opened`."""
+    """Return a part of a page that is collapsed under its summary, unless it is `opened`."""
     start = Markup("<details open>") if opened else Markup("<details>")
     return start + Markup("<summary>{}</summary>{}</details>").format(summary, body)
 
@@ -159,7 +159,7 @@ def command(line: str) -> Markup:
 
 
 def join(parts: Iterable[Markup]) -> Markup:
-    """Return the parts one after the other."""
+    """Return the concatenated parts."""
     return Markup().join(parts)
 
 
@@ -169,7 +169,7 @@ def words(name: str) -> str:
 
 
 def title(name: str) -> str:
-    """Return words with a capital at the beginning."""
+    """Return words with the first letter capitalized."""
     return name[:1].upper() + name[1:]
 
 

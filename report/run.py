@@ -1,4 +1,4 @@
-"""The HTML report of a run, `report.html`: self-contained, made only from the files in the run folder."""
+"""HTML report of a run, `report.html`: self-contained, written only from the files in the run folder."""
 
 import json
 import math
@@ -26,7 +26,7 @@ COSTS = {
     "memory.inference": "Memory in inference, on one device",
     "textbook": "Closed-form estimate (arXiv 2001.08361)",
 }
-# Words for the names of numbers and of modules in `cost.json`.
+# Descriptions of the numbers and modules in `cost.json`.
 WORDS = {
     "model": "matrix products",
     "matmul": "matrix products, with recomputation",
@@ -55,7 +55,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = workdir / "report"
-    if folder.is_symlink():  # in a run folder of somebody else, it may lead to pictures of the user
+    if folder.is_symlink():  # in somebody else's run folder, it may lead to the user's own pictures
         raise ValueError(f"{folder} is a link, and the .png files in it would be deleted: delete the link.")
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
@@ -99,7 +99,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
 
 
 def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
-    """Return a tile for the metric of an evaluation, or of the training if there was none."""
+    """Return a tile for an evaluation metric, or for a training metric if there was no evaluation."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return Markup()
@@ -112,7 +112,7 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
 
 
 def _charts(metrics: curves.Metrics, settings: Mapping[str, Any], folder: Path) -> Markup:
-    """Return the sections of the curves, a chart for each quantity with a curve for each split, and of the system."""
+    """Return the sections of the metrics and of the system: a chart for each quantity with a curve for each split."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in curves.TITLES}
     names = [key for key in curves.keys(metrics) if key in curves.TITLES or not key.startswith(MEASURED)]
     splits = [html.words(key.split("/")[0]) for key in names if not key.startswith(MEASURED)]
@@ -122,7 +122,7 @@ def _charts(metrics: curves.Metrics, settings: Mapping[str, Any], folder: Path) 
         curve = curves.series(metrics, key)
         if np.isfinite(curve[1]).any():
             groups.setdefault(name, {})[split] = curve
-    charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they are of the system
+    charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they show system metrics
     for name, found in groups.items():
         others = [split for split in found if split != "train"]
         about = curves.remark(settings, name, others) if "train" in found and (others or name == "loss") else ""
@@ -155,7 +155,7 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
 
 
 def _groups(tree: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the dotted name and the leaves of each of some nested dictionaries."""
+    """Yield the dotted name and the leaves of each nested dictionary."""
     yield name, {key: value for key, value in tree.items() if not isinstance(value, Mapping)}
     for key, value in tree.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Run folder: its files, and checks before it is used. Uses only the standard library."""
+"""Files of a run folder, and checks before the folder is used. Uses only the standard library."""
 
 import contextlib
 import hashlib
@@ -22,14 +22,14 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
-# Files of a run that may be those of somebody else in a folder that has no run.
+# Files of a run that, in a folder without a run, may belong to somebody else.
 OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
+MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 
-# Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
-# and processes that it uses. A test checks that each is the beginning of a key.
+# Prefixes of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
+# and processes that it uses. A test checks that each is the prefix of a key.
 MAY_CHANGE = (
     "checkpoint.",
     "cluster.",
@@ -72,7 +72,7 @@ def folder_of(run: str | None) -> str | None:
 
 
 def make(workdir: Path) -> None:
-    """Create the folder of a run, if it does not exist, and raise OSError if it cannot be written."""
+    """Create the folder of a run if it does not exist; raise OSError if it cannot be written."""
     files = [path for path in (workdir, *workdir.parents) if path.is_file()]
     if files:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
@@ -85,7 +85,7 @@ def make(workdir: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return a path; raise ValueError if it is that of a pipe or a device, whose content may never end."""
+    """Return the path; raise ValueError if it is a pipe or a device, whose content may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path} is not a regular file.")
     return path
@@ -100,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line; null is returned as NaN.
+    """Return the lines of `workdir/metrics.jsonl` in order, without an incomplete last line; null is returned as NaN.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -111,14 +111,14 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def parse_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of metrics or samples as they are, without a torn last line; see `read_metrics`."""
+    """Return the lines of a file of metrics or samples, without an incomplete last line; null is None."""
     lines = []
     pieces = regular(path).read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
         try:
             lines.append(parse_line(piece, path, number))
         except ValueError:
-            if number < len(pieces):  # the last one is torn if the process was killed while it wrote
+            if number < len(pieces):  # the last line is incomplete if the process was killed while writing
                 raise
     return lines
 
@@ -135,7 +135,7 @@ def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 class DamagedError(ValueError):
-    """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
+    """Exception raised for a checkpoint that is provably damaged, or belongs to another model."""
 
 
 def sealed_page(page: bytes) -> bytes:
@@ -148,7 +148,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
 
     Raises:
         DamagedError: the record is missing or damaged.
-        ValueError: it was written by an earlier version.
+        ValueError: the record was written by an earlier version.
     """
     path = checkpoint / storage.RECORD
     try:
@@ -158,7 +158,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     if "checksums" in record:
         raise ValueError(
             f"the checkpoint {checkpoint} has sums of bits instead of hashes: it was written by an earlier version, "
-            "and can be read with that version only."
+            "and can be read only with that version."
         )
     if record.pop("crc32", None) != sealed(record)["crc32"]:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
@@ -166,18 +166,18 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
 
 
 def last_step(workdir: Path) -> int:
-    """Return the step of the newest checkpoint in a run folder; 0 without one."""
+    """Return the step of the newest checkpoint in a run folder; 0 if there is none."""
     return max((int(path.name) for path in checkpoints(workdir)), default=0)
 
 
 def checkpoints(workdir: Path) -> list[Path]:
-    """Return the folders of the checkpoints in a run folder, from the oldest."""
+    """Return the folders of the checkpoints in a run folder, oldest first."""
     found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal())
     return sorted(found, key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return a `ConfigDict` as `config.json` holds it."""
+    """Return a `ConfigDict` as a dictionary in the form of `config.json`."""
     return json.loads(config.to_json_best_effort())
 
 
@@ -200,14 +200,14 @@ def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
 
 
 def discard(workdir: Path, force: bool = False) -> None:
-    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
+    """Delete files of a run without a checkpoint that a run of another config must not read.
 
     Raises:
-        ValueError: unless `force`, if there are such files, but no `config.json` of a run.
+        ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
     found = [name for name in OWN if (workdir / name).exists()]
     if found and not force and "model" not in read_json(workdir / CONFIG):
-        raise ValueError(f"{workdir / found[0]} is not of a run: choose another workdir, or force_config=True.")
+        raise ValueError(f"{workdir / found[0]} is not a run's: choose another workdir, or force_config=True.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -233,7 +233,7 @@ def _own_files(workdir):
     places = {"tokenizer.json": workdir / "tokenizer.json"}
     if teacher:
         root = Path(storage.local(teacher))
-        record = root / "checkpoints" / str(last_step(root)) / "about"  # it has checksums of the weights
+        record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
         found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
         places |= {storage.name(file): file for file in found}
     return {name: _digest(file) for name, file in places.items() if file.is_file()}
@@ -245,28 +245,28 @@ def _digest(path):
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:
-    """Raise ValueError unless this process has the config and the folder of process 0, which wrote `config.json`."""
+    """Raise ValueError unless this process has the same config and folder as process 0, which wrote `config.json`."""
     path = workdir / CONFIG
     if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
         raise ValueError(
             f"{path} of process {process} differs from that of process 0: every process must be given the same "
-            "command, and a workdir on storage that all share."
+            "command and a workdir on shared storage."
         )
 
 
 def check_config(config: Any, workdir: Path) -> None:
     """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
 
-    For the config of the run, see `saved_config`.
+    The config of the run is `saved_config(workdir)`.
     """
     there, here = flatten(saved_config(workdir)), flatten(plain(config))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
-        # A key that only the new config has does not count while it is off (0, False, "" or None).
+        # A key that only the new config has is ignored while it is off (0, False, "" or None).
         if there.get(key) != here.get(key) and (key in there or here[key]) and not key.startswith(MAY_CHANGE)
     ]
-    if there and changed:  # without any record left, the checkpoints cannot be restored either
+    if there and changed:  # if no record is left, the checkpoints cannot be restored either
         raise ValueError(
             f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or "
             "force_config=True."
@@ -274,12 +274,12 @@ def check_config(config: Any, workdir: Path) -> None:
 
 
 def saved_config(workdir: Path) -> dict[str, Any]:
-    """Return the config in the newest sound record of a checkpoint; without one, that in `config.json`, {} without."""
+    """Return the config in the newest intact checkpoint record, else that in `config.json`, else {}."""
     return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
 
 
 def newest_record(workdir: Path) -> dict[str, Any]:
-    """Return the newest sound record of a checkpoint in a run folder, {} without one."""
+    """Return the newest intact checkpoint record in a run folder, {} if there is none."""
     for checkpoint in reversed(checkpoints(workdir)):
         with contextlib.suppress(DamagedError):
             return read_record(checkpoint)
@@ -291,7 +291,7 @@ def _text(config):
 
 
 def displayed(command: Sequence[str]) -> str:
-    """Return a command line as a user types it: `lineage` if it was called so or elsewhere than in the checkout."""
+    """Return a command line as a user types it, with `lineage` if it was called so or from outside the checkout."""
     if tuple(command[: len(LAUNCH)]) == LAUNCH:
         installed = Path(sys.argv[0]).name == "lineage" or not Path("launch.py").is_file()
         program = ("lineage",) if installed else ("python", "launch.py")
@@ -300,13 +300,13 @@ def displayed(command: Sequence[str]) -> str:
 
 
 def number(value: SupportsFloat) -> str:
-    """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
+    """Return a number with three significant digits, as an integer from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:#.3g}".rstrip(".")
 
 
 class Pace:
-    """Estimate of the time that a run still needs, by its mean speed, with evaluations and checkpoints."""
+    """Estimate of a run's remaining time from its mean speed, including evaluations and checkpoints."""
 
     def __init__(self):
         self._first: tuple[float, int] | None = None  # time and step of the first call

@@ -1,4 +1,4 @@
-"""The live table: the progress of runs, read from their folders."""
+"""Live table of the progress of runs, read from their folders."""
 
 import math
 import os
@@ -20,13 +20,13 @@ from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
-PROMPT = "$ "  # comes before the command of each start in the log
+PROMPT = "$ "  # precedes the command of each start in the log
 COLORS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 LOG_SECONDS = 30
 
 
 def without_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that determines a run's result: all but the cluster it runs on."""
+    """Return the part of a config that determines a run's result: all but its cluster settings."""
     return {key: value for key, value in config.items() if key != "cluster"}
 
 
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def step(self) -> int | None:
-        """Last step with metrics; None if there is none."""
+        """Last step with metrics, None if there is none."""
         return self.metrics[-1]["step"] if self.metrics else None
 
     @property
@@ -79,17 +79,17 @@ class Run:
         return ""
 
     def error(self) -> str:
-        """Return the error message, or else the last line, of the log since the last start."""
+        """Return the error message in the log since the last start, or else its last line."""
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
     def is_done(self) -> bool:
-        """Return whether a run with this config has finished: its facts hold the config."""
+        """Return whether a run with this config has finished, which is when its facts contain the config."""
         facts = self.facts()
         return "config" in facts and without_cluster(facts["config"]) == without_cluster(self.config)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts that the run wrote when it finished, {} before."""
+        """Return the facts that the run wrote when it finished, {} if it has not."""
         return read_json(self.folder / ARTIFACTS / FACTS)
 
     def command(self, start: Sequence[str]) -> list[str]:
@@ -98,7 +98,7 @@ class Run:
         return [*start, *settings, f"--workdir={self.folder}"]
 
     def row(self) -> tuple[str, ...]:
-        """Return name, state, step, loss and time left as text."""
+        """Return the name, state, step, loss and remaining time as text."""
         step, total, loss = self.step, self.total, self.last("train/loss")
         left = self._pace.left(step, total) if self.state == "running" and self.metrics else ""
         shown = "" if step is None else f"{step:,}" + (f"/{total:,}" if total else "")
@@ -106,16 +106,16 @@ class Run:
 
 
 def labels(keys: Sequence[str]) -> list[str]:
-    """Return the last part of each dotted key, or the whole key where last parts coincide."""
+    """Return the last part of each dotted key, or the whole key where the last parts coincide."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
 
 
 class Table(ExitStack):
-    """A table of runs.
+    """Table of runs.
 
     On a terminal the table is updated in place. Elsewhere a line is printed for each change of a state, and every
-    `LOG_SECONDS` one for each run in progress.
+    `LOG_SECONDS` for each run in progress.
     """
 
     COLUMNS = ("run", "state", "step", "loss", "left")
@@ -159,14 +159,14 @@ class Table(ExitStack):
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run's, else the run folders in it."""
+    """Return the folder itself if it is a run folder, else the run folders in it."""
     if (folder / CONFIG).exists():
         return [folder]
     return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
 
 
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
-    """Show the runs in some folders, each of a run or of several, until none is in progress."""
+    """Show the runs in some folders, each of one run or several, until none is in progress."""
     folders = list(folders)
     runs: dict[Path, Run] = {}
     with Table() as table:
@@ -177,7 +177,7 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
                         runs[path] = Run(folder.name if name == "." else name, path)
                     refresh(runs[path])
-            # A sweep holds its own folder, and may be about to start a run.
+            # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())
             if not runs and not busy:
                 raise FileNotFoundError(f"there is no run in {', '.join(map(str, folders))}.")

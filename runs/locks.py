@@ -11,14 +11,14 @@ from pathlib import Path
 
 LOCK = ".lock"  # locked while a run uses the folder
 CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
-# Errors of file systems without locks; NFS answers EBADF for folders.
+# Errors of file systems without locks; NFS returns EBADF for folders.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
 
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
-    # The folder too: another run would create a lock file that was deleted anew, and lock that one.
+    # The folder is locked too: if the lock file is deleted, another run would create and lock a new one.
     with _opened(workdir / LOCK, os.O_RDWR | os.O_CREAT) as file, _opened(workdir) as folder:
         if not (lock(file) and lock(folder)):
             raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
@@ -27,7 +27,7 @@ def locked(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[bool]:
-    """Lock a file, which is created if it does not exist; yield False if another process holds its lock."""
+    """Lock a file, creating it if it does not exist; yield False if another process holds its lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _opened(path, os.O_RDWR | os.O_CREAT) as file:
         yield lock(file)
@@ -36,9 +36,9 @@ def locked_file(path: Path) -> Iterator[bool]:
 def lock(file: int, shared: bool = False) -> bool:
     """Lock an open file or folder; return False if another process holds its lock.
 
-    On file systems without locks nothing is locked, and a line on standard error says so.
+    On file systems without locks nothing is locked, and a warning is printed to standard error.
     """
-    for _ in range(1 if shared else 10):  # another process may be testing the lock, for an instant
+    for _ in range(1 if shared else 10):  # another process may briefly hold the lock to test it
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Reading of a long `metrics.jsonl`, thinned, while it grows."""
+"""Incremental, thinned reading of a long `metrics.jsonl`."""
 
 import math
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 from lineage.runs.folder import parse_line, regular
 
-MOST = 20_000  # lines of training steps that are kept, of those that one call reads
+MOST = 20_000  # maximum number of lines of training steps that one call keeps
 
 
 class GrowingMetrics:
-    """Lines of a `metrics.jsonl`; each call of `read` parses only what is new since the last one.
+    """Lines of a `metrics.jsonl`; each call of `read` parses only the lines that are new since the last call.
 
-    Of more than `MOST` lines, evenly spaced ones are kept, with those of evaluations, those with values that are not
-    finite, and the last one. Others are not parsed.
+    If there are more than `MOST` lines, only evenly spaced lines, lines of evaluations, lines with values that are not
+    finite, and the last line are parsed and kept.
 
     Attributes:
         lines: the lines so far, in order; null is NaN.
@@ -25,13 +25,13 @@ class GrowingMetrics:
 
     def _restart(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self._end = self._number = 0  # bytes and lines that were read
-        self._last = b""  # the line that ends there
+        self._end = self._number = 0  # numbers of bytes and lines that were read
+        self._last = b""  # last line that was read
 
     def read(self) -> list[dict[str, Any]]:
         """Read the new lines, or all of them if the file has been rewritten; return all lines.
 
-        A last line without its end is left for later.
+        A last line without a line break is left for the next call.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -60,11 +60,11 @@ class GrowingMetrics:
         return self.lines
 
     def _add(self, line: bytes, is_last: bool) -> bool:
-        """Parse a line and keep it; return False for a damaged one that is the last."""
+        """Parse a line and keep it; return False if it is the last one and damaged."""
         try:
             found = parse_line(line, self.path, self._number + 1)
         except ValueError:
-            if is_last:  # torn because the process was killed while it wrote
+            if is_last:  # incomplete because the process was killed while writing
                 return False
             raise
         self.lines.append({key: math.nan if value is None else value for key, value in found.items()})

@@ -1,4 +1,4 @@
-"""Settings of this process: memory, signals, exit codes, standard streams, and messages about errors."""
+"""Settings of this process: memory, signals, exit codes, standard streams, and error messages."""
 
 import contextlib
 import ctypes
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
-HUNG = 76  # exit code of a run that ended itself because a step did not end
-# Sent by clusters before they take a machine, and by a terminal that is closed.
+HUNG = 76  # exit code of a run that ended itself because a step did not finish
+# Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -29,14 +29,14 @@ def keep_freed() -> None:
 
 
 def end_with_parent() -> None:
-    """Have SIGTERM sent to this process when its parent has ended, however it ends; on Linux only."""
+    """Ask Linux to send SIGTERM to this process when its parent ends for any reason; elsewhere, do nothing."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "prctl"):
         set_parent_death_signal = 1
         libc.prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def open_streams() -> None:
-    """Open the null device for closed standard streams, whose numbers the files of the run would get otherwise."""
+    """Open the null device for closed standard streams, so that files of the run do not get their descriptors."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -45,10 +45,10 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def brief_errors(traceback: bool = False) -> Iterator[None]:
-    """Hide what Orbax and TensorStore print about errors that they also raise, unless tracebacks are wanted.
+    """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.
 
-    Orbax logs the traceback. After an error of one array, those of TensorStore's other reads or writes that end later
-    find the event loop closed, which nothing can catch, and those that do not end are reported by asyncio.
+    Orbax logs the traceback. After an error in one array, TensorStore's other reads or writes find the event loop
+    closed when they finish, which cannot be caught, and asyncio reports those that do not finish.
     """
     hook = sys.unraisablehook
 
@@ -67,7 +67,7 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
 
 
 def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Let a function handle SIGINT and `STOP_SIGNALS`; return the handlers before. Under `nohup`, SIGHUP is ignored."""
+    """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored."""
     hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
     # signal.signal returns None for a handler that was not installed from Python.
@@ -77,8 +77,8 @@ def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
 class StopSignal(contextlib.AbstractContextManager):
     """Context manager that records stop signals in `received`.
 
-    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
-    it had before.
+    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT goes to the
+    previous handler.
     """
 
     def __init__(self):

@@ -29,8 +29,8 @@ PACKAGES = (
 def provenance(folder: Path) -> dict[str, Any]:
     """Return metadata about the code of a run whose config file is in `folder`.
 
-    `git` is the commit of the checkout, and whether it has changes (`dirty`); `config_git` the same of another
-    repository that holds the config; `packages` the versions by name. Keys that do not apply are left out.
+    `git` has the commit of the checkout, and whether it has changes (`dirty`); `config_git` has the same for another
+    repository that contains the config; `packages` has the versions by name. Keys that do not apply are left out.
     """
     found: dict[str, Any] = {"packages": versions(PACKAGES)}
     project, config = checkout(PROJECT), checkout(folder)
@@ -42,7 +42,7 @@ def provenance(folder: Path) -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of the packages that are installed."""
     found = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

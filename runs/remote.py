@@ -1,8 +1,8 @@
-"""Run folders on remote storage: local copies of them, and the upload of what changes.
+"""Run folders on remote storage: local copies, and the upload of changes.
 
 Object stores can neither append to a file nor rename a folder, and have no locks. A run therefore works in a local
 folder, from which a thread uploads each new checkpoint at once and other files every `SECONDS`. The record of a
-checkpoint is uploaded after its other files and deleted before them: a checkpoint without its record does not count.
+checkpoint is uploaded after its other files and deleted before them: a checkpoint without its record is ignored.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ SILENCE = 60.0  # seconds without a change of the lock file after which its run 
 
 @contextlib.contextmanager
 def opened(workdir: str | os.PathLike, training: bool = False, primary: bool = True) -> Iterator[Path]:
-    """Yield the local folder of a run: that of `workdir`, or a copy of it if it is remote.
+    """Yield the local folder of a run: `workdir` itself, or a copy of it if it is remote.
 
     Changes of a copy are uploaded: those of a training run while it is in progress, others at the end. The copy of a
-    run that is in progress on this machine is used as it is. Of a training run of several processes, the `primary` one
+    run that is in progress on this machine is used as it is. In a training run of several processes, the `primary` one
     downloads and uploads, and the others use its copy.
 
     Raises:
@@ -51,7 +51,7 @@ def opened(workdir: str | os.PathLike, training: bool = False, primary: bool = T
 
 
 def holder(workdir: str | os.PathLike) -> str:
-    """Return the id of the last training run in the local copy of a remote folder; "" without one."""
+    """Return the id of the last training run in the local copy of a remote folder; "" if there is none."""
     try:
         return Mirror(os.fspath(workdir), "runs").lease.read_text() if is_remote(workdir) else ""
     except FileNotFoundError:
@@ -59,16 +59,16 @@ def holder(workdir: str | os.PathLike) -> str:
 
 
 def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager:
-    """Return the context `opened` for a command; `train` opens a remote folder itself, and gets its URL.
+    """Return the context manager `opened` for a command; `train` gets a remote URL and opens the folder itself.
 
     Raises:
-        ValueError: the command needs a folder of this machine.
+        ValueError: the command needs a local folder.
     """
     if not is_remote(workdir):
         return contextlib.nullcontext(Path(workdir))
-    storage.Files(workdir)  # raises an error before anything is imported that takes long
+    storage.Files(workdir)  # raises an error before slow imports
     if command in ("sweep", "slurm", "watch"):
-        raise ValueError(f"{workdir} is remote: {command} needs a folder of this machine.")
+        raise ValueError(f"{workdir} is remote: {command} needs a local folder.")
     return contextlib.nullcontext(workdir) if command == "train" else opened(workdir)
 
 
@@ -76,8 +76,8 @@ def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager
 def written(output: str) -> Iterator[str]:
     """Yield the local path of an output; a remote one is uploaded at the end, even after an exception.
 
-    So are files and folders beside it that have its name with another suffix or none. What an interrupted process has
-    uploaded is downloaded first, to be continued.
+    The same applies to files and folders next to it that have its name with another suffix or none. Files that an
+    interrupted process uploaded are downloaded first, so that they can be continued.
     """
     if not is_remote(output):
         yield output
@@ -98,33 +98,33 @@ def written(output: str) -> Iterator[str]:
 
 
 class Mirror:
-    """A local folder that is a copy of a remote one.
+    """Local folder that is a copy of a remote one.
 
     Attributes:
         url: URL of the remote folder.
         folder: the local folder.
-        known: size and time of each file, see `storage.stamp`, when it was last the same on both sides.
-        lease: local file that a command locks while it uses the folder; it has the id of the last training run.
+        known: size and time of each file (see `storage.stamp`) when it was last the same on both sides.
+        lease: local file that a command locks while it uses the folder; contains the id of the last training run.
     """
 
     def __init__(self, url: str, kind: str, chosen: Callable[[str], bool] = lambda name: True):
         """Open a URL; nothing is read or written yet.
 
         Args:
-            kind: kind of the copies among which the local folder is.
-            chosen: whether a file is copied, by its path relative to the folder.
+            kind: subfolder of the cache that contains the local folder.
+            chosen: function that returns whether a file is copied, given its path relative to the folder.
         """
         self._files, self._chosen = storage.Files(url), chosen
         self.url, self.folder = self._files.url, storage.copy_of(self._files.url, kind)
         self.known: dict[str, Any] = {}
         self._system, self._at = self._files.system, self._files.at
         self._ended, self._lost = threading.Event(), ""
-        self._id = uuid.uuid4().hex  # of this run of the process, in the lock file
+        self._id = uuid.uuid4().hex  # identifies this run in the lock file
         self.lease = self.folder.with_name(f".{self.folder.name}.lock")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Download the folder, and upload at the end what has been added to it."""
+        """Download the folder, and upload what was added to it at the end."""
         with locked_file(self.lease) as free:
             if free and not self._is_ours(self._locked()):
                 self._files.download(self.folder)
@@ -137,7 +137,7 @@ class Mirror:
     def training(self) -> Iterator[None]:
         """Lock the folder and download it; upload it while a run is in progress, and at the end.
 
-        After a run that could not upload its last changes to the local folder, that is uploaded instead.
+        If the last run could not upload its changes, the local folder is uploaded instead of downloading.
         """
         with locked_file(self.lease) as free:
             found = self._locked()
@@ -155,7 +155,7 @@ class Mirror:
             yield from self._uploading()
 
     def _uploading(self):
-        """Upload what changes, until the end of the block."""
+        """Upload changes until the end of the block."""
         with contextlib.suppress(FileNotFoundError):
             self.known = {name: storage.version(info) for name, info in self._files.listed(incomplete=True).items()}
         threads = [threading.Thread(target=target, daemon=True) for target in (self._keep_locked, self._keep_pushing)]
@@ -170,22 +170,22 @@ class Mirror:
         self._close(threads)
 
     def _close(self, threads):
-        """Upload what is left and unlock the folder."""
+        """Upload the remaining changes and unlock the folder."""
         self._ended.set()
         for thread in threads:
             thread.join()
         if not self._holds():
             raise ValueError(self._lost)
         self.push()
-        with contextlib.suppress(FileNotFoundError):  # a run that has failed before it wrote anything
+        with contextlib.suppress(FileNotFoundError):  # a run that failed before it wrote anything
             self._mark()
         with readable_errors(self.url):
             self._system.rm_file(self._at(LOCK))
 
     def local(self) -> dict[str, Any]:
-        """Return size and time of each local file that is to be copied, by its path relative to the folder."""
+        """Return the size and time of each local file to copy, by its path relative to the folder."""
         found = {}
-        for folder, _, names in os.walk(self.folder):  # which skips folders that are deleted meanwhile
+        for folder, _, names in os.walk(self.folder):  # skips folders that are deleted meanwhile
             for file in (Path(folder, name) for name in names):
                 name = file.relative_to(self.folder).as_posix()
                 with contextlib.suppress(FileNotFoundError):
@@ -194,13 +194,13 @@ class Mirror:
         return dict(sorted(found.items()))
 
     def push(self) -> None:
-        """Upload what has changed in the local folder, and then delete what is no longer there."""
+        """Upload the changes of the local folder, and then delete remote files that no longer exist locally."""
         with readable_errors(self.url):
             now = self.local()
             changed = [name for name in now if self.known.get(name) != now[name]]
-            for step in sorted({step_of(name) for name in changed}):  # "", which is no checkpoint, comes first
+            for step in sorted({step_of(name) for name in changed}):  # "" (not a checkpoint) comes first
                 record, names = step + RECORD, [name for name in changed if step_of(name) == step]
-                if step and record in names and record in self.known:  # it replaces another checkpoint
+                if step and record in names and record in self.known:  # replaces another checkpoint
                     self._remove(record)
                 with ThreadPoolExecutor(storage.THREADS) as pool:
                     rest = [name for name in names if not (step and name == record)]
@@ -235,13 +235,13 @@ class Mirror:
                 storage.mark(self.folder / name, info)
 
     def _is_ours(self, found: dict[str, Any]) -> bool:
-        """Return whether the lock file is that of the last run in the local folder, which is newer then."""
+        """Return whether the lock file is that of the last run in the local folder, which makes the folder newer."""
         return bool(found) and self.folder.is_dir() and found.get("id") == self.lease.read_text()
 
     def _is_alive(self, found: dict[str, Any]) -> bool:
-        """Wait until the lock file changes; return False if it does not, or is deleted."""
+        """Wait until the lock file changes; return False if it does not change or is deleted."""
         host = found.get("host")
-        print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for a sign of it", file=sys.stderr)
+        print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for its heartbeat", file=sys.stderr)
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
             time.sleep(1)
@@ -250,7 +250,7 @@ class Mirror:
         return False
 
     def _locked(self) -> dict[str, Any]:
-        """Return the content of the lock file; {}: there is none."""
+        """Return the content of the lock file, {} if there is none."""
         with readable_errors(self.url):
             try:
                 return dict(json.loads(self._system.cat_file(self._at(LOCK))))
@@ -258,14 +258,14 @@ class Mirror:
                 return {}
 
     def _lock(self):
-        print(f"{self.url} has no locks: the file {LOCK}, which is renewed, keeps other runs out", file=sys.stderr)
+        print(f"{self.url} does not support locks: the file {LOCK} is renewed to keep other runs out", file=sys.stderr)
         self._beat()
         if self._locked().get("id") != self._id:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
         self.lease.write_text(self._id)
 
     def _holds(self) -> bool:
-        """Return whether the lock file is still that of this run, which may have been suspended for too long."""
+        """Return whether the lock file is still that of this run; a run suspended for too long loses it."""
         if self._locked().get("id") != self._id:
             self._lost = f"another run has taken over {self.url}: this one was stopped."
         return not self._lost
@@ -277,14 +277,14 @@ class Mirror:
 
     def _keep_locked(self):
         while not self._ended.wait(HEARTBEAT):
-            with contextlib.suppress(OSError):  # it may pass
+            with contextlib.suppress(OSError):  # may be temporary
                 if not self._holds():
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
                 self._beat()
 
     def _keep_pushing(self):
-        step, due, said = 0, time.monotonic() + SECONDS, False
+        step, due, warned = 0, time.monotonic() + SECONDS, False
         while not (self._ended.wait(0.5) or self._lost):
             newest, start = last_step(self.folder), time.monotonic()
             if newest == step and start < due:
@@ -294,7 +294,7 @@ class Mirror:
                 if self._holds():
                     self.push()
             except OSError as error:
-                if not said:
+                if not warned:
                     print(f"{error} The run continues, and uploads later.", file=sys.stderr)
-                said = True
+                warned = True
             due = time.monotonic() + max(SECONDS, 5 * (time.monotonic() - start))

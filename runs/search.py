@@ -31,7 +31,7 @@ def run_search(
 
     A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
     of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. The next call
-    repeats failed trials, unless they failed because of a loss that is not finite or for lack of memory.
+    repeats failed trials, unless they failed because of a non-finite loss or a lack of memory.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
     also `run_sweep`. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by the metric.
@@ -40,7 +40,7 @@ def run_search(
         raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")
     if importlib.util.find_spec("optuna") is None:
         raise ModuleNotFoundError("sweep --optuna needs Optuna, which is not installed: `pip install optuna`.")
-    if config_of({}).get("checkpoint", {}).get("best") == "":  # a run refuses at its start a metric that it lacks
+    if config_of({}).get("checkpoint", {}).get("best") == "":  # runs refuse an unknown metric at their start
         best = {"best": search.metric, "best_is_highest": search.maximize}
         command = [*command, *(f"--config.checkpoint.{key}={value}" for key, value in best.items())]
     workdir.mkdir(parents=True, exist_ok=True)
@@ -62,10 +62,10 @@ class Trials:
         self.search, self.config_of, self.workdir = search, config_of, workdir
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = workdir / STORAGE
-        # A lock that is there was left by a killed search: `locked` excludes another one.
+        # An existing lock was left by a killed search, since `locked` excludes concurrent searches.
         path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         if path.exists():
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # so was the first part of a line
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # drop an incomplete last line
         pruner = optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner()
         settings = {"direction": "maximize" if search.maximize else "minimize", "pruner": pruner}
         try:
@@ -74,8 +74,8 @@ class Trials:
             known = self.study.get_trials()
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
             raise ValueError(
-                f"{path} is damaged ({type(error).__name__}: {str(error)[:100]}): restore it, or delete it, and the "
-                "search chooses its values again."
+                f"{path} is damaged ({type(error).__name__}: {str(error)[:100]}): restore it, or delete it to make the "
+                "search choose its values again."
             ) from error
         # constant_liar avoids the values of runs in progress.
         self.sampler = partial(optuna.samplers.TPESampler, n_startup_trials=search.startup, constant_liar=True)
@@ -92,7 +92,7 @@ class Trials:
                 )
             run = self.add(optuna.trial.Trial(self.study, one._trial_id))
             self.reported[run].update(one.intermediate_values)
-            if one.state == self.states.COMPLETE and not run.facts():  # its folder has been lost, and it is repeated
+            if one.state == self.states.COMPLETE and not run.facts():  # repeat it because its folder was lost
                 self.repeated.add(run)
             elif ended:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
@@ -101,7 +101,7 @@ class Trials:
     def add(self, trial: Any) -> Run:
         """Return the run of a trial; a trial that already has its values keeps them.
 
-        Each value has a seed of its own: a search that was interrupted chooses the values that it would have chosen.
+        Each value has its own seed, so an interrupted search chooses the same values as an uninterrupted one.
         """
         changes = {}
         for key, values in self.search.space.items():
@@ -115,7 +115,7 @@ class Trials:
         return run
 
     def todo(self) -> Iterator[Run]:
-        """Yield the runs that have not ended, those in progress first, and then new ones."""
+        """Yield the runs that have not ended (those in progress first), and then new runs."""
         yield from sorted((run for run in self.runs if run.state == "waiting"), key=lambda run: not held(run.folder))
         while len(self.runs) < self.search.trials:
             yield self.add(self.study.ask())
@@ -136,7 +136,7 @@ class Trials:
             value = list(values.values())[-1]
             result = {"values": value} if math.isfinite(value) else {"state": self.states.FAIL}
             self.study.tell(trial, **result, skip_if_finished=True)
-        elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will all others
+        elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will others
             raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
             run.state = "pruned"

@@ -13,14 +13,14 @@ from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, Run, Table
 from lineage.runs.process import PREEMPTED, STOP_SIGNALS
 
-JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
+JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
 
 
 class Task:
-    """A run as submitit calls it in every task of a job; `checkpoint` is called before the time limit.
+    """Run that submitit calls in every task of a job; `checkpoint` is called before the time limit.
 
-    The signal to terminate is passed on to the run. Depending on how it tracks processes, the cluster may signal the
-    run as well; repeated signals do no harm.
+    SIGTERM is forwarded to the run. Depending on how it tracks processes, the cluster may also signal the run itself;
+    repeated signals do no harm.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -35,12 +35,12 @@ class Task:
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
         code = self.process.wait()
-        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the second case: stopped before the first step
-        if code and code not in told:  # a failed task might end the others before the first has the job requeued
+        stopped = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the signals: stopped before the first step
+        if code and code not in stopped:  # a failed task might end the others before the first has the job requeued
             raise RuntimeError(f"The run failed with exit code {code}: see {Path(self.folder) / LOG}.")
 
     def checkpoint(self) -> Any:
-        """Let the run save and end; return what submitit requeues."""
+        """Stop the run after it has saved; return the task that submitit requeues."""
         from submitit.helpers import DelayedSubmission
 
         self.process.terminate()
@@ -48,7 +48,7 @@ class Task:
         return DelayedSubmission(Task(self.command, self.folder))
 
     def _wait(self):
-        """Wait until the run has ended. `Popen.wait` cannot be called in a signal handler while it waits already."""
+        """Wait until the run has ended. A signal handler cannot call `Popen.wait` while another call is waiting."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def __getstate__(self):
@@ -56,10 +56,10 @@ class Task:
 
 
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
-    """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
+    """Submit runs as an array of jobs, except those that are done or in the queue; return the exit code of `status`.
 
-    The runs share a part of their command line, `command`. The folder `slurm/` of the workdir gets the scripts and logs
-    of SLURM, and `jobs.json`. The settings are the section `cluster` of the config.
+    `command` is the part of the command line that all runs share. The scripts and logs of SLURM and `jobs.json` are
+    written to the folder `slurm/` of the workdir. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
     if not str(folder).isprintable():  # it would become lines of the script
@@ -104,7 +104,7 @@ def cancel(workdir: Path) -> int:
         if chosen := [number for number in found if (queue[number] == "RUNNING") == running]:
             done = subprocess.run(["scancel", *chosen], capture_output=True, text=True)
             errors += done.stderr * bool(done.returncode)
-    if errors:  # such as for a job that has ended meanwhile
+    if errors:  # for example, a job has ended meanwhile
         raise ValueError(f"scancel failed for some of {len(found)} jobs: {' '.join(errors.split())[:300]}")
     print(f"{len(found)} jobs canceled")
     return 0

@@ -1,4 +1,4 @@
-"""Supervision of a run: its process is started again after a failure."""
+"""Supervisor that restarts the process of a run after a failure."""
 
 import os
 import signal
@@ -15,62 +15,62 @@ from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals
 from lineage.runs.remote import Mirror
 
-SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable of a run that is supervised
-# Exit codes after which a run is not started again.
+SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable that marks a supervised run
+# Exit codes after which a run is not restarted.
 FINAL = (0, 2, 130, PREEMPTED, *(-number for number in (*STOP_SIGNALS, signal.SIGINT)))
-FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, which double, and their maximum
+FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, doubled for each further one, and their maximum
 
 
 def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> int:
-    """Run a command until it has ended well or was told to stop, and start it again if it fails; return its exit code.
+    """Run a command until it succeeds or receives a stop signal, restarting it if it fails; return its exit code.
 
-    A run that fails twice in a row at the same step is not started again. A line on standard error says what happened.
+    A run that fails twice in a row at the same step is not restarted. Failures are reported on standard error.
 
     Args:
-        workdir: folder of the run, whose history and checkpoints tell the step.
+        workdir: folder of the run, whose history and checkpoints give the step.
         most: maximum number of restarts.
     """
-    told: list[int] = []
+    received: list[int] = []
     process: subprocess.Popen | None = None
 
-    def pass_on(number, _):
-        told.append(number)
+    def forward(number, _):
+        received.append(number)
         if process:
             process.send_signal(number)
 
-    before = handle_signals(pass_on)
+    before = handle_signals(forward)
     folder = Mirror(os.fspath(workdir), "runs").folder if is_remote(workdir) else Path(workdir)
     failed_at, restarts = -1, 0
     try:
         while True:
-            # In a session of its own: a terminal's Ctrl-C reaches the supervisor only, which passes it on once.
+            # In its own session: a terminal's Ctrl-C reaches only the supervisor, which forwards it once.
             settings = {"start_new_session": True, "preexec_fn": end_with_parent}
             process = subprocess.Popen(command, env=os.environ | {SUPERVISED: "1"}, **settings)
-            for number in told:  # before there was a process
+            for number in received:  # before there was a process
                 process.send_signal(number)
             code = process.wait()
-            if code in FINAL or told:
+            if code in FINAL or received:
                 return code if code >= 0 else 128 - code
             step = reached(folder)
-            said = f"the run failed at step {step:,} ({reason(code)})"
+            failure = f"the run failed at step {step:,} ({reason(code)})"
             if step == failed_at or restarts >= most:
                 why = "for the second time" if step == failed_at else f"after {restarts} restarts"
-                print(f"{said} {why}: it is not started again", file=sys.stderr)
+                print(f"{failure} {why}: it is not restarted", file=sys.stderr)
                 return code if code >= 0 else 128 - code
             failed_at, seconds, restarts = step, min(FIRST * 2**restarts, LONGEST), restarts + 1
-            print(f"{said}: restart {restarts} of {most} in {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s", file=sys.stderr, flush=True)
             end = time.monotonic() + seconds
-            while time.monotonic() < end and not told:
+            while time.monotonic() < end and not received:
                 time.sleep(0.1)
-            if told:
-                return 128 + told[0]
+            if received:
+                return 128 + received[0]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def reached(workdir: Path) -> int:
-    """Return the last step in the history of a run, or of its checkpoints; 0 without any."""
+    """Return the last step in a run's history or checkpoints; 0 if there is none."""
     steps = [last_step(workdir)]
     with suppress(OSError, ValueError, IndexError):
         steps.append(GrowingMetrics(workdir / METRICS).read()[-1]["step"])
@@ -78,7 +78,7 @@ def reached(workdir: Path) -> int:
 
 
 def reason(code: int) -> str:
-    """Return what an exit code means."""
+    """Describe an exit code."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}: a step did not end" if code == HUNG else f"exit code {code}"
+    return f"exit code {code}: a step did not finish" if code == HUNG else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""Sweeps: a run for each of a config's overrides, several at a time, each a process with its share of the devices."""
+"""Sweeps: a run for each of a config's overrides, several at a time, each with its share of the devices."""
 
 import hashlib
 import json
@@ -106,15 +106,15 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class Job:
-    """A run in progress."""
+    """Run in progress."""
 
     slot: int | None = None  # index of its share of the devices; None if it was not started by a sweep
     pid: int | None = None  # its process; None if it was started by hand
-    process: subprocess.Popen | None = None  # the same, if this sweep started it
+    process: subprocess.Popen | None = None  # the process object, if this sweep started it
     pruned: bool = False
 
     def stop(self) -> None:
-        """Tell the run to save and end, if a sweep started it."""
+        """Signal the run to save and end, if a sweep started it."""
         if self.process:
             self.process.terminate()
         elif self.pid is not None:
@@ -123,10 +123,10 @@ class Job:
 
 
 class Launcher:
-    """Starts runs, several at a time, and follows them to their end.
+    """Launcher that starts runs, several at a time, and follows them to their end.
 
-    The process of a run inherits a lock in the run's folder, which outlives the launcher: after a launcher was killed,
-    the next one sees which runs are still in progress, and on which share of the devices.
+    The process of a run inherits a lock in the run's folder, which outlives the launcher: if a launcher is killed, the
+    next one sees which runs are still in progress, and on which share of the devices.
 
     `observe` is called with every run that has new metrics or has ended; if it returns True, the run is pruned.
     """
@@ -138,9 +138,9 @@ class Launcher:
         self.again: deque[Run] = deque()
 
     def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
-        """Run what `todo` yields, asking for the next run when a share of the devices is free; show `shown`.
+        """Run the runs of `todo`, taking the next one when a share of the devices is free; show `shown`.
 
-        On SIGINT and `STOP_SIGNALS` all runs save and end.
+        On SIGINT and `STOP_SIGNALS`, all runs save and end.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:
@@ -165,7 +165,7 @@ class Launcher:
                 raise
 
     def stop(self) -> None:
-        """Tell all runs to save and end."""
+        """Signal all runs to save and end."""
         for job in self.jobs.values():
             job.stop()
 
@@ -193,7 +193,7 @@ class Launcher:
                 if cpus:
                     os.sched_setaffinity(0, cpus)  # inherited by the process
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [claim.fileno()]}
-                # In a session of its own: a terminal's Ctrl-C reaches the launcher only, which stops the runs.
+                # In its own session: a terminal's Ctrl-C reaches only the launcher, which stops the runs.
                 environment = os.environ | environment
                 process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
             finally:
@@ -218,7 +218,7 @@ class Launcher:
                 run.state = "pruned"
             elif stopping or code == PREEMPTED:
                 run.state = "stopped"
-            elif job.process is None:  # another process's run, which was interrupted
+            elif job.process is None:  # interrupted run of another process
                 run.state = "waiting"
                 self.again.append(run)
                 return
@@ -230,14 +230,14 @@ class Launcher:
 
 
 def found(folder: Path) -> Job:
-    """Return the run in progress that an earlier launcher, or a user, started in the folder."""
+    """Return the run in progress that an earlier launcher or a user started in the folder."""
     path = folder / CLAIM
     numbers = path.read_text().split() if path.exists() and is_locked(path) else []
     return Job(*map(int, numbers)) if len(numbers) == 2 else Job()
 
 
 def exit_code(runs: Sequence[Run]) -> int:
-    """Return 0 if all runs are done or pruned, 75 if one was told to stop, 1 otherwise."""
+    """Return 0 if all runs are done or pruned, 75 if one was stopped, 1 otherwise."""
     states = {run.state for run in runs}
     if "stopped" in states:
         return PREEMPTED
@@ -245,7 +245,7 @@ def exit_code(runs: Sequence[Run]) -> int:
 
 
 def shares(count: int) -> list[Share]:
-    """Return for each of `count` runs its CPUs and additional environment variables.
+    """Return the CPUs and additional environment variables of each of `count` runs.
 
     XLA starts one thread per CPU. Each run has access to its own GPUs or TPU chips only. If there are more runs than
     GPUs, runs share a GPU, each with a part of its memory.

@@ -76,7 +76,7 @@ def test_an_output_is_uploaded_and_continued_elsewhere(bucket, cache):
 @pytest.mark.parametrize("command", ["sweep", "watch"])
 def test_commands_that_need_a_folder_of_this_machine_refuse_others(s3_environment, capsys, command):
     assert launch.main([command, "--workdir=s3://bucket/runs"]) == 1
-    assert f"s3://bucket/runs is remote: {command} needs a folder of this machine." in capsys.readouterr().err
+    assert f"s3://bucket/runs is remote: {command} needs a local folder." in capsys.readouterr().err
 
 
 def test_paths_that_cannot_be_remote_are_refused(capsys):

@@ -57,7 +57,7 @@ def test_run_that_fails_twice_at_the_same_step_is_given_up(run):
     code, starts, lines = run([3, 7, 7, 9], "[1, 76, 76, 0]")
     assert (code, starts) == (76, 3)
     assert lines[-1] == (
-        "the run failed at step 7 (exit code 76: a step did not end) for the second time: it is not started again"
+        "the run failed at step 7 (exit code 76: a step did not finish) for the second time: it is not restarted"
     )
 
 
@@ -69,7 +69,7 @@ def test_checkpoints_tell_the_step_of_a_failure_too(run, tmp_path):
 def test_restarts_are_limited(run):
     code, starts, lines = run([1, 2, 3, 4], "[1, -9, -9, 0]", most=2)
     assert (code, starts) == (137, 3)
-    assert lines[-1] == "the run failed at step 3 (killed by SIGKILL) after 2 restarts: it is not started again"
+    assert lines[-1] == "the run failed at step 3 (killed by SIGKILL) after 2 restarts: it is not restarted"
 
 
 @pytest.mark.parametrize(("code", "result"), [("0", 0), ("2", 2), ("75", 75), ("130", 130), ("-15", 143)])

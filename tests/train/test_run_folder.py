@@ -233,13 +233,13 @@ def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
     files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"config.json is not of a run: choose another workdir"):
+    with pytest.raises(ValueError, match=r"config.json is not a run's: choose another workdir"):
         loop.train(tiny(), tmp_path)
     assert {name: (tmp_path / name).read_text() for name in files} == files
     (tmp_path / "config.json").unlink()
     for name in ("tokenizer.json", "data.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
-        with pytest.raises(ValueError, match=f"{name} is not of a run: choose another workdir"):
+        with pytest.raises(ValueError, match=f"{name} is not a run's: choose another workdir"):
             loop.train(tiny(), tmp_path)
         assert (tmp_path / name).read_text() == "{}"
         (tmp_path / name).unlink()
