@@ -26,9 +26,9 @@ from lineage.data.tokens import tokenize
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run: endless training batches, one pass over each evaluation split, and metadata.
+    """Data of a run: endless training batches, one pass over each evaluation split, and metadata.
 
-    The tokenizer of images is None.
+    For images, the tokenizer is None.
     """
 
     train: TrainBatches | None  # None if only the evaluation splits were read
@@ -50,17 +50,17 @@ def load(
     workers: int = 0,
     known: Facts | None = None,
 ) -> Data:
-    """Read the content of a source and make the batches of a `lineage.tasks.Task`.
+    """Read the content of a source and create the batches of a `lineage.tasks.Task`.
 
     Args:
         tokenizer: kind of tokenizer, for tasks on text; one in the workdir takes precedence.
-        seed: random seed of the order of the training examples, of their augmentation and of their noise.
+        seed: random seed of the order, augmentation and noise of the training examples.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, whose tokenizer is used if it has one.
-        workers: number of processes that encode the texts that `task.cache_dir` does not have yet, after a check of
-            those that it has; 0: this process encodes them.
-        known: metadata of the training data, of which only the evaluation splits are read where that is possible; None:
-            all splits are read.
+        workers: number of processes that encode the texts missing from `task.cache_dir`, after verifying those in it;
+            0: this process encodes them.
+        known: metadata of the training data, with which only the evaluation splits are read where possible; None: all
+            splits are read.
     """
     task.check_loader(loader)
     if known is not None:
@@ -83,7 +83,7 @@ def load(
         for splits in texts_of_parts:
             for documents in splits.values():
                 tokenize(documents, trained, task.cache_dir, workers)
-        fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # which runs look up when they start
+        fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # cached for the starts of runs
     examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
     examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}

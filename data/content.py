@@ -1,4 +1,4 @@
-"""Content, which sources offer, and the examples that tasks make of it."""
+"""Content that sources provide, and the examples that tasks create from it."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
 class Documents:
-    """Texts in a fixed order, which may be read anew in each pass.
+    """Texts in a fixed order, which may be read again in each pass.
 
     Args:
         texts: the texts; a long one may be an iterable of its consecutive blocks, which need not be in memory together.
@@ -32,7 +32,7 @@ class Documents:
             `lineage.data.fingerprint.fingerprint`; "": computed from the texts.
     """
 
-    always_ended = False  # whether an end of text follows a single document too
+    always_ended = False  # whether an end of text also follows a single document
 
     def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[..., str] = ""):
         self._texts = texts
@@ -43,11 +43,11 @@ class Documents:
             yield text if isinstance(text, str) else "".join(text)
 
     def items(self) -> Iterator[str | Iterable[str]]:
-        """Yield each text as it is given: whole, or as an iterable of its blocks."""
+        """Yield each text as it was given: whole, or as an iterable of its blocks."""
         yield from self._texts
 
     def parts(self) -> Iterator[tuple[str, bool]]:
-        """Yield the texts in pieces, see `split_lines`, each with True if it is the last one of its text."""
+        """Yield the pieces of the texts (see `split_lines`), each with whether it is the last piece of its text."""
         for text in self.items():
             before = None
             for piece in split_lines([text] if isinstance(text, str) else text):
@@ -82,7 +82,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of documents, so that no document need be in memory as a whole."""
+    """Pieces of documents, so that no whole document has to be in memory."""
 
     documents: Documents
 
@@ -93,14 +93,14 @@ class Pieces:
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:
     """Split a text, given in blocks, into pieces of about 256 Ki characters, after single newlines between two lines.
 
-    The pieces do not depend on the blocks. Tokenizers that split texts into words split them there too, so that the
+    The pieces do not depend on the blocks. Tokenizers that split texts into words also split at these newlines, so the
     tokens of the pieces are those of the text.
     """
     text, start = "", 0
     for block in chain(filter(None, blocks), [""]):
         text, place = text[start:], max(_PIECE, len(text) - start - 1)  # newlines before `place` have been searched
         text, start = text + block, 0
-        # A newline at the end of the text so far may be followed by white space in the next block.
+        # A newline at the end of this block may be followed by white space in the next one.
         while (newline := _BETWEEN_LINES.search(text, place)) and (newline.end() < len(text) or not block):
             yield text[start : newline.end()]
             start = newline.end()
@@ -109,7 +109,7 @@ def split_lines(blocks: Iterable[str]) -> Iterator[str]:
 
 
 class PairedTexts(NamedTuple):
-    """Input texts and the target text of each."""
+    """Input texts with a target text each."""
 
     inputs: list[str]
     targets: list[str]
@@ -117,9 +117,9 @@ class PairedTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """Examples of one or two texts, with a label each, as the source writes it.
+    """Examples of one or two texts, with a label each, as written in the source.
 
-    The `names` of all classes are in order; they are empty if the source does not have them.
+    `names` are the names of all classes in order; empty if the source does not have them.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -129,7 +129,7 @@ class LabeledTexts:
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words, each with the space before it where there is one, and a tag for each word."""
+    """Words, each with the preceding space if there is one, and a tag for each word."""
 
     words: Sequence[str]
     tags: Sequence[str]
@@ -155,7 +155,7 @@ class Question:
 
     @property
     def references(self) -> list[str]:
-        """The texts of the answers."""
+        """Texts of the answers."""
         return [text for _, text in self.answers]
 
 
@@ -193,13 +193,13 @@ class _Chain:
 
 
 def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Iterable[str]]:
-    """Return the texts of each split in several mappings, one after the other; they may be read several times."""
+    """Return the concatenated texts of each split in several mappings; they may be read several times."""
     splits = dict.fromkeys(split for part in texts for split in part)
     return {split: _Chain([part[split] for part in texts if split in part]) for split in splits}
 
 
 def are_several(texts: Iterable[str]) -> bool:
-    """Return whether there are at least two texts, of which no more are read."""
+    """Return whether there are at least two texts, without reading more."""
     return len(list(islice(texts.items() if isinstance(texts, Documents) else texts, 2))) > 1
 
 
@@ -209,7 +209,7 @@ def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:
-    """Return arrays [n], of which one has at most `length` T numbers, as one array [N, T], padded with `fill`."""
+    """Return N arrays of at most T = `length` numbers as one array [N, T], padded with `fill`."""
     out = np.full((len(rows), length), fill, rows[0].dtype)
     for number, row in enumerate(rows):
         out[number, : len(row)] = row
@@ -218,7 +218,7 @@ def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray
 
 @dataclass(frozen=True)
 class Subset(ExampleSource):
-    """The examples of a source whose indices are `chosen` int64 [N]."""
+    """Examples of a source with the indices `chosen` int64 [N]."""
 
     source: ExampleSource
     chosen: np.ndarray
@@ -243,27 +243,27 @@ def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
 
 
 def in_memory(source: ExampleSource) -> Arrays:
-    """Read all labeled images of a source; they must have one size."""
+    """Read all labeled images of a source; they must have the same size."""
     examples = source.take(np.arange(len(source)))
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Metadata of the data of a run; None or empty where one does not apply."""
+    """Metadata of the data of a run; fields that do not apply are None or empty."""
 
-    examples: Mapping[str, int] = field(default_factory=dict)  # number in each split; `data.load` fills it in
+    examples: Mapping[str, int] = field(default_factory=dict)  # number of examples in each split, set by `data.load`
     vocab_size: int | None = None  # number of token ids
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
-    class_names: tuple[str, ...] = ()  # in order
-    category_ids: tuple[int | str, ...] = ()  # ids of the classes in files of COCO's format; empty: 1, 2, ...
+    class_names: tuple[str, ...] = ()  # in the order of their indices
+    category_ids: tuple[int | str, ...] = ()  # ids of the classes in COCO files; if empty, 1, 2, ...
     has_unanswerable: bool = False  # whether some training question has no answer
     image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
-    channels: int | None = None  # of an image
+    channels: int | None = None  # number of channels of an image
     mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
     std: tuple[float, ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)  # number in each split of documents
+    tokens: Mapping[str, int] = field(default_factory=dict)  # number of tokens in each split of documents
     characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
@@ -271,7 +271,7 @@ class Facts:
 
     @property
     def model_options(self) -> dict[str, int | None]:
-        """Options of models that the data determine unless the config sets them."""
+        """Model options that the data determine unless the config sets them."""
         return {
             "num_classes": self.num_classes,
             "image_size": self.image_size and max(self.image_size),
@@ -281,15 +281,15 @@ class Facts:
         }
 
     def save(self, path: Path) -> None:
-        """Write the metadata as JSON; raise ValueError for names of classes that no page or file can show."""
+        """Write the metadata as JSON; raise ValueError for class names that UTF-8 cannot encode."""
         for name in self.class_names:
             if name != name.encode(errors="replace").decode():
-                raise ValueError(f"The class name {name!r} has a character that UTF-8 does not have: rename the class.")
+                raise ValueError(f"The class name {name!r} has a character that UTF-8 cannot encode: rename the class.")
         write_record(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Facts":
-        """Read what `save` wrote; raise ValueError if the file is damaged."""
+        """Read metadata that `save` wrote; raise ValueError if the file is damaged."""
         try:
             values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
@@ -297,11 +297,11 @@ class Facts:
                 raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
             return facts
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}): delete it, and the data of the run are read.") from None
+            raise ValueError(f"{path} is damaged ({error}): delete it to read the data of the run instead.") from None
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Return whether a value is of the type of one of the `Facts`."""
+    """Return whether a value has the type `hint` of a field of `Facts`."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
         return any(_is(value, part) for part in parts)
@@ -316,10 +316,10 @@ def _is(value: Any, hint: Any) -> bool:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of each split, "train" among them, and the transforms of their batches.
+    """Examples of each split, including "train", and the transforms of their batches.
 
-    A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
-    splits, or one for each.
+    A transform is called with a batch and a random key for each example. `evaluation_transform` is one transform for
+    all splits, or one for each.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -1,4 +1,4 @@
-"""Fingerprints of files, by which a resumed run notices that its data have changed."""
+"""Fingerprints of files, with which a resumed run detects that its data have changed."""
 
 import contextlib
 import glob
@@ -18,18 +18,18 @@ from lineage.configs.storage import local, name
 LIMIT = 1 << 30
 BLOCK = 1 << 16
 MIN_SHARE = 1 << 12
-LARGE = 1 << 24  # bytes of files together from which on their CRC-32s are kept
-SETTLED = 2 * 10**9  # nanoseconds after which, on any file system, another change of a file has another time
+LARGE = 1 << 24  # minimum total bytes of files whose CRC-32s are kept
+SETTLED = 2 * 10**9  # nanoseconds after which another change of a file has another time on any file system
 
 
 def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path = "") -> dict[str, list[int]]:
-    """Return the size and the CRC-32 of each file, given files, folders and globs, or several with commas between.
+    """Return the size and the CRC-32 of each file, given files, folders and globs, or several separated by commas.
 
-    If the files have more than `limit` bytes together, only that many are read: of each file the same number, in evenly
-    spaced blocks that include its ends. The CRC-32 is 0 if that would be less than 4 KiB of each.
+    If the files have more than `limit` bytes in total, only that many are read: the same number from each file, in
+    evenly spaced blocks that include its ends. The CRC-32 is 0 if that would be less than 4 KiB of each.
 
-    The CRC-32s of files of at least 16 MiB together are kept, and a file is read again only if its size, the time of
-    its modification (mtime) or that of its last change of any kind (ctime, which programs cannot set) differs.
+    The CRC-32s of files of at least 16 MiB in total are kept, and a file is read again only if its size, its
+    modification time (mtime) or the time of its last change of any kind (ctime, which programs cannot set) differs.
 
     Args:
         cache_dir: folder that keeps the CRC-32s; "": the cache of the user, if there is one.
@@ -47,7 +47,7 @@ def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path 
 def _kept(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share: int, folder: Path) -> list[int]:
     """Return the CRC-32 of each file: the one kept in a folder if the file has the same stamp, else computed and kept.
 
-    That of a file which has just been written is not kept: it could be changed again at the same time.
+    The CRC-32 of a file that has just been written is not kept, as the file could change again with the same time.
     """
     key = hashlib.sha256(repr((share, [str(file) for file in files])).encode()).hexdigest()[:24]
     path, now, before = folder / f"fingerprints-{key}.json", time.time_ns(), None
@@ -68,7 +68,7 @@ def _kept(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share: 
 
 
 def identity(files: Iterable[str | Path], *others: object, cache_dir: str | Path = "") -> str:
-    """Return a string that identifies the content and the names of files, wherever they are, and other values.
+    """Return a string that identifies the content and names of files, regardless of their location, and other values.
 
     For `cache_dir`, see `fingerprint`.
     """
@@ -78,7 +78,7 @@ def identity(files: Iterable[str | Path], *others: object, cache_dir: str | Path
 
 
 def files_below(folder: str | Path) -> Iterator[Path]:
-    """Yield what is in a folder and its subfolders but for folders; those that are linked too, each once.
+    """Yield the files in a folder and its subfolders, following links to folders but visiting each folder once.
 
     Raises OSError if a folder cannot be read.
     """
@@ -89,7 +89,7 @@ def files_below(folder: str | Path) -> Iterator[Path]:
     seen = set[tuple[int, int]]()
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         about = os.stat(place)
-        if (known := (about.st_dev, about.st_ino)) in seen:  # a link to a folder around it, or a second one
+        if (known := (about.st_dev, about.st_ino)) in seen:  # a link to a parent folder, or a second link
             folders.clear()
             continue
         seen.add(known)
@@ -100,7 +100,7 @@ def files_below(folder: str | Path) -> Iterator[Path]:
 def crc(file: Path, limit: int) -> int:
     """Return the CRC-32 of a file, or of evenly spaced blocks of it if it has more than `limit` bytes.
 
-    It is 0 if `limit` is less than 4 KiB.
+    The result is 0 if `limit` is less than 4 KiB.
     """
     size, value = file.stat().st_size, 0
     if limit < MIN_SHARE:

@@ -1,7 +1,7 @@
 """Inputs of predictions: texts, words, questions and images, from files or from the content of a source.
 
-Texts are in a .txt (one in each line), or in the columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by
-spaces, or in a list.
+Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by spaces or given as
+a list.
 """
 
 import json
@@ -34,18 +34,18 @@ COLUMNS = {
     "questions": ("question", "context"),
 }
 STREAMED = ("documents", "pairs", "labeled_texts")  # kinds of inputs that are not in memory together
-TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are suffixes
+TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are file suffixes
 BOXES = "images_with_boxes"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a kind of content, in their order.
+    """Inputs of one kind of content, in order.
 
     Attributes:
         rows: a text for each document or pair, the tuple of each labeled text, a `TaggedSentence`, a `Question`, or
             examples with an `image`.
-        about: entries of each prediction that identify its input, such as the name of a file; empty: none.
+        about: entries of each prediction that identify its input, such as the name of a file; may be empty.
         categories: id of each class by name, from a file in COCO's format.
     """
 
@@ -61,7 +61,7 @@ class Inputs:
 
 
 def from_source(content: Any, kind: str, split: str = "") -> Inputs:
-    """Return the inputs in the content that a source offers; "" is its only split."""
+    """Return the inputs in a split of the content that a source provides; "" selects its only split."""
     splits = content.splits if isinstance(content, Images) else content
     if split not in splits and (split or len(splits) > 1):
         raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
@@ -80,8 +80,8 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
             folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images. It may be
             remote, see `lineage.configs.storage`.
         kind: kind of content, see `Source`.
-        columns: names of columns in place of `COLUMNS`; two for pairs of texts to classify.
-        channels: of images.
+        columns: names of columns instead of `COLUMNS`; two for pairs of texts to classify.
+        channels: number of channels of images.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -112,7 +112,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         values: texts; texts, or pairs of texts, to classify; lists of words, or texts of words; pairs of a question and
             a context; or images: paths, arrays uint8 [h, w, c], or Pillow's.
         kind: kind of content, see `Source`.
-        channels: of images.
+        channels: number of channels of images.
     """
     if isinstance(values, str | bytes) or not len(values):
         raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
@@ -198,7 +198,7 @@ def _rows(path, kind, suffix, names):
 
 
 def _table(path, suffix, names):
-    """Yield the number of each line, or row, of a file and its values in the columns `names`."""
+    """Yield the number of each line or row of a file and its values in the columns `names`."""
     if suffix == ".txt" and len(names) == 1:
         yield from ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
     elif suffix[1:] in TABLES:
@@ -212,7 +212,7 @@ def _table(path, suffix, names):
 
 
 def image_files(folder: str) -> list[Path]:
-    """Return the image files in a folder and its subfolders, which may be linked, sorted."""
+    """Return the sorted image files in a folder and its subfolders, following links."""
     return sorted(file for file in files_below(folder) if is_image(file))
 
 
@@ -248,15 +248,15 @@ def _images(path, kind, channels):
 
 @dataclass(frozen=True)
 class Readable(ExampleSource):
-    """Examples of images without labels; black images stand for at most `allowed` ones that cannot be read.
+    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones.
 
     Attributes:
         images: examples with an `image`.
         shape: height, width and channels of the model's images.
         resized: whether images are resized, so that they may have any height and width.
-        has_boxes: whether examples have boxes, of which there are none.
+        has_boxes: whether examples have (empty) boxes.
         allowed: maximum number of `errors`.
-        errors: messages by the indices of the images that could not be read.
+        errors: messages by the index of the image that could not be read.
     """
 
     images: ExampleSource

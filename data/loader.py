@@ -28,7 +28,7 @@ class Loader:
         evaluation_batch_size: global batch size of evaluation; 0: batch_size.
         order: "": shuffle the training examples; "stream": sequence b of each batch continues where sequence b of the
             previous batch ended, for windows of text.
-        buckets: lengths in increasing order. A training batch then has sequences of about one length, padded to the
+        buckets: lengths in increasing order. A training batch then has sequences of similar length, padded to the
             shortest bucket that they fit in, or to the full length.
         repeats: number of copies of each training example in a batch, augmented differently (arXiv 1901.09335).
         workers: number of processes that read ahead.
@@ -50,7 +50,7 @@ class Loader:
 
 
 class ExampleSource:
-    """Random access to examples, many at a time.
+    """Base class of sources of examples with random access to many examples at a time.
 
     Attributes:
         cut: number of examples whose texts are truncated.
@@ -72,7 +72,7 @@ class ExampleSource:
         """Raise ValueError if an example is damaged, as far as this can be seen without reading all of it."""
 
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
-        """Return the examples at the positions int64 [N] of an endless stream, in which each epoch has a new order."""
+        """Return the examples at positions int64 [N] of an endless stream in which each epoch has a new order."""
         return self.take(shuffle.permute(positions, len(self), seed))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class _Batches:
 
     @property
     def batch_size(self) -> int:
-        """The number of examples of a global batch."""
+        """Number of examples in a global batch."""
         return self.loader.batch_size
 
     def _rows(self) -> np.ndarray:
@@ -115,7 +115,7 @@ class _Batches:
         if not workers and not threads:
             yield from map(self.__getitem__, range(start, stop))
             return
-        import grain  # imported here because it imports JAX where that is installed
+        import grain  # imported here because it imports JAX if that is installed
         from absl import flags
 
         if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only absl's main parses
@@ -128,7 +128,7 @@ class _Batches:
         iterator = iter(batches)
         try:
             yield from iterator
-        except RuntimeError as error:  # Grain's, of a process that has ended
+        except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
         except OSError as error:
             if workers and error.errno == errno.ENOSPC:
@@ -140,7 +140,7 @@ class _Batches:
 
 
 def live_as_long_as_parent(*_: int) -> None:
-    """Ignore signals in a worker process, as the run itself handles them, and terminate it when its parent dies."""
+    """Ignore signals in a worker process, because the run handles them, and terminate it when its parent dies."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
@@ -155,7 +155,7 @@ class TrainBatches(_Batches):
     next. The global batch of a step is the same for any number of processes, workers and threads. With order
     "stream", the sequences of the first batch are evenly spread over the source.
 
-    Each of the `buckets` is a stream of its own. Its share of the batches in each round of steps is its share of the
+    Each of the `buckets` is a separate stream. Its share of the batches in each round of steps is its share of the
     examples; the order of the batches in a round is random. With `repeats`, each copy of an example has its own key for
     the transform, and a pass over the source takes `repeats` epochs.
     """
@@ -164,12 +164,12 @@ class TrainBatches(_Batches):
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples in one pass over the source, or with buckets in one round of steps."""
+        """Number of examples in one pass over the source or, with buckets, in one round of steps."""
         return self.batch_size * int(self._rounds[-1]) if self.loader.buckets else len(self.source)
 
     @property
     def lengths(self) -> dict[int | None, float]:
-        """The fraction of the batches in each bucket, by its length; None stands for the full length."""
+        """Fraction of the batches in each bucket, by its length; None is the full length."""
         shares = np.diff(self._rounds, prepend=0) / self._rounds[-1] if self.loader.buckets else [1.0]
         return {length: float(share) for length, share in zip((*self.loader.buckets, None), shares) if share}
 
@@ -202,18 +202,18 @@ class TrainBatches(_Batches):
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
-        """The indices of the examples of each bucket."""
+        """Indices of the examples in each bucket."""
         bucket = np.searchsorted(self.loader.buckets, self.source.lengths)
         return [np.flatnonzero(bucket == number) for number in range(len(self.loader.buckets) + 1)]
 
     @cached_property
     def _rounds(self) -> np.ndarray:
-        """The cumulative number of batches of the buckets in a round."""
+        """Cumulative number of batches of the buckets in a round."""
         counts = np.array([len(members) for members in self._members])
         return np.cumsum(np.maximum(np.rint(counts / self.batch_size).astype(int), counts > 0))
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of steps start, start + 1, ..., without end."""
+        """Yield the batches of steps start, start + 1, ... endlessly."""
         return self._ahead(start, sys.maxsize)
 
 
@@ -221,7 +221,7 @@ class TrainBatches(_Batches):
 class EvaluationBatches(_Batches):
     """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False.
 
-    The transform gets the keys of the examples from the position `first` on.
+    The transform gets keys that count the examples from position `first`.
     """
 
     first: int = 0

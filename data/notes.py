@@ -1,4 +1,4 @@
-"""Checks of data at the start of a run, and notes on what is likely to be a mistake but may be meant."""
+"""Checks of data at the start of a run, and notes on what is probably a mistake but may be intended."""
 
 import time
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ CHECKED = 10_000  # maximum number of examples of a split that `check_examples` 
 
 
 def check_examples(data: Data, seconds: float = 2.0) -> None:
-    """Raise ValueError if examples are damaged, such as truncated images, as far as this is seen in some seconds.
+    """Raise ValueError for damaged examples, such as truncated images, that are found within some seconds.
 
-    Examples that are evenly spread over each split are checked, see `ExampleSource.check`.
+    Examples that are evenly spread over each split are checked (see `ExampleSource.check`).
     """
     parts, errors = [part.source for part in (data.train, *data.splits.values())], []
     for part in parts:
@@ -31,10 +31,10 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
 
 
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
-    """Yield a sentence for each: few classes, a header among examples, truncated texts, a batch larger than the data.
+    """Yield a sentence for each of: few classes, a header among examples, truncated texts, a batch larger than the data.
 
     Args:
-        classes: number of the classes that the model predicts for each example; None: it does not classify examples.
+        classes: number of classes that the model predicts for each example; None if it does not classify examples.
     """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
     names = facts.class_names
@@ -59,6 +59,6 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
         )
     if len(examples) < size:
         yield (
-            f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch has some of "
-            "them several times."
+            f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch contains some "
+            "of them several times."
         )

@@ -1,7 +1,7 @@
 """Shards of token ids: files of a corpus that runs map into memory, whose checksums are verified as they are read.
 
-The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard has, one after
-another and little-endian, the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
+The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard consists, in
+little-endian order, of the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
 (uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `Shard` for each shard, and
 the CRC-32 of these entries.
 """
@@ -18,26 +18,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 INDEX = "index.json"
-BLOCK = 1 << 16  # bytes with a checksum of their own
+BLOCK = 1 << 16  # bytes with one checksum
 DTYPES = (np.dtype(np.uint16), np.dtype(np.int32))
 
 
 class Shard(NamedTuple):
-    """Entry of a shard in the index: what it holds, and the CRC-32 of its checksums."""
+    """Entry of a shard in the index: its numbers of items, and the CRC-32 of its checksums."""
 
     tokens: int
     documents: int
     characters: int
     bytes: int
-    chunks: int  # groups of documents that are encoded together
+    chunks: int  # number of groups of documents that are encoded together
     crc32: int
 
 
 class Shards:
-    """Token ids [N] in the files of a corpus; slices of it are arrays, and only the pages that they need are read.
+    """Token ids [N] in the files of a corpus; slices are arrays, and only the pages that they need are read.
 
-    The checksum of a block of a file is verified when a process first reads it. A file that is damaged is deleted, so
-    that the next start encodes it anew, and ValueError is raised.
+    The checksum of a block of a file is verified when a process first reads it. A damaged file is deleted, so that the
+    next start encodes it again, and ValueError is raised.
     """
 
     def __init__(self, folder: str, dtype: str, shards: Sequence[Shard]):
@@ -69,7 +69,7 @@ class Shards:
         return np.array(self[:], dtype)
 
     def ends(self) -> np.ndarray:
-        """Return the place after each document, int64 [D]."""
+        """Return the position after each document, int64 [D]."""
         files = map(self._file, range(len(self._starts) - 1))
         return np.concatenate([np.empty(0, np.int64), *(file.read_ends() for file in files)])
 
@@ -117,7 +117,7 @@ class ShardFile:
         return self._ends
 
     def _check(self, start, stop):
-        """Verify the checksums of the blocks that have the bytes from `start` to `stop`, unless they have been."""
+        """Verify the checksums of the blocks with the bytes from `start` to `stop`, unless already done."""
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             if self._unchecked[block]:
                 place = block * BLOCK
@@ -130,11 +130,11 @@ class ShardFile:
             raise ValueError(f"{self._path} is damaged.")
         with contextlib.suppress(OSError):
             self._path.unlink()
-        raise ValueError(f"{self._path} is damaged and was deleted: start the same command again to encode it anew.")
+        raise ValueError(f"{self._path} is damaged and was deleted: run the same command again to encode it again.")
 
 
 def read_index(folder: Path) -> tuple[list[Shard], bool]:
-    """Return the shards in the index of a corpus, and whether they are all; none without an index that is sound."""
+    """Return the shards in the index of a corpus, and whether they are complete; none if the index is not intact."""
     with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
@@ -155,7 +155,7 @@ def shard_path(folder: str | Path, number: int) -> Path:
 def verify(folder: Path) -> None:
     """Raise ValueError if the index of a corpus or a shard in it is damaged, OSError if it cannot be read.
 
-    Shards that are not yet encoded do not count.
+    Shards that are not yet encoded are ignored.
     """
     shards, complete = read_index(folder)
     if not (shards or complete):

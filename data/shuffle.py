@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a function of its position, so that any position is reached at the same cost.
+"""Counter-based random numbers: each is a function of its position, so any position has the same cost.
 
 Grain's shuffle maps one index at a time (about 50 microseconds each) and is limited to 2^32 examples; this one maps the
 indices of a whole batch at once and has no such limit.
@@ -18,7 +18,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def keys(positions: np.ndarray, seed: int) -> np.ndarray:
-    """Return a uint64 key for each of the positions [N] of the stream that `seed` names."""
+    """Return a uint64 key for each of the positions [N] of the stream of `seed`."""
     return mix(positions.astype(np.uint64) * _GOLDEN + mix(np.array([seed % 2**64], np.uint64)))
 
 
@@ -33,7 +33,7 @@ def draw(parent: np.ndarray, count: int) -> np.ndarray:
 
 
 def generator(key: np.uint64) -> np.random.Generator:
-    """Return NumPy's generator of random numbers for one key."""
+    """Return a NumPy random generator for one key."""
     return np.random.Generator(np.random.Philox(key=int(key)))
 
 
@@ -41,8 +41,8 @@ def permute(positions: np.ndarray, length: int, seed: int) -> np.ndarray:
     """Return the indices int64 [N] at `positions` int64 [N] of an endless stream, in which each epoch permutes `length`
     examples anew.
 
-    It is an alternating Feistel network over Z_a x Z_b with ab >= length, applied again to results that are `length` or
-    more (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    The permutation is an alternating Feistel network over Z_a x Z_b with ab >= length, applied again to results that
+    are `length` or more (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
     """
     epoch, index = np.divmod(positions, length)
     round_keys = keys(epoch, seed)

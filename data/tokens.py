@@ -1,7 +1,7 @@
 """Token ids of documents: in memory, or in a folder of shards that runs map into memory.
 
-A shard begins at a function of the documents alone, so that the same texts give the same files for any number of
-processes, and an interrupted encoding continues after the shards that are complete.
+The start of a shard depends only on the documents, so the same texts give the same files for any number of processes,
+and an interrupted encoding continues after the complete shards.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from lineage.data.shards import BLOCK, INDEX, Shard, ShardFile, Shards, read_ind
 from lineage.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1  # version of the files, in the names of the folders
-SHARD = 1 << 24  # tokens after which a shard ends, with the group of documents that is encoded together
+SHARD = 1 << 24  # tokens after which a shard ends, at the end of a group of documents that are encoded together
 
 
 class _Part(NamedTuple):
@@ -44,11 +44,11 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens [N] of documents, and the number of characters and of UTF-8 bytes that they stand for.
+    """Tokens [N] of documents, and the numbers of characters and UTF-8 bytes of their texts.
 
     Attributes:
         tokens: an array, or `Shards`.
-        document_ends: the place after each document, int64 [D]; None: those of the shards.
+        document_ends: position after each document, int64 [D]; None: the shards contain it.
     """
 
     tokens: "np.ndarray | Shards"
@@ -58,19 +58,18 @@ class Stream:
 
     @property
     def ends(self) -> np.ndarray:
-        """The place after each document, int64 [D]; those of shards are read at each call."""
+        """Position after each document, int64 [D]; shards read it at each access."""
         return self.tokens.ends() if self.document_ends is None else self.document_ends
 
 
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "", workers: int = 0) -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
-    The folder `cache_dir` keeps corpora for later runs. If several processes ask for the same one, one of them encodes
-    it while the others wait. Shards that are complete are kept; those that are missing, or have a wrong size, are
-    encoded.
+    The folder `cache_dir` keeps corpora for later runs. If several processes need the same one, one of them encodes it
+    while the others wait. Complete shards are kept; those that are missing or have a wrong size are encoded.
 
     Args:
-        cache_dir: folder with a folder for each corpus; "": the cache of the user, or memory if there is none.
+        cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none.
         workers: number of processes that encode; 0: this process, in which the library uses all cores.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
@@ -94,7 +93,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
 
 @dataclass(frozen=True)
 class _Encode:
-    """Function that encodes a group of the parts of documents; with `ended`, an end of text follows each document."""
+    """Function that encodes a group of document parts; with `ended`, an end of text follows each document."""
 
     tokenizer: Tokenizer
     ended: bool
@@ -126,7 +125,7 @@ def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: 
 
 
 def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) -> None:
-    """Write the shards that are missing, and the index after each."""
+    """Write the missing shards, and the index after each one."""
     known, _ = read_index(folder)
     kept = {number for number, shard in enumerate(known) if _is_whole(folder, number, shard, encode.dtype, workers > 0)}
     firsts = [0, *accumulate(shard.chunks for shard in known)]
@@ -179,16 +178,16 @@ def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
 
 
 def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:
-    """Return the ends of the documents of consecutive parts, of which the first begins at token `start`."""
+    """Return the ends of the documents of consecutive parts, the first of which begins at token `start`."""
     starts = accumulate((len(part.tokens) for part in parts), initial=start)
     return np.concatenate([np.empty(0, np.int64), *(part.ends + start for part, start in zip(parts, starts))])
 
 
 def _encoded(chunks: Iterable[list[tuple[str, bool]]], encode: _Encode, workers: int) -> Iterator[_Part]:
-    """Yield the encoded chunks in their order; there is one in each worker process at a time.
+    """Yield the encoded chunks in order; each worker process encodes one at a time.
 
-    Each worker has a pipe of its own, which ends with it. The workers of a pool of `concurrent.futures` share one, so
-    that the pool waits forever for the rest of a result if a worker is killed while it sends one.
+    Each worker has its own pipe, which is closed when the worker ends. The workers of a `concurrent.futures` pool share
+    one pipe, so the pool waits forever for the rest of a result if a worker is killed while sending it.
     """
     if not workers:
         yield from map(encode, chunks)
@@ -208,18 +207,18 @@ def _encoded(chunks: Iterable[list[tuple[str, bool]]], encode: _Encode, workers:
 
 
 def _start_worker(encode: _Encode, context: Any, stack: contextlib.ExitStack) -> Connection:
-    """Start a process that encodes the chunks that it gets by a connection until the stack is closed."""
+    """Start a process that encodes the chunks sent over the returned connection until the stack is closed."""
     connection, other = context.Pipe()
     process = context.Process(target=_work, args=(encode, other), daemon=True)
     process.start()
     other.close()
-    for end in (process.join, process.kill, connection.close):  # the last one first
+    for end in (process.join, process.kill, connection.close):  # called in reverse order
         stack.callback(end)
     return connection
 
 
 def _work(encode: _Encode, connection: Connection) -> None:
-    """Encode what comes by a connection, in a worker process."""
+    """Encode the chunks received over a connection, in a worker process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker uses one core
     live_as_long_as_parent()
     with contextlib.suppress(EOFError, OSError):
@@ -242,7 +241,7 @@ def _receive(connection: Connection) -> _Part:
 
 @contextlib.contextmanager
 def _killed() -> Iterator[None]:
-    """Raise ChildProcessError if the worker at the other end of a connection is gone."""
+    """Raise ChildProcessError if the worker at the other end of a connection has ended."""
     try:
         yield
     except (EOFError, OSError):

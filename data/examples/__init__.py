@@ -1,1 +1,1 @@
-"""Examples: the NumPy code that turns content into the arrays that models are trained on."""
+"""NumPy code that turns content into examples, the arrays on which models are trained."""

@@ -15,21 +15,21 @@ from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.calls import parse_calls
 
-MEAN_SPAN = 3  # tokens of a span of T5
-Noise = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # of tokens [N]
+MEAN_SPAN = 3  # mean number of tokens in a span (T5)
+Noise = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # function of tokens [N]
 _ENDS = re.compile(r"[.!?]$|\n")
 
 
 def count_noise(rate: float, length: int) -> tuple[int, int]:
-    """Return how many of `length` tokens are noise, and in how many spans; at least one token is kept."""
+    """Return the numbers of noise tokens and of spans for `length` tokens; at least one token is kept."""
     noise = min(max(round(rate * length), 1), length - 1)
     return noise, min(max(round(noise / MEAN_SPAN), 1), length - noise)
 
 
 def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
-    """Return the number of tokens of a window, and of its targets.
+    """Return the numbers of tokens of a window and of its targets.
 
-    The window is the longest whose inputs have at most `inputs_length` tokens, sentinels and end included.
+    The window is the longest one whose inputs have at most `inputs_length` tokens, including sentinels and end.
     """
     if inputs_length < 3:
         raise ValueError(f"task.sequence_length is {inputs_length}: it must be 3 or more.")
@@ -57,9 +57,9 @@ def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndar
 
 
 def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Draw a mask bool [B, T] of the noise among the `real` tokens [B, T], the first ones of each sequence.
+    """Draw a mask bool [B, T] of the noise among the `real` tokens [B, T], which come first in each sequence.
 
-    Spans of kept tokens and of noise alternate, beginning with kept tokens; `count_noise` gives their number.
+    Spans of kept tokens and of noise alternate, starting with kept tokens; `count_noise` gives their number.
     """
     size, length = real.sum(axis=1), real.shape[1]
     noise, spans = np.array([count_noise(rate, n) if n > 1 else (0, 0) for n in size]).T
@@ -88,7 +88,7 @@ def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[n
 
 @dataclass(frozen=True)
 class CorruptSpans:
-    """Transform that replaces a fraction `rate` of the tokens of windows, in spans, by one of the `sentinels` each.
+    """Transform that replaces spans with a fraction `rate` of the tokens of windows by a sentinel each.
 
     The batch then has the arrays of `pairs.EncodedPairs`; the targets are the sentinels and the spans.
     """
@@ -125,16 +125,16 @@ def delete(tokens: np.ndarray, random: np.random.Generator, rate: float) -> np.n
 def infill(
     tokens: np.ndarray, random: np.random.Generator, rate: float, mean: float = 3.0, *, token: int
 ) -> np.ndarray:
-    """Replace spans, which have a fraction of the tokens together, by one mask `token` each.
+    """Replace spans that together have a fraction of the tokens by one mask `token` each.
 
-    Their lengths are drawn from Poisson(`mean`), and the last one is cut. A span of length 0 inserts a mask. Spans are
-    at least one token apart.
+    Their lengths are drawn from Poisson(`mean`), and the last span is truncated. A span of length 0 inserts a mask.
+    Spans are at least one token apart.
     """
     total = round(rate * len(tokens))
     stops = np.minimum(np.cumsum(random.poisson(mean, 20 + int(4 * total / mean))), total)
     lengths = np.diff(stops[: np.searchsorted(stops, total) + 1], prepend=0)
     left = len(tokens) - lengths.sum()
-    if len(lengths) > left + 1:  # too many spans: drop the empty ones, then join the last ones
+    if len(lengths) > left + 1:  # too many spans: drop the empty ones, then merge the last ones
         lengths = lengths[lengths > 0]
         lengths = np.append(lengths[:left], lengths[left:].sum()) if len(lengths) > left + 1 else lengths
     lengths = lengths if total else lengths[:0]
@@ -151,7 +151,7 @@ def permute_sentences(tokens: np.ndarray, random: np.random.Generator, *, ends: 
 
 
 def rotate(tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Rotate the text to begin with a random token."""
+    """Rotate the text so that it starts with a random token."""
     return np.roll(tokens, -int(random.integers(len(tokens))))
 
 
@@ -185,9 +185,9 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
 
 @dataclass(frozen=True)
 class AddNoise:
-    """Transform that makes noisy inputs of windows, whose targets are the windows themselves.
+    """Transform that adds noise to windows to make the inputs; the targets are the windows themselves.
 
-    The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, the end included.
+    The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, including the end.
     """
 
     steps: Sequence[Noise]

@@ -17,10 +17,10 @@ MAX_ANSWER = 30  # tokens, as in BERT's recipe (arXiv 1810.04805)
 
 @dataclass(frozen=True)
 class Encoded(ExampleSource):
-    """Sequences of token ids, padded to `length` T with `pad`, with further arrays.
+    """Sequences of token ids, padded to T = `length` with `pad`, with further arrays.
 
     An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
-    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`, which is padded with 0 or False.
+    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`; the latter are padded with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
@@ -37,17 +37,17 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """True if some text has several sequences."""
+        """Whether some text has several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
     @property
     def firsts(self) -> np.ndarray:
-        """The index of the first sequence of each text."""
+        """Index of the first sequence of each text."""
         return np.flatnonzero(np.diff(self.origins, prepend=-1))
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The number of tokens int64 [N] of each sequence."""
+        """Number of tokens of each sequence, int64 [N]."""
         return np.array([len(ids) for ids in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -64,8 +64,8 @@ class ContextWindows(Encoded):
     """Windows `[CLS] question [SEP] part of the context [SEP]` of questions about contexts.
 
     Each window has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position
-    of [CLS], if the part does not contain the whole answer. The `offsets` of a window are the characters [T, 2] of the
-    context that its tokens stand for; -1 for other tokens.
+    of [CLS], if the part does not contain the whole answer. The `offsets` [T, 2] of a window are the character ranges
+    of its tokens in the context; -1 for other tokens.
     """
 
     questions: Sequence[Question] = ()
@@ -76,9 +76,9 @@ class ContextWindows(Encoded):
     ) -> list[tuple[list[tuple[float, str]], float]]:
         """Return the best answers to each question, given the logits [N, T] of first and last tokens in each window.
 
-        They are the `count` spans of at most `MAX_ANSWER` tokens with the highest sums of both logits in any window,
-        the best first, with their sums; of equal texts, the best. The second value is the lowest sum of [CLS], which
-        stands for no answer (arXiv 1810.04805, section 4.3).
+        The answers are the `count` spans of at most `MAX_ANSWER` tokens with the highest sums of both logits in any
+        window, best first, with their sums; of equal texts, only the best is kept. The second value is the lowest sum
+        at [CLS], which represents no answer (arXiv 1810.04805, section 4.3).
         """
         found: list[dict[str, float]] = [{} for _ in self.questions]
         nothing = np.full(len(self.questions), np.inf)
@@ -105,7 +105,7 @@ def check_length(length: int, least: int = 4) -> None:
 
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the sequence of one or two texts, and the position at which the second text starts in it."""
+    """Return the sequence of one or two texts, and the position at which the second text starts."""
     sequence = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
     return np.array(sequence, np.int32), len(texts[0]) + 2
 
@@ -118,7 +118,7 @@ def collect(
     kind: type[Encoded] = Encoded,
     **others: Any,
 ) -> Encoded:
-    """Return the sequences that `join` made as a source of examples, of a class with further fields `others`."""
+    """Return the sequences of `join` as a source of examples of a class with the additional fields `others`."""
     if not joined:
         raise ValueError("The data set is empty: at least one example is needed.")
     tokens, seconds = zip(*joined)

@@ -10,27 +10,27 @@ from lineage.data import shuffle
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 
-_LAST = np.uint64(2**64 - 1)  # sorts tokens that must not be selected behind all others
+_LAST = np.uint64(2**64 - 1)  # sorts tokens that must not be selected after all others
 
 
 def count_masked(rate: float, length: int) -> int:
-    """Return M, the number of selected tokens of a sequence: rate * length rounded, at least 1."""
+    """Return M, the number of selected tokens of a sequence: rate * length, rounded, at least 1."""
     return max(round(rate * length), 1)
 
 
 def present(batch: Batch) -> np.ndarray:
     """Return a mask bool [B, T] of the tokens of windows that are not padding."""
-    real = np.roll(batch["mask"], 1, axis=1)  # a token is real if it is the target of the one before
+    real = np.roll(batch["mask"], 1, axis=1)  # a token is real if it is the target of the previous one
     real[:, 0] = batch["mask"][:, 0]
     return real
 
 
 class MaskTokens:
-    """Transform that selects a fraction `rate` of the tokens of windows, see `count_masked`.
+    """Transform that selects a fraction `rate` of the tokens of windows (see `count_masked`).
 
     Of the selected tokens, 80% are replaced by the mask token and 10% by a random token. Training selects different
-    tokens each time, evaluation always the same. Special tokens are never selected. With `whole_words`, all tokens of a
-    word are selected or none, as long as whole words fit.
+    tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
+    of a word are selected or none, as long as whole words fit.
 
     The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), and for the selected tokens
     `masked_positions` int32 [B, M], `targets` int32 [B, M], the original tokens, and `mask` bool [B, M], False where
@@ -48,7 +48,7 @@ class MaskTokens:
         return self.hide(batch["tokens"], present(batch), keys)
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
-        """Mask tokens int32 [B, T], of which `real` bool [B, T] are not padding."""
+        """Mask tokens int32 [B, T]; `real` bool [B, T] is False for padding."""
         free = real & ~self.special[tokens]
         count = count_masked(self.rate, tokens.shape[1])
         share = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, count)[:, None]
@@ -70,7 +70,7 @@ class MaskTokens:
         return {"tokens": tokens, "tokens_mask": real} | found
 
     def _in_words(self, tokens, free, draws, share):
-        """Select whole words with at most `share` [B] free tokens together: in random order, each that still fits."""
+        """Select whole words with at most `share` [B] free tokens in total, in random order, if they still fit."""
         begins, ends = self.word_marks
         starts = begins[tokens]
         starts[:, 1:] |= ends[tokens[:, :-1]]
@@ -90,7 +90,7 @@ class MaskPatches:
     """Transform that adds `noise` int32 [B, P], a permutation of 0 to P - 1, after a transform of `images`.
 
     A model sees the int(P (1 - rate)) patches with the smallest noise. Training draws a new order each time, evaluation
-    always the same. The `kind` is a name of `PATTERNS`.
+    always the same one. `kind` is a name in `PATTERNS`.
     """
 
     images: Callable[[Batch, np.ndarray], Batch]
@@ -112,7 +112,7 @@ def _anywhere(rows: int, columns: int, masked: int, random: np.random.Generator)
 
 
 def _blocks(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
-    """Mask rectangles until enough patches are masked, and cut the last one (arXiv 2106.08254, algorithm 1)."""
+    """Mask rectangles until enough patches are masked, truncating the last one (arXiv 2106.08254, algorithm 1)."""
     values = random.random((rows, columns))
     chosen = np.zeros((rows, columns), bool)
     last = rows * columns

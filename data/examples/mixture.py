@@ -17,7 +17,7 @@ DIFFERENT = (*BY_SPLIT, "has_unanswerable")  # facts that may differ between the
 
 @dataclass(frozen=True, eq=False)
 class Mixed(ExampleSource):
-    """The examples of several sources, one source after the other; `shuffled` takes them in proportion to `weights`."""
+    """Concatenated examples of several sources; `shuffled` takes them in proportion to `weights`."""
 
     parts: Sequence[ExampleSource]
     weights: Sequence[float]
@@ -55,7 +55,7 @@ class Mixed(ExampleSource):
 
 
 def _joined(values, order):
-    """Return the values of a feature from all parts in an order: an array, or a list if shapes differ."""
+    """Return the values of a feature from all parts in the given order: an array, or a list if shapes differ."""
     if all(isinstance(one, np.ndarray) for one in values) and len({one.shape[1:] for one in values}) == 1:
         return np.concatenate(values)[order]
     rows = [row for one in values for row in one]
@@ -69,11 +69,11 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
         The source of each position, int64 [N], and the number of earlier positions of the same source, int64 [N].
 
     Positions are split between the first source and the others by a Beatty sequence, those of the others between the
-    second and the rest, and so on. Among the first n positions, the number of a source so differs from its share by
-    less than the number of sources, for any n.
+    second and the rest, and so on. Among the first n positions, the count of each source therefore differs from its
+    share by less than the number of sources, for any n.
     """
     part, ranks = np.full(len(positions), len(weights) - 1), positions.copy()
-    rest = np.arange(len(positions))  # of which the source is not known yet
+    rest = np.arange(len(positions))  # positions that are not assigned yet
     for number in range(len(weights) - 1):
         share = weights[number] / sum(weights[number:])
         before, after = (np.floor((ranks[rest] + more) * share).astype(np.int64) for more in (0, 1))
@@ -85,11 +85,11 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
 
 
 def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]], Sequence[float]]) -> Examples:
-    """Return the training examples of several sources as one split, and their other splits, as "validation_NAME".
+    """Return the training examples of several sources as one split, and their other splits as "validation_NAME".
 
     Args:
-        examples: of each source, by its name.
-        proportions: function from the numbers of training examples to the weights of the sources.
+        examples: examples of each source, by name.
+        proportions: function that maps the numbers of training examples to the weights of the sources.
 
     Raises:
         ValueError: the sources differ in what a model depends on, such as their classes.

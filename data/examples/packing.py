@@ -13,13 +13,13 @@ Row = tuple[tuple[int, int], ...]  # lengths of the parts in a row, with the num
 class Packed(ExampleSource):
     """Rows of T = `length` tokens, packed with the documents of a stream.
 
-    A document of n tokens has n - 1 targets, each of its tokens but the first; it is split into parts of at most T
-    targets, so that only a document of more than T + 1 tokens is in several rows, or several times in a row. Documents
-    of one token are left out. The rows are planned at the start, from the lengths of the documents alone.
+    A document of n tokens has n - 1 targets: all of its tokens but the first. It is split into parts of at most T
+    targets, so only a document of more than T + 1 tokens has several parts. Documents of one token are left out. The
+    rows are planned at the start, from the lengths of the documents alone.
 
     An example has, all of shape [T], `tokens` and `targets` int32 (the next token of the same document), `segments`
-    int32 (number of the part in its row, from 1 on; 0 in the padding), `positions` int32 (from 0 on in each part), and
-    `mask` bool (False in the padding).
+    int32 (number of the part in its row, starting from 1; 0 for padding), `positions` int32 (starting from 0 in each
+    part), and `mask` bool (False for padding).
     """
 
     def __init__(self, stream: Stream, length: int):
@@ -31,7 +31,7 @@ class Packed(ExampleSource):
         before = _ranges(counts) * length  # targets of the document before each part [P]
         lengths = np.minimum(np.repeat(targets, counts) - before, length)
         if not len(lengths):
-            raise ValueError("No text has two tokens or more, which language modeling needs.")
+            raise ValueError("No text has two tokens or more, as language modeling requires.")
         order, self.rows = pack(lengths, length)
         self.tokens, self.length = stream.tokens, length
         self.starts, self.lengths = (np.repeat(starts, counts) + before)[order], lengths[order]
@@ -40,8 +40,8 @@ class Packed(ExampleSource):
         return len(self.rows) - 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        counts = self.rows[indices + 1] - self.rows[indices]  # of the parts of each row [B]
-        number = _ranges(counts)  # of each part in its row [P]
+        counts = self.rows[indices + 1] - self.rows[indices]  # number of parts in each row [B]
+        number = _ranges(counts)  # index of each part in its row [P]
         parts = np.repeat(self.rows[indices], counts) + number
         starts, lengths = self.starts[parts], self.lengths[parts]
         read = [self.tokens[start : start + size] for start, size in zip(starts.tolist(), (lengths + 1).tolist())]
@@ -58,22 +58,22 @@ class Packed(ExampleSource):
 
 
 def _ranges(counts: np.ndarray) -> np.ndarray:
-    """Return 0 to n - 1 for each n of `counts`, one after another."""
+    """Return the concatenated ranges 0 to n - 1 for each n in `counts`."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def pack(lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distribute parts of some `lengths` [P], from 1 to `size`, over rows of that size, by best-fit decreasing.
+    """Distribute parts with `lengths` [P], from 1 to `size`, over rows of that size, by best-fit decreasing.
 
-    From the longest to the shortest, a part goes into the fullest row that has room for it. Parts of one length are
-    distributed together (arXiv 2107.02027, section 3.1), which takes time for the lengths and not for the parts.
+    From the longest to the shortest, each part goes into the fullest row that has room for it. Parts of equal length
+    are distributed together (arXiv 2107.02027, section 3.1), so the time depends on the number of different lengths.
 
     Returns:
-        The indices of the parts in the order of the rows, int64 [P], and the first part of each row in this order, with
-        P at the end, int64 [R + 1].
+        The indices of the parts in the order of the rows, int64 [P], and the position of the first part of each row in
+        this order, followed by P, int64 [R + 1].
     """
     counts = np.bincount(lengths, minlength=size + 1)
-    found, firsts, left = [], [], np.cumsum(counts[::-1])[::-1] - counts  # place of the next part of each length
+    found, firsts, left = [], [], np.cumsum(counts[::-1])[::-1] - counts  # position of the next part of each length
     order = np.argsort(-lengths, kind="stable")
     for row, number in _plan(counts.tolist(), size):
         columns = []
@@ -87,8 +87,8 @@ def pack(lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plan(counts: list[int], size: int) -> list[tuple[Row, int]]:
-    """Return kinds of rows, with their numbers, that together have `counts[n]` parts of each length n."""
-    rooms: dict[int, list[tuple[Row, int]]] = {}  # rows by the room that is left in them
+    """Return kinds of rows and their numbers, which in total have `counts[n]` parts of each length n."""
+    rooms: dict[int, list[tuple[Row, int]]] = {}  # rows by the space left in them
     spaces: list[int] = []  # the keys of `rooms`, sorted
 
     def add(row, number, space):

@@ -12,7 +12,7 @@ from lineage.data.tokenizers import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class EncodedPairs(ExampleSource):
-    """Token ids of inputs and targets, truncated or padded to `length` T.
+    """Token ids of inputs and targets, truncated or padded to T = `length`.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True for tokens), and `tokens`, `targets` int32 [T]
     and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one, after `start`.
@@ -20,7 +20,7 @@ class EncodedPairs(ExampleSource):
 
     inputs: Sequence[np.ndarray]  # token ids of each text, without an end
     targets: Sequence[np.ndarray]
-    references: Sequence[str]  # whole text of each target
+    references: Sequence[str]  # complete text of each target
     length: int
     end: int  # token that ends inputs and targets, and pads them
     start: int
@@ -31,13 +31,13 @@ class EncodedPairs(ExampleSource):
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of tokens int64 [N] of the longer side of each pair, with its end."""
+        """Number of tokens of the longer side of each pair, including its end, int64 [N]."""
         longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
         return np.minimum(longest, self.length)
 
     @property
     def cut(self) -> int:
-        """The number of pairs that are truncated."""
+        """Number of pairs that are truncated."""
         return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -51,7 +51,7 @@ class EncodedPairs(ExampleSource):
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Return targets and their mask, both [N, T], with `tokens`: the targets shifted right, beginning with `start`."""
+    """Return targets and their mask, both [N, T], with `tokens`: the targets shifted right, starting with `start`."""
     tokens = np.roll(targets, 1, axis=1)
     tokens[:, 0] = start
     return {"tokens": tokens, "targets": targets, "mask": mask}
@@ -66,7 +66,7 @@ class Continuations(EncodedPairs):
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of tokens int64 [N] of each sequence without its last."""
+        """Number of tokens of each sequence without its last one, int64 [N]."""
         return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
 
     @property
@@ -87,7 +87,7 @@ class Continuations(EncodedPairs):
 
 @dataclass(frozen=True, eq=False)
 class Prompts(ExampleSource):
-    """Token ids of texts to continue: `tokens` int32 [T], padded to a multiple of 16, and the `lengths` without it."""
+    """Token ids of texts to continue: `tokens` int32 [T], padded to a multiple of 16, and `lengths` without padding."""
 
     texts: Sequence[np.ndarray]
 
@@ -100,14 +100,14 @@ class Prompts(ExampleSource):
 
 
 def encode_inputs(texts: Sequence[np.ndarray], length: int, end: int, start: int, kind: type) -> EncodedPairs:
-    """Return token ids of inputs as a source of a class, see `EncodedPairs`, with empty targets."""
+    """Return token ids of inputs as an instance of a class such as `EncodedPairs`, with empty targets."""
     return kind(texts, [np.zeros(0, np.int32)] * len(texts), [""] * len(texts), length, end, start)
 
 
 def encode(
     texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type = EncodedPairs
 ) -> EncodedPairs:
-    """Encode pairs of texts as a source of a class, see `EncodedPairs`; `drop` leaves out the pairs that do not fit."""
+    """Encode pairs of texts as an instance of a class such as `EncodedPairs`; `drop` omits pairs that do not fit."""
     if length < 2:
         raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
     if tokenizer.end_of_text is None:

@@ -24,7 +24,7 @@ ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Windows(ExampleSource):
-    """Windows of `length` T over a stream of tokens [N]; window i starts at token i * stride.
+    """Windows of T = `length` tokens over a stream of tokens [N]; window i starts at token i * stride.
 
     An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
     of the stream. All windows but the last are full.
@@ -62,12 +62,12 @@ class Windows(ExampleSource):
 
 
 class Sentences(Documents):
-    """Sentences of documents, which begin with the white space before them, and an empty one after each document."""
+    """Sentences of documents, with the white space before them, and an empty sentence after each document."""
 
     always_ended = True
 
     def items(self) -> Iterator[str]:
-        for part, is_last in self._texts.parts():  # which end with a sentence
+        for part, is_last in self._texts.parts():  # each part ends with a sentence
             yield from (sentence for sentence in ENDS.split(part) if sentence.strip())
             if is_last:
                 yield ""
@@ -80,7 +80,7 @@ class Chunks(ExampleSource):
     """Chunks of at least two consecutive sentences of a document, of about `length` tokens.
 
     An example has the index of its first sentence as `first`. Together the chunks contain each document once, except
-    for a last sentence that is left alone. The stream is that of `Sentences`.
+    for a single remaining sentence. The stream is encoded from `Sentences`.
     """
 
     def __init__(self, stream: Stream, length: int):
@@ -88,7 +88,7 @@ class Chunks(ExampleSource):
         ends = stream.ends - 1  # an end of text follows each sentence and each document
         starts = np.append(0, ends[:-1] + 1)
         kept = ends > starts
-        self.starts, self.lengths = starts[kept], (ends - starts)[kept]  # of each sentence [S], in tokens
+        self.starts, self.lengths = starts[kept], (ends - starts)[kept]  # tokens of each sentence [S]
         documents = np.cumsum(~kept)[kept]
         self.stops = np.searchsorted(documents, documents, side="right")  # first sentence of the next document [S]
         total, firsts, first = np.append(0, np.cumsum(self.lengths)), [], 0
@@ -109,12 +109,12 @@ class Chunks(ExampleSource):
         return {"first": self.firsts[indices]}
 
     def whole(self, first: int, size: int) -> int:
-        """Return the number of sentences of a document from `first` on that have at most `size` tokens together."""
+        """Return the number of sentences of a document, starting from `first`, with at most `size` tokens in total."""
         lengths = self.lengths[first : min(self.stops[first], first + size)]
         return int(np.searchsorted(np.cumsum(lengths), size, side="right"))
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """Return the tokens of `count` sentences from sentence `first` on."""
+        """Return the tokens of `count` sentences, starting from sentence `first`."""
         last = first + count - 1
         part = self.tokens[self.starts[first] : self.starts[last] + self.lengths[last]]
         return part[np.delete(np.arange(len(part)), self.starts[first + 1 : last + 1] - 1 - self.starts[first])]
@@ -122,11 +122,11 @@ class Chunks(ExampleSource):
 
 @dataclass(frozen=True)
 class PairSentences:
-    """Transform that makes `[CLS] A [SEP] B [SEP]` of chunks, with masked tokens and a `label` int32 [B].
+    """Transform of chunks into `[CLS] A [SEP] B [SEP]`, with masked tokens and a `label` int32 [B].
 
     A chunk is split between two sentences. In half of the examples, B follows A (label 0); in the others (label 1), B
-    begins at a random sentence of another document or, with `order`, A and B are swapped. If A and B are too long
-    together, the longer one is truncated first, A at its beginning and B at its end. A tenth of them is shorter.
+    starts at a random sentence of another document or, with `order`, A and B are swapped. If A and B are too long
+    together, the longer one is truncated first, A at its beginning and B at its end. A tenth of the pairs is shorter.
 
     The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and the arrays of `MaskTokens`.
     """

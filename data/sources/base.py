@@ -1,4 +1,4 @@
-"""The base class of sources, and their registry."""
+"""Base class of sources, and their registry."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of content. A subclass has one method without arguments for each kind of content that it offers.
+    """Source of content. A subclass has one method without arguments for each kind of content that it provides.
 
     The kinds of content are:
 
@@ -27,18 +27,18 @@ class Source:
     - `images() -> Images`: labeled images;
     - `images_with_boxes() -> Images`: images with the boxes and classes of their objects.
 
-    Content is given for each split: "train" and, where there are such, "validation" and "test".
+    Content is returned for each split: "train" and, if they exist, "validation" and "test".
 
-    An option that is a path may be remote, see `lineage.configs.storage`: content is read from a local copy.
+    A path in the options may be remote (see `lineage.configs.storage`); content is then read from a local copy.
 
     Class attributes:
-        headerless: whether the files begin with an example, not with a header.
-        suffixes: suffixes of the files to read in folders, before those of compression; (): any.
+        headerless: whether the files begin with an example instead of a header.
+        suffixes: suffixes of the files to read in folders, before any suffix of compression; (): all files.
     """
 
     headerless: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()
-    known: ClassVar[Facts | None] = None  # metadata of the training data, if these are not to be read, see `evaluating`
+    known: ClassVar[Facts | None] = None  # metadata of training data that are not read, see `evaluating`
 
     def __post_init__(self):
         check_ranges("source", self)
@@ -47,45 +47,45 @@ class Source:
         """Return the paths (files, folders or globs) whose content identifies the data, if any."""
         return []
 
-    def offers(self) -> list[str]:
-        """Return the kinds of content that the source offers."""
+    def content_kinds(self) -> list[str]:
+        """Return the kinds of content that the source provides."""
         return [kind for kind in CONTENT if hasattr(self, kind)]
 
     def evaluating(self, facts: Facts) -> "Source":
-        """Return the source without its training split, whose metadata are given, where the others do without it."""
+        """Return a copy that reads the training split, with metadata `facts`, only if other splits need it."""
         source = copy.copy(self)
         object.__setattr__(source, "known", facts)
         return source
 
     def without_training(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """Return the splits to read: all, or of a source that is `evaluating` those but "train".
+        """Return the splits to read: all, or those other than "train" for a source that is `evaluating`.
 
-        All are read if "train" is the only one, or if validation examples are held out from it.
+        All are read if "train" is the only split, or if validation examples are held out from it.
         """
         held_out = getattr(self, "validation_fraction", 0) and "validation" not in splits
         needed = self.known is None or held_out or not splits.keys() - {"train"}
         return splits if needed else {split: part for split, part in splits.items() if split != "train"}
 
     def read(self, kind: str) -> Any:
-        """Return the content of a kind that the source offers."""
+        """Return the content of one kind; raise ValueError if the source does not provide it."""
         if not hasattr(self, kind):
-            offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
-            raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
+            provided = " and ".join(self.content_kinds()).replace("_", " ") or "nothing"
+            raise ValueError(f"The source {self.name!r} provides {provided}, not {kind.replace('_', ' ')}.")
         return getattr(self.copied(), kind)()
 
     def copied(self) -> Self:
-        """Return the source with the local copies of its remote paths."""
+        """Return the source with its remote paths replaced by local copies."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         remote = {key: value for key, value in options.items() if isinstance(value, str) and is_remote(value)}
         return replace(self, **{key: local(value, self.suffixes) for key, value in remote.items()}) if remote else self
 
     def read_parts(self, kind: str) -> dict[str, Any]:
-        """Return the content of each source that this one consists of, by their names; by default that of this one."""
+        """Return the content of each source in this one, by name; by default only this source."""
         return {self.name: self.read(kind)}
 
     @property
     def name(self) -> str:
-        """The name that the source is registered under."""
+        """Name under which the source is registered."""
         return SOURCES.name_of(self)
 
 
@@ -127,7 +127,7 @@ class SplitFiles(PathSource):
         return {split: path for split, path in paths.items() if path}
 
     def each(self, read: Callable[[str], Any]) -> dict[str, Any]:
-        """Return what a function reads from the path of each split."""
+        """Return the results of a function for the path of each split."""
         return {split: read(path) for split, path in self.without_training(self.paths()).items()}
 
     def files(self) -> list[str]:

@@ -24,15 +24,15 @@ FLAGS = {0: False, 1: True}
 class COCO(SplitFiles):
     """Images with the boxes of objects in COCO's JSON files (arXiv 1405.0312).
 
-    The classes are the categories in the order of their ids, numbered from 0 on.
+    The classes are the categories in the order of their ids, numbered from 0.
 
     Attributes:
         path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or the JSON file of the
             training data.
         validation_path: JSON file of the validation data; "": the folder's, if any.
         test_path: JSON file of the test data; "": the folder's, if any.
-        images_path: folder of the images; "": of the folders NAME, images/NAME, images and . beside `annotations`, or
-            else beside the JSON file, the first one with the first image, where NAME is from instances_NAME.json.
+        images_path: folder of the images; "": the first of the folders NAME, images/NAME, images and . next to
+            `annotations`, or else next to the JSON file, that has the first image (NAME as in instances_NAME.json).
     """
 
     images_path: str = ""
@@ -77,15 +77,15 @@ class VOC(PathSource):
     """Images with the boxes of objects in the layout of Pascal VOC.
 
     A folder has ImageSets/Main/<set>.txt, Annotations/<image>.xml and JPEGImages/<image>.jpg. The classes are those of
-    the training images, sorted. The pixels of an image are numbered from 1 on, and those on the edges are in the box.
+    the training images, sorted. Pixels are numbered from 1, and those on the edges of a box belong to it.
 
     Attributes:
         path: folder of a year, such as VOCdevkit/VOC2007, or of several, such as VOCdevkit, whose sets are joined.
         train_set: name of the training set, such as trainval.
         validation_set: name of the validation set; "": none.
-        test_set: name of the test set; "": none. The default is left out where there is no such set.
-        difficult: whether objects that are marked as difficult count; else they are like crowds, which are left out of
-            training and ignored by evaluation.
+        test_set: name of the test set; "": none. The default is ignored if there is no such set.
+        difficult: whether objects marked as difficult count; if False, they are treated as crowds, which are left out
+            of training and ignored in evaluation.
     """
 
     train_set: str = "train"
@@ -107,7 +107,7 @@ class VOC(PathSource):
         return Images({split: self._images(part, names) for split, part in rows.items()}, names)
 
     def _annotations(self, name: str) -> list[Path]:
-        """Return the paths of the annotations of a set, in all folders that have it."""
+        """Return the paths of the annotations of a set in all folders that have it."""
         root = Path(self.path)
         folders = [root] if (root / "ImageSets").is_dir() else sorted(path.parent for path in root.glob("*/ImageSets"))
         if not folders:
@@ -132,7 +132,7 @@ class BoxedImages(ExampleSource):
 
     Attributes:
         files: paths of the images.
-        sizes: width and height of each image by its annotation; 0: not known.
+        sizes: width and height of each image in its annotation; 0: unknown.
         objects: `boxes`, `classes` and `crowd` of each image, see `content.Images`.
     """
 
@@ -171,7 +171,7 @@ def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.
 
 
 def _content(path: str) -> dict[str, Any]:
-    """Return the content of a JSON file of COCO."""
+    """Return the content of a COCO JSON file."""
     try:
         content = json.loads("\n".join(read_lines(path)))
     except (RecursionError, json.JSONDecodeError) as error:
@@ -183,7 +183,7 @@ def _content(path: str) -> dict[str, Any]:
 
 
 def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
-    """Return the names of categories by their ids, in order."""
+    """Return the names of categories by id, in order."""
     try:
         names = dict(sorted((category["id"], "" + category["name"]) for category in categories))
     except (KeyError, TypeError):
@@ -194,7 +194,7 @@ def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
 
 
 def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], folder: str) -> BoxedImages:
-    """Return the images of a file of COCO, with the objects of each."""
+    """Return the images of a COCO file, with the objects of each."""
     number = {category: number for number, category in enumerate(categories)}
     try:
         images = {image["id"]: image for image in content["images"]}
@@ -226,13 +226,13 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
 
 
 def _root(path: str) -> Path:
-    """Return the folder of `annotations` with a JSON file, else that of the file; of a folder, return itself."""
+    """Return the parent of a JSON file's folder `annotations`, the folder of another file, or a folder itself."""
     beside = Path(path).parent
     return Path(path) if Path(path).is_dir() else beside.parent if beside.name == "annotations" else beside
 
 
 def _image_folder(path: str, first: str, folder: str) -> Path:
-    """Return the folder of the images of a file of COCO, see `COCO.images_path`."""
+    """Return the folder of the images of a COCO file, see `COCO.images_path`."""
     root, name = _root(path), Path(path).stem.removeprefix("instances_")
     places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
     if found := next((place for place in places if (place / first).is_file()), None):
@@ -242,7 +242,7 @@ def _image_folder(path: str, first: str, folder: str) -> Path:
 
 
 def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tuple[float, ...], bool]]]:
-    """Return the image file of an XML file of VOC, its width and height, and the (class, box, difficult) of objects.
+    """Return the image file of a VOC XML file, its width and height, and the (class, box, difficult) of objects.
 
     Raises ValueError for a DTD, which could define entities of any size.
     """

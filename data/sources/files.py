@@ -1,4 +1,4 @@
-"""Files of data: where they are, which split they belong to, and their lines."""
+"""Locations, splits and lines of data files."""
 
 import bz2
 import glob
@@ -50,7 +50,7 @@ class DataFiles(SplitFiles):
         )
 
     def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
-        """Return the rows that a function reads from the files of each split."""
+        """Return the rows read by a function from the files of each split."""
         return {split: [row for file in files for row in read(file)] for split, files in self.found().items()}
 
     def files(self) -> list[str]:
@@ -60,8 +60,8 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Folders may be linked. Hidden files and folders in a folder are left out, and so are files without one of the
-    suffixes, if there are any.
+    Links to folders are followed. Hidden files and folders in a folder are left out, as are files without one of the
+    suffixes, if any are given.
     """
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
@@ -73,10 +73,10 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
 
 
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:
-    """Return the files of each split in a folder, by their names or else by those of the folders that they are in.
+    """Return the files of each split in a folder, by the names of the files or else of the folders that contain them.
 
     Raises:
-        FileNotFoundError: no file is for `training`, or without it no file is of any split.
+        FileNotFoundError: there is no file of the training split or, if `training` is False, of any split.
         ValueError: the files of a split are in several folders.
     """
     splits: dict[str, list[str]] = {}
@@ -95,10 +95,10 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
 
 
 def split_of(name: str) -> str:
-    """Return the split that the name of a file stands for; "": none.
+    """Return the split named in the name of a file, "" if there is none.
 
-    The name of a split counts if no letter is before it and neither a letter nor "_" after it: "my_train1.csv" is for
-    training, whereas "validation_matched.csv" is of no split.
+    The name of a split must not be preceded by a letter or followed by a letter or "_": "my_train1.csv" is for
+    training, whereas "validation_matched.csv" belongs to no split.
     """
     found = _NAMES.search(name.lower())
     return _ROLES.get(found[1], found[1]) if found else ""
@@ -107,17 +107,17 @@ def split_of(name: str) -> str:
 def held_out(index: Any, fraction: float) -> Any:
     """Return which examples (int or int64 [N]) are held out: an evenly spread fraction of them.
 
-    Of the first n examples, floor(n * fraction) are held out; the small number absorbs rounding errors.
+    Of the first n examples, floor(n * fraction) are held out; the small constant absorbs rounding errors.
     """
     return np.floor((index + 1) * fraction + 1e-9) > np.floor(index * fraction + 1e-9)
 
 
 def iterate_lines(path: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, which may be compressed, with their ends.
+    """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not UTF-8, with the number of the line, or cannot be decompressed.
+        ValueError: the file is not UTF-8 (the message has the line number), or cannot be decompressed.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -143,12 +143,12 @@ def read_lines(path: str) -> list[str]:
 def _opened(path: str) -> BinaryIO:
     suffix = Path(path).suffix
     if suffix == ".zst":
-        import pyarrow  # imported here because it takes long
+        import pyarrow  # imported here because it is slow to import
 
         return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
     return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)(path, "rb")
 
 
 def _plain(file: Path) -> str:
-    """Return the name of a file without the suffix of its compression."""
+    """Return the name of a file without its compression suffix."""
     return file.stem if file.suffix in COMPRESSED else file.name

@@ -43,8 +43,8 @@ class Folder(PathSource):
 class ImageNet(PathSource):
     """ImageNet's folders of images, PATH/train/<class>/<file> and PATH/val/<class>/<file>, as of 2012 or similar.
 
-    The files of `val` may also lie in one folder if PATH has LOC_val_solution.csv, and the folders in the folder
-    ILSVRC/Data/CLS-LOC, as in the archive of Kaggle. The classes are the folders of `train`, named after the words in
+    The files of `val` may also be in one folder if PATH has LOC_val_solution.csv, and the folders may be in
+    ILSVRC/Data/CLS-LOC, as in Kaggle's archive. The classes are the folders of `train`, named after the words in
     LOC_synset_mapping.txt, synset_words.txt or words.txt in PATH, if there is such a file.
 
     Attributes:
@@ -115,7 +115,7 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
 
 
 def is_image(file: Path) -> bool:
-    """Return whether the name of a file is that of an image; hidden files, such as "._a.jpg" of macOS, are none."""
+    """Return whether a file name is that of an image; hidden files, such as "._a.jpg" of macOS, are not images."""
     return file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
 
 
@@ -145,7 +145,7 @@ def _solved(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Seque
 
 
 def _words(root: Path, classes: Sequence[str]) -> list[str]:
-    """Return the words for each class; a class that has those of another one is also named by its folder."""
+    """Return the words for each class; if several classes have the same words, the folder is added."""
     files = (root / name for name in ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt"))
     if not (file := next(filter(Path.is_file, files), None)):
         return list(classes)

@@ -15,14 +15,14 @@ KINDS = ("parquet", "csv", "tsv", "jsonl")
 @SOURCES.register("hf")
 @dataclass(frozen=True)
 class Hub(Parquet):
-    """Data set on the Hugging Face Hub: its Parquet files or, if it has none, those of CSV, TSV or JSON lines.
+    """Data set on the Hugging Face Hub: its Parquet files or, if it has none, its CSV, TSV or JSON lines files.
 
-    Only these files are downloaded, to the cache of the Hub, which is used alone without a connection. The splits are
-    those in the names of the files or folders. Other files are read by other sources, such as text:hf:ORG/NAME/PATH.
+    Only these files are downloaded, to the Hub's cache, which also works offline. The splits are given by the names of
+    the files or folders. Other files are read by other sources, such as text:hf:ORG/NAME/PATH.
 
     Attributes:
-        path: ORG/NAME[@REVISION][/PATH], such as stanfordnlp/imdb or nyu-mll/glue/cola; PATH is a folder, that of one
-            of several configurations, a file or a glob. Of a revision, the commit makes runs reproducible.
+        path: ORG/NAME[@REVISION][/PATH], such as stanfordnlp/imdb or nyu-mll/glue/cola; PATH is a folder (such as that
+            of a configuration), a file or a glob. A commit as the revision makes runs reproducible.
     """
 
     def read(self, kind: str) -> Any:

@@ -1,6 +1,6 @@
-"""Files of texts with an example in each line, and those of CoNLL-U, CoNLL-2003 and SQuAD; all may be compressed.
+"""Files of texts with an example in each line, and files of CoNLL-U, CoNLL-2003 and SQuAD; all may be compressed.
 
-The readers raise FileNotFoundError if there is no such file, and ValueError with the number of the line that is wrong.
+The readers raise FileNotFoundError if there is no such file, and ValueError with the number of an invalid line.
 """
 
 import json
@@ -14,7 +14,7 @@ from lineage.data.sources.base import SOURCES, SplitFiles
 from lineage.data.sources.files import COMPRESSED, DataFiles, read_lines
 from lineage.data.sources.tables import as_text, json_objects
 
-_ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
+_ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # ID of a word in CoNLL-U
 
 
 @SOURCES.register("pairs")
@@ -53,7 +53,7 @@ class LabelFiles(SplitFiles):
 class SQuAD(SplitFiles):
     """JSON files of questions in the format of SQuAD 1.1 (arXiv 1606.05250) or 2.0 (arXiv 1806.03822).
 
-    Questions that are marked as impossible have no answer, whether or not the file has plausible ones. The files may be
+    Questions that are marked as impossible have no answer, even if the file has plausible ones. The files may be
     compressed (.gz, .bz2, .xz or .zst).
     """
 
@@ -65,7 +65,7 @@ class TaggedFiles(DataFiles):
     """Base class of sources of tagged sentences, which are also documents. A subclass has a method `read_file`."""
 
     def read_file(self, path: str) -> list[TaggedSentence]:
-        """Return the sentences in a file; raise ValueError with the number of a line that is wrong."""
+        """Return the sentences in a file; raise ValueError with the number of an invalid line."""
         raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
@@ -81,7 +81,7 @@ class TaggedFiles(DataFiles):
 class CoNLLU(TaggedFiles):
     """CoNLL-U files (.conllu) of sentences with universal parts of speech; they may be compressed.
 
-    Words are the syntactic ones (of "1-2 don't": do and n't), without empty nodes ("8.1"). Each sentence is a document.
+    Words are syntactic words (do and n't for "1-2 don't"), without empty nodes ("8.1"). Each sentence is a document.
     """
 
     suffixes = (".conllu",)
@@ -93,15 +93,15 @@ class CoNLLU(TaggedFiles):
 @SOURCES.register("bio")
 @dataclass(frozen=True)
 class BIO(TaggedFiles):
-    """Files with a word in each line and its tag in another column, as of CoNLL-2003; they may be compressed.
+    """Files with a word in each line and its tag in another column, as in CoNLL-2003; they may be compressed.
 
     Columns are separated by spaces or tabs, and sentences by empty lines or lines that begin with -DOCSTART-. Each
     sentence is a document, in which a space precedes every word but the first. A folder may have the files of
     CoNLL-2003 (eng.train, eng.testa and eng.testb).
 
     Attributes:
-        word_column: column of the word, from 0 on; negative: counted from the last one, -1.
-        tag_column: column of the tag, from 0 on; negative: counted from the last one, -1.
+        word_column: column of the word, counted from 0; negative: counted from the last one, -1.
+        tag_column: column of the tag, counted from 0; negative: counted from the last one, -1.
     """
 
     word_column: int = 0
@@ -129,7 +129,7 @@ class BIO(TaggedFiles):
 
 
 def read_pairs(path: str) -> PairedTexts:
-    """Return the pairs of texts in one file, or in two parallel files with a comma between their paths."""
+    """Return the pairs of texts in one file, or in two parallel files whose paths are separated by a comma."""
     files = [path] if Path(path).is_file() else path.split(",")
     if len(files) > 2:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel files separated by a comma.")
@@ -153,9 +153,9 @@ def read_labeled_texts(path: str) -> LabeledTexts:
 
 
 def read_questions(path: str, *, answered: bool = True) -> list[Question]:
-    """Return the questions in a file of SQuAD's format, with their answers or without.
+    """Return the questions in a file in SQuAD's format, with or without answers.
 
-    An error has the number of the question, from 1 on.
+    Error messages have the number of the question, counted from 1.
     """
     content, questions = "\n".join(read_lines(path)), []
     try:
@@ -177,10 +177,10 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:
-    """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
+    """Return the sentences in a file with their universal parts of speech; error messages have the line number."""
     sentences, words, tags = [], [], []
     space = ""  # before the next word
-    last_part, space_after_token = 0, ""  # number of the last word of a multiword token, and the space after the token
+    last_part, space_after_token = 0, ""  # last word of a multiword token, and the space after it
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
             if words:

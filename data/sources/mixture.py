@@ -12,7 +12,7 @@ from lineage.data.sources.base import CONTENT, SOURCES, Source
 
 
 class Part(NamedTuple):
-    """Source in a mixture, and the text before each of its inputs."""
+    """Source in a mixture, and the prefix of its inputs."""
 
     source: Source
     prefix: str
@@ -25,17 +25,17 @@ class Mixture(Source):
 
     Without `weights`, a source with N training examples has the weight min(N, limit) ** (1 / temperature), as in T5
     (arXiv 1910.10683, section 3.5.2). The order of the sources is the same for any number of processes, and among the
-    first n examples of a run, each has its share of n but for a constant. Each is shuffled anew when all its examples
-    have been used; an epoch has as many examples as all sources together. Splits of evaluation are named
+    first n examples of a run, each source has its share of n up to a constant. Each is reshuffled when all its examples
+    have been used; an epoch has as many examples as all sources together. Evaluation splits are named
     "validation_NAME".
 
     Attributes:
-        parts: sources, each a text such as "text:PATH", or a dictionary with it as `source`, and optionally with a
-            `name` (by default that of the kind of source), a `prefix` of the input texts, and options of the source:
+        parts: sources, each a string such as "text:PATH", or a dictionary with such a string as `source` and optionally
+            a `name` (by default that of the kind of source), a `prefix` of the input texts, and options of the source:
             `({"source": "pairs:sum.tsv", "prefix": "summarize: ", "validation_path": "dev.tsv"}, "cldr")`.
         weights: relative number of training examples from each source; (): by their sizes.
-        temperature: above 1, weights by size are more equal.
-        limit: maximum number of examples that counts as the size of a source; 0: none.
+        temperature: values above 1 make weights by size more equal.
+        limit: maximum number of examples that counts as the size of a source; 0: no limit.
     """
 
     parts: tuple[Any, ...] = ()
@@ -51,7 +51,7 @@ class Mixture(Source):
 
     @cached_property
     def named(self) -> dict[str, Part]:
-        """The sources by their names."""
+        """Sources by name."""
         found: dict[str, Part] = {}
         for given in self.parts:
             options = {"source": given} if isinstance(given, str) else given
@@ -76,8 +76,8 @@ class Mixture(Source):
     def files(self) -> list[str]:
         return [path for part in self.named.values() for path in part.source.files()]
 
-    def offers(self) -> list[str]:
-        return [kind for kind in CONTENT if all(kind in part.source.offers() for part in self.named.values())]
+    def content_kinds(self) -> list[str]:
+        return [kind for kind in CONTENT if all(kind in part.source.content_kinds() for part in self.named.values())]
 
     def read(self, kind: str) -> Any:
         """Return the content of all sources, as splits such as "train_NAME"."""
@@ -92,7 +92,7 @@ class Mixture(Source):
 
 
 def _prefixed(content, prefix):
-    """Return pairs whose inputs begin with the prefix; other content has none."""
+    """Return pairs with the prefix before each input; raise ValueError for a prefix of other content."""
     if not prefix:
         return content
     if isinstance(content, Images) or not all(isinstance(part, PairedTexts) for part in content.values()):

@@ -26,7 +26,7 @@ class Digits(Source):
     """
 
     def images(self) -> Images:
-        (package,) = find_spec("sklearn").submodule_search_locations  # importing it takes long
+        (package,) = find_spec("sklearn").submodule_search_locations  # the package itself is slow to import
         rows = np.loadtxt(Path(package, "datasets", "data", "digits.csv.gz"), delimiter=",")
         pixels, labels = rows[:, :-1], rows[:, -1].astype(np.int64)
         images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)  # 17 gray levels
@@ -42,7 +42,7 @@ class Digits(Source):
 @SOURCES.register("cldr")
 @dataclass(frozen=True)
 class Dates(Source):
-    """Dates as twelve locales of the Unicode CLDR write them (from Babel), with the same dates in ISO 8601.
+    """Dates in the formats of twelve locales of the Unicode CLDR (from Babel), with the same dates in ISO 8601.
 
     Every day of 1950 to 2049 occurs once, in a random locale and format; a tenth each is for validation and for test.
 

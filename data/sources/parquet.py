@@ -18,8 +18,8 @@ from lineage.data.sources.base import SOURCES
 from lineage.data.sources.tables import Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
-MAX_CLASSES = 1_000_000  # of images whose classes are numbers
-CACHE = 1 << 28  # bytes of encoded images that stay in the memory of a process
+MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
+CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
 
 
 @SOURCES.register("parquet")
@@ -28,9 +28,9 @@ class Parquet(Table):
     """Parquet files (.parquet), such as those of a data set on the Hugging Face Hub.
 
     A column in a struct is COLUMN.COLUMN, such as translation.en. Classes have the names of the feature ClassLabel of
-    `datasets`, if the files have it. Images are files in bytes, or structs of `bytes` and `path`. They are read by row
-    group, which should have at most some hundred images, and the last 256 MiB stay in memory. All images are gray if
-    the first training image is, else RGB.
+    `datasets`, if the files have it. Images are encoded files in bytes, or structs of `bytes` and `path`. They are read
+    by row group, which should have at most a few hundred images, and the last 256 MiB stay in memory. All images are
+    gray if the first training image is, else RGB.
 
     Attributes:
         image_key: column with the image.
@@ -63,7 +63,7 @@ class Parquet(Table):
         return names
 
     def questions(self) -> dict[str, list[Question]]:
-        """Return the questions in the columns `question`, `context` and `answers`, as SQuAD has them on the Hub.
+        """Return the questions in the columns `question`, `context` and `answers`, as in SQuAD on the Hub.
 
         The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions.
         """
@@ -111,7 +111,7 @@ class ParquetImages(ExampleSource):
 
     Attributes:
         files: paths of the files.
-        groups: the row after the last one of each row group, for each file.
+        groups: index after the last row of each row group, for each file.
         file: index of each example's file, int32 [N].
         row: each example's row in its file, int32 [N].
         label: class of each example, int32 [N].
@@ -157,7 +157,7 @@ class ParquetImages(ExampleSource):
 
 
 class _Recent:
-    """The row groups of images that a process has read last, as many as fit into `CACHE`."""
+    """Most recently read row groups of images of a process, as many as fit into `CACHE`."""
 
     def __init__(self):
         self._groups: OrderedDict[tuple[str, int, int, str], Any] = OrderedDict()
@@ -184,7 +184,7 @@ _RECENT = _Recent()
 
 
 def _opened(file: str) -> Any:
-    import pyarrow.parquet  # imported here because it takes long
+    import pyarrow.parquet  # imported here because it is slow to import
 
     return pyarrow.parquet.ParquetFile(file)
 
@@ -202,14 +202,14 @@ def _errors(file: str, where: Callable[[], str] = str) -> Iterator[None]:
 
 
 def _groups(file: str, column: str) -> np.ndarray:
-    """Return the row after the last one of each row group, int64 [G]."""
+    """Return the index after the last row of each row group, int64 [G]."""
     with _errors(file), _opened(file) as table:
         check_columns(file, [column], table.schema_arrow.names)
         return np.cumsum([table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)])
 
 
 def _columns(fields: Iterable[Any], prefix: str = "") -> list[str]:
-    """Return the names of columns, and of those in structs."""
+    """Return the names of columns, including those in structs."""
     import pyarrow
 
     names = []

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, and MNIST and its relatives, in the files that their authors publish."""
+"""CIFAR-10, CIFAR-100, and MNIST and its variants, in the files that their authors publish."""
 
 import gzip
 import hashlib
@@ -19,9 +19,9 @@ from lineage.data.sources.base import SOURCES, PathSource
 @SOURCES.register("cifar")
 @dataclass(frozen=True)
 class CIFAR(PathSource):
-    """CIFAR-10 or CIFAR-100, with its fine classes, in the binary version or in the one for Python.
+    """CIFAR-10 or CIFAR-100 (with its fine classes), in the binary version or the Python version.
 
-    Examples come in the order of TensorFlow Datasets, so that runs through either source see the same batches.
+    Examples are in the order of TensorFlow Datasets, so that runs with either source see the same batches.
     """
 
     def images(self) -> Images:
@@ -43,10 +43,10 @@ class CIFAR(PathSource):
 @SOURCES.register("idx")
 @dataclass(frozen=True)
 class IDX(PathSource):
-    """MNIST, Fashion-MNIST and their relatives, in idx files, which may be gzipped (.gz).
+    """MNIST, Fashion-MNIST and similar data sets in idx files, which may be gzipped (.gz).
 
-    The files are PATH/<train|t10k>-<images-idx3|labels-idx1>-ubyte. The class names are numbers. Examples come in the
-    order of TensorFlow Datasets, so that runs through either source see the same batches.
+    The files are PATH/<train|t10k>-<images-idx3|labels-idx1>-ubyte. The class names are numbers. Examples are in the
+    order of TensorFlow Datasets, so that runs with either source see the same batches.
     """
 
     def images(self) -> Images:
@@ -73,7 +73,7 @@ def _records(path: Path, skipped: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _batch(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels [N, 3072] and the labels [N] of a file for Python."""
+    """Return the pixels [N, 3072] and the labels [N] of a file of the Python version."""
     found = _unpickled(path)
     label, pixels = found.get(key), found.get("data")
     state = pixels.state if isinstance(pixels, _Stub) else ()
@@ -108,7 +108,7 @@ class _Stub:
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    """Return the dictionary in a pickle by its keys, which are texts or bytes; see `_interpreted`."""
+    """Return the dictionary in a pickle, whose keys are texts or bytes; see `_interpreted`."""
     content = _content(path)
     try:
         found = _interpreted(content)
@@ -147,7 +147,7 @@ def _interpreted(content: bytes) -> Any:
                 stack[-1].extend(items)
             case "SETITEM" | "SETITEMS" as name:
                 items = popped(marks.pop() if name == "SETITEMS" else -2)
-                if not all(isinstance(key, str | bytes) for key in items[::2]):  # others can take forever to hash
+                if not all(isinstance(key, str | bytes) for key in items[::2]):  # other keys can take forever to hash
                     raise ValueError("a key is neither text nor bytes")
                 stack[-1].update(zip(items[::2], items[1::2], strict=True))
             case "GLOBAL":
@@ -192,7 +192,7 @@ def _array(path: Path) -> np.ndarray:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file or, if there is no such file, of the gzipped one beside it."""
+    """Return the content of a file or, if it does not exist, of the gzipped file next to it."""
     zipped = path.with_name(f"{path.name}.gz")
     if path.is_file():
         return path.read_bytes()

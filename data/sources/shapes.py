@@ -40,7 +40,7 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """At most `most` colored shapes on noise in `size` x `size` pixels, as a function of (seed, split, index)."""
+    """Images of `size` x `size` pixels with at most `most` colored shapes on noise, by (seed, split, index)."""
 
     split: str
     size: int = 64
@@ -81,6 +81,6 @@ class DrawnShapes(ExampleSource):
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the fraction of the smaller box that is inside the other."""
+    """Return the fraction of the smaller box that is inside the larger one."""
     sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
     return sides.prod() / min((a[2:] - a[:2]).prod(), (b[2:] - b[:2]).prod())

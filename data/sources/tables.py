@@ -33,7 +33,7 @@ class Table(DataFiles):
         max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
     """
 
-    unit: ClassVar[str] = "line"  # what error messages count
+    unit: ClassVar[str] = "line"  # name of a row in error messages
 
     text_key: str = "text"
     label_key: str = "label"
@@ -43,7 +43,7 @@ class Table(DataFiles):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield the number of each row of a file, from 1 on, and its values in some columns; None: it has no value."""
+        """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value."""
         raise NotImplementedError
 
     def class_names(self, key: str) -> list[str]:
@@ -51,12 +51,12 @@ class Table(DataFiles):
         return []
 
     def splits(self) -> list[str]:
-        """Return the names of the splits, among them that of held-out rows."""
+        """Return the names of the splits, including that of held-out rows."""
         held = ["validation"] if self.validation_fraction else []
         return list(dict.fromkeys([*self.found(), *held]))
 
     def texts(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the texts in some columns of a split, row by row; raise ValueError if one has no text, or no label."""
+        """Yield the texts in some columns of a split, row by row; raise ValueError if a row has no text or label."""
         for file, number, values in self.values(split, keys):
             where = f"{file}, {self.unit} {number}"
             row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
@@ -110,7 +110,7 @@ class Table(DataFiles):
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts of a split, at most `max_bytes` together, which are read anew in each pass."""
+    """Texts of a split, at most `max_bytes` in total, which are read again in each pass."""
 
     table: Table
     split: str
@@ -194,7 +194,7 @@ class UnknownColumnError(ValueError):
 
 
 def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line of a file that is not empty, and the JSON object in it."""
+    """Yield the number of each non-empty line of a file, and the JSON object in it."""
     for number, line in enumerate(iterate_lines(file), 1):
         if line.strip():
             try:
@@ -207,7 +207,7 @@ def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UnknownColumnError if a column is not known, ValueError if there are two with its name."""
+    """Raise UnknownColumnError if a column is unknown, ValueError if two columns have its name."""
     known = list(known)
     if twice := [key for key in keys if known.count(key) > 1]:
         raise ValueError(f"{where} has the column {twice[0]!r} twice.")

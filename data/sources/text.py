@@ -47,7 +47,7 @@ class Text(SplitFiles):
 class StandardLibrary(Source):
     """Source text of the running Python's standard library without its tests; each module is a document.
 
-    The pairs are functions without their docstrings, and the first lines of these.
+    The pairs are functions without their docstrings, and the first lines of the docstrings.
 
     Attributes:
         validation_fraction: fraction of the modules that is held out for validation; 0: none.
@@ -84,7 +84,7 @@ class StandardLibrary(Source):
 
 
 def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
-    """Yield each function of a module that has a docstring, without it, and the first line of the docstring."""
+    """Yield each function with a docstring in a module, without the docstring, and the docstring's first line."""
     lines = module.splitlines()
     for node in ast.walk(ast.parse(module)):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)) and len(node.body) > 1:
@@ -95,7 +95,7 @@ def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Texts of UTF-8 files, which are read anew in each pass: the characters between two fractions of each.
+    """Characters between two fractions of each of some UTF-8 files, which are read again in each pass.
 
     A text is an iterable of its blocks.
     """
@@ -119,10 +119,10 @@ class TextFiles:
 
 
 def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Documents]:
-    """Return documents by split; a `fraction` of the training texts is held out where there is no validation split.
+    """Return documents by split; a `fraction` of the training texts is held out if there is no validation split.
 
-    It is an evenly spread fraction of the texts. If that would be none or all of them, the last `fraction` of the
-    characters of each text is for validation.
+    The held-out texts are evenly spread. If they would be none or all of the texts, the last `fraction` of the
+    characters of each text is used for validation.
     """
     texts = {split: TextFiles(part) for split, part in files.items()}
     if "validation" not in files and fraction:
@@ -139,7 +139,7 @@ def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Docum
 
 
 def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:
-    """Return the first files that have at most `max_bytes` together (0: all files)."""
+    """Return the first files with at most `max_bytes` in total (0: all files)."""
     sizes = [file.stat().st_size for file in files]
     kept = [file for file, size in zip(files, np.cumsum(sizes)) if not max_bytes or size <= max_bytes]
     if not files:
@@ -150,7 +150,7 @@ def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:
 
 
 def read_blocks(path: str | Path, size: int = 1 << 20) -> Iterator[str]:
-    """Yield the text of a UTF-8 file in blocks of at most `size` bytes; an error has the offset of a wrong byte."""
+    """Yield the text of a UTF-8 file in blocks of at most `size` bytes; errors have the offset of an invalid byte."""
     decoder, block = codecs.getincrementaldecoder("utf-8")(), b" "
     with open(path, "rb") as file:
         start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0

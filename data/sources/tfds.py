@@ -22,7 +22,7 @@ class TFDS(PathSource):
     """Data set that TensorFlow Datasets has prepared as array_record.
 
     Attributes:
-        path: NAME[/CONFIG][:VERSION] of the data set; the newest prepared version unless one is given.
+        path: NAME[/CONFIG][:VERSION] of the data set; by default the newest prepared version.
         data_dir: folder of prepared data sets; "": $TFDS_DATA_DIR or ~/tensorflow_datasets.
         train_split: training split, such as train[:99%].
         validation_split: validation split; "": the data set's own, if it has one.
@@ -43,10 +43,10 @@ class TFDS(PathSource):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def copied(self) -> "TFDS":
-        return self  # of a remote `data_dir`, only one data set is copied
+        return self  # only one data set of a remote `data_dir` is copied
 
     def files(self) -> list[str]:
-        return []  # The files of TFDS have checksums of their own.
+        return []  # The files of TFDS have their own checksums.
 
     def documents(self) -> dict[str, Documents]:
         return {name: self._texts(split) for name, split in self._splits.items()}
@@ -62,7 +62,7 @@ class TFDS(PathSource):
         known = [str(name) for name in getattr(self._feature(self.label_key), "names", None) or ()]
         splits = {}
         for name, (*texts, labels) in self._columns([*self.text_key.split(","), self.label_key]).items():
-            # -1 marks a missing label. Where labels are numbers, it does so only if there is no other label.
+            # -1 marks a missing label; for numeric labels, only if there is no other label.
             missing = -1 if known or set(labels) == {-1} else None
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
             if rows:
@@ -92,7 +92,7 @@ class TFDS(PathSource):
 
     @cached_property
     def _splits(self) -> dict[str, str]:
-        """The splits to read, by their role."""
+        """Splits to read, by their role."""
         own = {name: name for name in ("validation", "test") if name in self._builder.info.splits}
         asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
         return {"train": "train"} | own | {name: split for name, split in asked.items() if split}
@@ -104,7 +104,7 @@ class TFDS(PathSource):
         return info.features[key]
 
     def _records(self, split: str, key: str, decoders: Any = None) -> Any:
-        """Return the examples of a split, which must have a feature."""
+        """Return the examples of a split, which must have the feature `key`."""
         self._feature(key)
         try:
             return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
@@ -113,7 +113,7 @@ class TFDS(PathSource):
             raise ValueError(f"The split {split!r} of {name} cannot be read: {error}") from None
 
     def _columns(self, keys: Sequence[str]) -> dict[str, list[list[Any]]]:
-        """Return all values of some features, by split; texts are decoded."""
+        """Return all values of some features by split; texts are decoded."""
         for key in keys:
             self._feature(key)
         splits = {}
@@ -123,7 +123,7 @@ class TFDS(PathSource):
         return splits
 
     def _texts(self, split: str) -> Documents:
-        """Return the first texts of a split that have at most `max_bytes` together (0: all of them)."""
+        """Return the first texts of a split with at most `max_bytes` in total (0: all of them)."""
         key, records = self.text_key, self._records(split, self.text_key)
         length = len(records)
         if self.max_bytes:

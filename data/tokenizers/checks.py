@@ -1,4 +1,4 @@
-"""Checks of a `tokenizer.json`, which may come from anyone, for what the tokenizers library does not survive."""
+"""Checks of an untrusted `tokenizer.json` for content that would crash the tokenizers library."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
 
 
 def check(spec: Mapping[str, Any]) -> None:
-    """Raise ValueError if an id is out of range, a merge or a `precompiled_charsmap` damaged, or a replacement long."""
+    """Raise ValueError for an id out of range, a damaged merge or `precompiled_charsmap`, or a long replacement."""
     model = spec["model"]
     ids = list(model["vocab"].values()) if isinstance(model["vocab"], dict) else []
     wrong = next((id for id in ids if type(id) is not int or not 0 <= id <= MAX_ID), None)
     if wrong is not None:
         raise ValueError(f"a token has the id {wrong!r}, which must be an integer from 0 to {MAX_ID:,}")
-    prefix = model.get("continuing_subword_prefix") or ""  # the library cuts it off by its length
+    prefix = model.get("continuing_subword_prefix") or ""  # the library removes as many characters
     for merge in model.get("merges", ()) if prefix else ():
         _, second = merge.split(" ") if isinstance(merge, str) else merge
         if not second.startswith(prefix):
@@ -32,7 +32,7 @@ def check(spec: Mapping[str, Any]) -> None:
 
 
 def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer or decoder and those in it."""
+    """Yield a normalizer or decoder and those nested in it."""
     if isinstance(part, dict):
         yield part
         for inner in part.get("normalizers") or part.get("decoders") or ():
@@ -40,10 +40,10 @@ def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_sound(charsmap: bytes) -> bool:
-    """Return whether no text can lead out of SentencePiece's table of replacements.
+    """Return whether no text can lead to a read outside of SentencePiece's table of replacements.
 
-    The table is a double-array trie of bytes, of 32 bits per node, whose leaves are positions in a UTF-8 text; its size
-    in bytes comes first. A node at position p has the children p ^ offset ^ byte, which repeat the byte.
+    The table is a double-array trie of bytes with 32 bits per node, whose leaves are positions in a UTF-8 text; it is
+    preceded by its size in bytes. A node at position p has the children p ^ offset ^ byte, which repeat the byte.
     """
     size = int.from_bytes(charsmap[:4], "little")
     nodes, text = charsmap[4 : 4 + size], charsmap[4 + size :]
@@ -54,7 +54,7 @@ def _is_sound(charsmap: bytes) -> bool:
     if len(charsmap) < 4 or len(nodes) != size or not size or size % 4:
         return False
     units = np.frombuffer(nodes, "<u4").astype(np.int64)
-    offsets, bytes_ = (units >> 10) << ((units & 1 << 9) >> 6), np.arange(1, 0xF5)  # those of UTF-8
+    offsets, bytes_ = (units >> 10) << ((units & 1 << 9) >> 6), np.arange(1, 0xF5)  # bytes that occur in UTF-8
     seen, frontier = np.zeros(len(units), bool), np.zeros(1, np.int64)
     while frontier.size:
         seen[frontier] = True
@@ -66,7 +66,7 @@ def _is_sound(charsmap: bytes) -> bool:
         if leaves.max(initial=0) >= len(units):
             return False
         starts = units[leaves] & 0x7FFFFFFF
-        if any(start >= len(text) or text[start] & 0xC0 == 0x80 for start in starts):  # inside of a character
+        if any(start >= len(text) or text[start] & 0xC0 == 0x80 for start in starts):  # inside a character
             return False
         frontier = reached[~seen[reached]]
     return True

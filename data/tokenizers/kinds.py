@@ -23,7 +23,7 @@ from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTIN
 
 TOKENIZERS: Registry = Registry("tokenizer")
 _END_OF_WORD = "</w>"
-_ALPHABET = 1000  # alphabet size of wordpiece and bpe_words: the most frequent characters
+_ALPHABET = 1000  # number of most frequent characters in the alphabet of wordpiece and bpe_words
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokenizerKind:
         check_ranges("tokenizer", self)
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the library with special tokens that have the given names."""
+        """Train a tokenizer of the library with special tokens of the given names."""
         raise NotImplementedError
 
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
@@ -72,7 +72,7 @@ class VocabularyKind(TokenizerKind):
     """Base class of tokenizers that learn a vocabulary of a given size.
 
     Attributes:
-        vocab_size: number of tokens, special tokens included.
+        vocab_size: number of tokens, including special tokens.
     """
 
     vocab_size: Annotated[int, Range(0)] = 0
@@ -80,7 +80,7 @@ class VocabularyKind(TokenizerKind):
     alphabet: ClassVar[int] = 1  # the minimum number of tokens that are not special
 
     def settings(self, names: list[str]) -> dict[str, Any]:
-        """Return the settings of the trainers of the library; ValueError if the vocabulary is too small."""
+        """Return the settings of the library's trainers; raise ValueError if the vocabulary is too small."""
         least = len(names) + self.alphabet
         if self.vocab_size < least:
             needed = f"{TOKENIZERS.name_of(self)} needs at least {least}, special tokens included"
@@ -90,7 +90,7 @@ class VocabularyKind(TokenizerKind):
 
 @dataclass(frozen=True)
 class CasedKind(VocabularyKind):
-    """Base class of tokenizers that may convert texts to lower case first.
+    """Base class of tokenizers that can convert texts to lower case first.
 
     Attributes:
         lowercase: whether to convert texts to lower case.
@@ -118,7 +118,7 @@ class Bytes(TokenizerKind):
 @TOKENIZERS.register("characters")
 @dataclass(frozen=True)
 class Characters(TokenizerKind):
-    """One token for each character of the texts, all splits included; encoding any other character is an error."""
+    """One token for each character in the texts of all splits; encoding any other character is an error."""
 
     unknown = False
 
@@ -142,7 +142,7 @@ class Words(CasedKind):
     """Words and runs of punctuation; any other word is `<unk>`, and decoding puts one space between tokens.
 
     Attributes:
-        vocab_size: maximum number of tokens, special tokens included; 0: every word of the texts.
+        vocab_size: maximum number of tokens, including special tokens; 0: every word of the texts.
     """
 
     vocab_size: Annotated[int, Range(0)] = 0
@@ -219,7 +219,7 @@ class Unigram(CasedKind):
         backend = _assembled(models.Unigram(), pre_tokenizers.Sequence(parts), decoders.Metaspace(), normalizer)
         trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **self.settings(names))
         backend.train_from_iterator(texts, trainer)
-        # The library sums scores in no fixed order, so that their last digits vary: sort by the rounded ones.
+        # The library sums scores in no fixed order, so their last digits vary: sort by rounded scores.
         spec = json.loads(backend.to_str())
         pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
         own = sorted(pieces[len(names) :], key=lambda piece: (-piece[1], piece[0]))
@@ -254,11 +254,11 @@ def find_tokenizer(
     workdir: str | Path | None = None,
     cache_dir: str | Path = "",
 ) -> Tokenizer:
-    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
+    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of the given kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
-    The kinds of this module are kept in the folder `cache_dir` ("": the cache of the user); one of several processes
-    trains them.
+    Tokenizers of the kinds in this module are kept in the folder `cache_dir` ("": the cache of the user); one of
+    several processes trains them.
 
     Raises:
         FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
@@ -325,7 +325,7 @@ def _train_merges(
 
     The library numbers them in no fixed order unless they are special tokens during training.
     """
-    texts = list(texts) if iter(texts) is texts else texts  # they are read twice
+    texts = list(texts) if iter(texts) is texts else texts  # the texts are read twice
     counts = Counter()
     for text in texts:
         counts.update(backend.normalizer.normalize_str(text))

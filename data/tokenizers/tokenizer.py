@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back."""
+"""Conversion of text to token ids and back."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ from lineage.data.content import split_lines
 from lineage.data.tokenizers.checks import check
 
 FILE = "tokenizer.json"
-# Role -> the names of its token. A loaded tokenizer may have any of them; a trained one has the first, or for wordpiece
-# the one in brackets.
+# Role -> possible names of its token. A loaded tokenizer may have any of them; a trained one has the first or, for
+# wordpiece, the one in brackets.
 SPECIAL = {
     "pad": ("<pad>", "[PAD]"),
     "unknown": ("<unk>", "[UNK]"),
@@ -29,19 +29,19 @@ SPECIAL = {
 }
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
-_SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
+_SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: Unigram, byte-level, characters
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-# The printable characters that stand for bytes in byte-level vocabularies (GPT-2) -> the bytes.
+# The printable characters that represent bytes in byte-level vocabularies (GPT-2) -> the bytes.
 _PRINTABLE, _OTHERS = {*range(33, 127), *range(161, 173), *range(174, 256)}, iter(range(256, 512))
 BYTES = {chr(byte if byte in _PRINTABLE else next(_OTHERS)): byte for byte in range(256)}
 
 
 class Tokenizer:
-    """Conversion of text to token ids and back, by a `backend` of the `tokenizers` library.
+    """Tokenizer with a `backend` of the `tokenizers` library.
 
-    The name of a special token in a text is ordinary text. Truncation, padding and dropout are switched off.
+    The name of a special token in a text is ordinary text. Truncation, padding and dropout are disabled.
 
     Attributes:
         vocab_size: largest id + 1.
@@ -64,13 +64,13 @@ class Tokenizer:
         # Bytes and characters are looked up here, which is a hundred times faster than the library.
         spec = json.loads(backend.to_str())
         model, split = spec["model"], spec["pre_tokenizer"] or {}
-        if model.get("dropout"):  # of merges, at random
+        if model.get("dropout"):  # would drop merges at random
             backend.model.dropout = None
         self._is_bytes = model["type"] == "BPE" and model["vocab"] == BYTES
         self._characters = None
         if model["type"] == "WordLevel" and split.get("pattern") == {"Regex": ANY_CHARACTER}:
             known = {ord(character): number for character, number in model["vocab"].items() if len(character) == 1}
-            # The last entry stands for all larger characters.
+            # The last entry represents all larger characters.
             self._characters = np.full(max(known, default=0) + 2, -1, np.int32)
             self._characters[list(known)] = list(known.values())
 
@@ -85,7 +85,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the token ids int32 [N] of each text; the library uses all cores.
 
-        Raises ValueError for a text with half of a surrogate pair, which JSON can hold but UTF-8 cannot.
+        Raises ValueError for a text with a lone surrogate, which JSON can contain but UTF-8 cannot.
         """
         try:
             return self._encode(texts)
@@ -94,7 +94,7 @@ class Tokenizer:
             if not wrong:
                 raise
             near = wrong.string[max(wrong.start() - 20, 0) : wrong.end() + 20]
-            raise ValueError(f"A text has half of a surrogate pair, which is not a character, in {near!r}.") from error
+            raise ValueError(f"A text has a lone surrogate, which is not a character, in {near!r}.") from error
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         if self._is_bytes:
@@ -107,7 +107,7 @@ class Tokenizer:
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
     def encode_marked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids int32 [N] of each text, in which names of special tokens stand for these tokens."""
+        """Return the token ids int32 [N] of each text; names of special tokens are encoded as these tokens."""
         self._backend.encode_special_tokens = False
         try:
             with self._errors():
@@ -120,7 +120,7 @@ class Tokenizer:
         """Return the token ids int32 [N] of each text, and the first character and the one after the last of each token
         in it, int64 [N, 2]."""
         if self._characters is not None:
-            self.encode_batch(texts)  # raises ValueError for a character that is not known
+            self.encode_batch(texts)  # raises ValueError for an unknown character
         with self._errors():
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
@@ -134,7 +134,7 @@ class Tokenizer:
 
     @cached_property
     def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Masks bool [vocab_size] of the tokens that begin a word and of those that end one.
+        """Masks bool [vocab_size] of the tokens that start a word and of those that end one.
 
         Words are what the tokenizer splits into pieces; for bytes and characters, they begin with white space.
         """
@@ -157,7 +157,7 @@ class Tokenizer:
 
     @contextlib.contextmanager
     def _errors(self):
-        """Raise ValueError for errors of the library: `Exception` itself, and a `PanicException` that has no module."""
+        """Convert errors of the library (`Exception` itself, and a `PanicException` without a module) to ValueError."""
         try:
             yield
         except BaseException as error:
@@ -185,7 +185,7 @@ class Tokenizer:
             content = path.read_text(encoding="utf-8")
             check(json.loads(content))
             return cls(tokenizers.Tokenizer.from_str(content), str(path))
-        except Exception as error:  # The library raises nothing narrower.
+        except Exception as error:  # The library raises nothing more specific.
             raise ValueError(
                 f"{path} is not a tokenizer that the tokenizers library can read: {str(error)[:200]}."
             ) from error

@@ -1,6 +1,6 @@
 """Image augmentation: functions of images and a random key for each.
 
-Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalization, erasing.
+Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then pixel transforms, normalization and erasing.
 """
 
 import math
@@ -28,7 +28,7 @@ class RandomBox(Checked):
 
     min_area: float  # range of the area of the box, as a fraction of the image's
     max_area: float
-    max_aspect: float  # the least aspect ratio is its inverse
+    max_aspect: float  # the minimum aspect ratio is its inverse
 
     def __post_init__(self):
         super().__post_init__()
@@ -36,7 +36,7 @@ class RandomBox(Checked):
             raise ValueError(f"min_area is {self.min_area}: it must be at most max_area, which is {self.max_area}.")
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int] | None:
-        """Draw a box (top, left, height, width) in an image; None if no box of ten fits."""
+        """Draw a box (top, left, height, width) in an image; return None if none of ten boxes fits."""
         for _ in range(10):
             area = random.uniform(self.min_area, self.max_area) * height * width
             aspect = math.exp(random.uniform(-math.log(self.max_aspect), math.log(self.max_aspect)))
@@ -162,7 +162,7 @@ def parse(
 class Transform:
     """Transform of batches of decoded images into batches for the model, (pixel / 255 - mean) / std in float32."""
 
-    resize: CenterCrop | RandomCrop | None  # None: the images have one size
+    resize: CenterCrop | RandomCrop | None  # None if the images have one size
     steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]  # transforms of images uint8
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -184,7 +184,7 @@ class Transform:
     def _normalized(self, images: np.ndarray) -> np.ndarray:
         *_, width, channels = images.shape
         mean, std = (np.broadcast_to(np.float32(values), channels) for values in (self.mean, self.std))
-        # Whole rows, because NumPy's loop over the last axis is slow for an axis of 3.
+        # Process whole rows, because NumPy's loop over the last axis is slow for an axis of size 3.
         pixels = images.reshape(*images.shape[:-2], -1) * np.tile(1 / (255 * std), width)
         pixels -= np.tile(mean / std, width)
         return pixels.reshape(images.shape)

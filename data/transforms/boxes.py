@@ -1,4 +1,4 @@
-"""Transforms of images with boxes, which move the boxes with the pixels; `content.Images` describes the examples."""
+"""Transforms of images that also transform their boxes; `content.Images` describes the examples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def resize(example: Example, height: int, width: int) -> Example:
 
 
 def crop(example: Example, top: int, left: int, height: int, width: int) -> Example:
-    """Crop an image and its boxes; objects outside of the crop are left out."""
+    """Crop an image and its boxes; objects outside the crop are removed."""
     boxes = np.clip(example["boxes"] - np.float32([left, top] * 2), 0, np.float32([width, height] * 2))
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     objects = {name: example[name][kept] for name in ("classes", "crowd")}
@@ -105,9 +105,9 @@ def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Gener
 class Transform:
     """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, is normalized to (pixel / 255 - mean) / std and put into the upper left corner of
-    a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
-    columns that the image takes. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
+    Each image is transformed by the steps, normalized to (pixel / 255 - mean) / std and placed in the upper left corner
+    of a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
+    columns that the image covers. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
     and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
     `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error,
     and `size` int32 [B, 2] is the height and width of each image before the steps, in pixels.

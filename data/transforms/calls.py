@@ -1,4 +1,4 @@
-"""The parser of pipelines such as `crop | flip | randaugment(2, 10)`, and a base class of their steps."""
+"""Parser of pipelines such as `crop | flip | randaugment(2, 10)`, and a base class of their steps."""
 
 import ast
 import inspect
@@ -19,9 +19,9 @@ class Checked:
 
 
 def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
-    """Return the results of the calls of known functions in the pipeline `value`, whose arguments are literals.
+    """Return the results of the calls in the pipeline `value`, of known functions with literal arguments.
 
-    The error message has the config key `option`.
+    Error messages name the config key `option`.
     """
     results = []
     for text in filter(None, (part.strip() for part in value.split("|"))):
@@ -41,5 +41,5 @@ def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]
 def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:  # A TypeError, because ValueErrors of the functions themselves must pass.
+    except ValueError:  # A TypeError, because ValueErrors of the functions themselves must propagate.
         raise TypeError(f"{ast.unparse(node)} is not a literal") from None

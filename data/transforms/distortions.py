@@ -16,7 +16,7 @@ from lineage.data.transforms.pillow import PerImage, from_pillow, to_pillow
 class RandAugment(Checked, PerImage):
     """RandAugment (arXiv 1909.13719): operations drawn at random from 16.
 
-    The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize do less as the
+    The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize weaken as the
     magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. DeiT, Swin and MAE (arXiv
     2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
     """
@@ -25,7 +25,7 @@ class RandAugment(Checked, PerImage):
     magnitude: Annotated[float, Range(0, 10)] = 10  # strength of the operations
     deviation: Annotated[float, Range(0)] = 0.0  # standard deviation of the magnitude
     probability: Annotated[float, Range(0, 1)] = 1.0  # probability of applying each operation that was drawn
-    increasing: bool = False  # whether all operations do more as the magnitude grows
+    increasing: bool = False  # whether all operations strengthen as the magnitude grows
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture, names = to_pillow(image), list(OPERATIONS)
@@ -44,7 +44,7 @@ class RandAugment(Checked, PerImage):
 
 @dataclass(frozen=True)
 class Jitter(Checked, PerImage):
-    """Color jitter, in random order; the first three change by a factor from 1 - their value to 1 + their value."""
+    """Color jitter in random order; the first three change by a factor from 1 - value to 1 + value."""
 
     brightness: Annotated[float, Range(0)] = 0.4
     contrast: Annotated[float, Range(0)] = 0.4
@@ -122,7 +122,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     ),
     "cutout": _cutout,
 }
-# Strengths for `increasing`: the larger the argument, the more these operations do.
+# Strengths for `increasing`: these operations strengthen with their argument.
 _INCREASING: dict[str, Callable[[float, int], float]] = {
     "posterize": lambda strength, sign: 1 - int(4 * strength) / 4,
     "solarize": lambda strength, sign: 1 - strength,

@@ -14,16 +14,16 @@ from PIL import Image
 
 from lineage.data import shuffle
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # for others, such as EPS, Pillow may start a program
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow may start a program for others, such as EPS
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")  # pixels of 8 bits
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # last bytes of the files of a format
 
 
 def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
-    """Decode an image file, its content, or an image of Pillow, to uint8 [h, w, channels].
+    """Decode an image file, its content, or a Pillow image to uint8 [h, w, channels].
 
-    There is 1 channel for gray, 3 are RGB and 4 RGBA. The error of a file that is not an image begins with `where`, by
-    default its path.
+    1 channel is gray, 3 are RGB and 4 RGBA. The error for a file that is not an image begins with `where`, by default
+    the path.
     """
     with opened(Picture(file, channels, where)) as image:
         return from_pillow(image)
@@ -31,7 +31,7 @@ def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "
 
 @dataclass(frozen=True)
 class Picture:
-    """Image file, or its content, that is decoded on use: see `decode`, which NumPy calls to make an array of it."""
+    """Image file, or its content, that is decoded (see `decode`) when NumPy converts it to an array."""
 
     file: str | Path | bytes
     channels: int
@@ -58,7 +58,7 @@ class Picture:
 
 @contextlib.contextmanager
 def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
-    """Yield a Pillow image, of which perhaps only the header has been read; for errors, see `decode`."""
+    """Yield a Pillow image, of which only the header may have been read; for errors, see `decode`."""
     if isinstance(image, np.ndarray):
         yield to_pillow(image)
         return
@@ -72,8 +72,8 @@ def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
 def crop(image: Image.Image, box: tuple[int, int, int, int], size: int, resample: Image.Resampling) -> Image.Image:
     """Return a box (top, left, height, width) of an image, resized to size x size pixels.
 
-    A JPEG file that has not been decoded yet, and whose box is at least twice as large, is decoded at 1/2, 1/4 or 1/8
-    of its size. The mean difference of the pixels was 1 of 255 for two photos, and at most 4.
+    A JPEG file that has not been decoded yet is decoded at 1/2, 1/4 or 1/8 of its size if the box is at least twice as
+    large as the result. For two photos, the mean difference of the pixels was 1 of 255, and at most 4.
     """
     top, left, height, width = box
     whole, edges = image.width, (left, top, left + width, top + height)
@@ -100,7 +100,7 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
             raise OSError("it is not a regular file")  # opening a pipe would wait forever
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
             yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # by format
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format
         where = where or ("An example" if isinstance(file, bytes) else file)
         raise ValueError(f"{where} cannot be read as an image: {error}.") from None
 
@@ -124,7 +124,7 @@ def from_pillow(image: Image.Image) -> np.ndarray:
 
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack images [h, w, c] to [N, h, w, c]. Raises ValueError if they differ in size."""
+    """Stack images [h, w, c] to [N, h, w, c]; raise ValueError if they differ in size."""
     images = [np.asarray(image) for image in images]
     different = next((image.shape for image in images if image.shape != images[0].shape), None)
     if different:
@@ -133,7 +133,7 @@ def stack(images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class PerImage:
-    """Base class of transforms of batches that transform each image by itself, with random numbers of its own."""
+    """Base class of transforms of batches that transform each image independently, with its own random numbers."""
 
     def __call__(self, images: Sequence[np.ndarray], keys: np.ndarray) -> np.ndarray:
         return np.stack([self.transform(image, shuffle.generator(key)) for image, key in zip(images, keys)])

@@ -101,7 +101,7 @@ def test_data_of_a_config(name, tmp_path, monkeypatch):
     """Read the files of a config, or look for its data set among the ones of TFDS."""
     monkeypatch.chdir(tmp_path)
     source, kind = source_of(name)
-    assert kind in source.offers()
+    assert kind in source.content_kinds()
     if name in FILES:
         write, expected = FILES[name]
         write()

@@ -47,7 +47,7 @@ def test_coco(tmp_path):
     (tmp_path / "annotations/person_keypoints_train2017.json").write_text("{}")
     (tmp_path / "annotations/instances_other.json").write_text("{}")
     source = COCO(str(tmp_path))
-    assert source.offers() == ["images_with_boxes"]
+    assert source.content_kinds() == ["images_with_boxes"]
     splits, names = source.images_with_boxes()
     assert names == ["person", "cat", "dog"]
     assert {name: len(part) for name, part in splits.items()} == {"train": 2, "validation": 2}

@@ -68,7 +68,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == expected
     section.label = "stars"
     source = schema.build(SOURCES, section)
-    assert source.offers() == ["labeled_texts"]
+    assert source.content_kinds() == ["labeled_texts"]
     assert set(fingerprint(source.files())) == {str(train), str(held_out)}
     loaded = load(source, TextClassification(sequence_length=32), Bytes(), Loader(batch_size=3))
     assert loaded.facts.class_names == ("1", "3", "5")
@@ -81,7 +81,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     assert dict(zip(texts, batch["label"].tolist(), strict=True)) == {"good, really good": 2, "bad": 0, 'so "so"': 1}
     (validation,) = loaded.splits["validation"]
     np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
-    with pytest.raises(ValueError, match="The source 'reviews' offers labeled texts, not documents"):
+    with pytest.raises(ValueError, match="The source 'reviews' provides labeled texts, not documents"):
         source.read("documents")
 
 

@@ -168,8 +168,8 @@ SOME = StandardLibrary(max_bytes=100_000)
     ("what", "options", "message"),
     [
         ((Digits(), IMAGES, BPE(300)), {}, "The task reads no texts, so the tokenizer must be left at its default"),
-        ((Digits(), SequenceToSequence()), {}, "The source 'digits' offers images, not pairs"),
-        ((Dates(), IMAGES), {}, "The source 'cldr' offers pairs, not images"),
+        ((Digits(), SequenceToSequence()), {}, "The source 'digits' provides images, not pairs"),
+        ((Dates(), IMAGES), {}, "The source 'cldr' provides pairs, not images"),
         ((SOME, CausalLM()), {}, "task.sequence_length is 0"),
         ((StandardLibrary(max_bytes=1), WINDOWS), {}, "within max_bytes=1"),
         (

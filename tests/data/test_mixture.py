@@ -208,8 +208,8 @@ def test_wrong_options_are_refused(options, message):
 
 def test_sources_that_do_not_fit_are_refused(files, tmp_path):
     source = SOURCES.build("mixture", parts=("cldr", "stdlib"))
-    assert source.offers() == ["pairs"]
-    with pytest.raises(ValueError, match="The source 'cldr' offers pairs, not documents"):
+    assert source.content_kinds() == ["pairs"]
+    with pytest.raises(ValueError, match="The source 'cldr' provides pairs, not documents"):
         load(source, CausalLM(sequence_length=8))
     with pytest.raises(ValueError, match=r"loader.buckets is \(8,\): a mixture does not allow it"):
         load(source, SequenceToSequence(sequence_length=24), Characters(), buckets=(8,))

@@ -50,7 +50,7 @@ def test_a_folder_of_the_hub(tmp_path):
     write(root / "plain_text/unsupervised-00000-of-00001.parquet", {"text": ["other"], "label": [-1]}, ["neg", "pos"])
     (root / "README.md").write_text("train")
     source = Parquet(str(root))
-    assert source.offers() == ["documents", "pairs", "labeled_texts", "questions", "images"]
+    assert source.content_kinds() == ["documents", "pairs", "labeled_texts", "questions", "images"]
     parts = source.labeled_texts()
     assert list(parts) == ["train", "validation", "test"]
     assert [text for (text,) in parts["train"].texts] == [f"train {shard} {i}" for shard in (0, 1) for i in range(4)]

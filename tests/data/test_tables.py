@@ -55,7 +55,7 @@ def write(path, rows=ROWS, names=NAMES, compressed=""):
 def test_every_format_gives_the_same_content(kind, compressed, tmp_path):
     path = write(tmp_path / f"a.{kind}", compressed=compressed)
     source = KINDS[kind](path, text_key="de", label_key="good", input_key="en", target_key="de")
-    assert source.offers() == ["documents", "pairs", "labeled_texts"]
+    assert source.content_kinds() == ["documents", "pairs", "labeled_texts"]
     assert list(source.documents()["train"]) == [row[0] for row in ROWS]
     assert source.pairs()["train"] == ([row[1] for row in ROWS], [row[0] for row in ROWS])
     part = source.labeled_texts()["train"]

@@ -193,7 +193,7 @@ def test_image_distillation_loss_matches_reference(temperature):
     ("model", "changes", "message"),
     [
         ("vit", {"task.name": "masked_autoencoding"}, "'masked_autoencoding' needs a model with the outputs patches"),
-        ("vit", {"task.name": "causal_lm"}, "The source 'digits' offers images, not documents."),
+        ("vit", {"task.name": "causal_lm"}, "The source 'digits' provides images, not documents."),
         ("mae", {}, "'image_classification' needs a model with the outputs classes: MAE has patches"),
         ("vit", {"task.name": "distilled_image_classification"}, "needs a model with the outputs distilled"),
         ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),

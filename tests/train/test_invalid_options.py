@@ -43,14 +43,14 @@ pytestmark = pytest.mark.usefixtures("no_report")
             [VIT, "--config.model.position=3d"],
             "model.position is '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
-        ([GPT, "--config.source=digits"], "The source 'digits' offers images, not documents."),
+        ([GPT, "--config.source=digits"], "The source 'digits' provides images, not documents."),
         (
             [GPT, "--config.task=masked_lm"],
             "The task 'masked_lm' needs a model with the outputs masked_lm: GPT has next_token.",
         ),
         (
             [GPT, "--config.task=conditional_lm", "--config.source=digits"],
-            "The source 'digits' offers images, not pairs.",
+            "The source 'digits' provides images, not pairs.",
         ),
         ([GPT, "--config.task.name=causal"], "Unknown task 'causal'. Did you mean 'causal_lm'?"),
         ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup'. The keys of task are cache_dir, "),

@@ -288,7 +288,7 @@ def test_facts_are_saved_whole(tmp_path):
     facts = Facts({"train": 3}, num_classes=2, **options)
     facts.save(tmp_path / "facts.json")
     assert Facts.load(tmp_path / "facts.json") == facts
-    with pytest.raises(ValueError, match=r"The class name 'caf\\udce9' has a character that UTF-8 does not have"):
+    with pytest.raises(ValueError, match=r"The class name 'caf\\udce9' has a character that UTF-8 cannot encode"):
         Facts(class_names=(os.fsdecode(b"caf\xe9"),)).save(tmp_path / "facts.json")
 
 
