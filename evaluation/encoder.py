@@ -13,9 +13,7 @@ from lineage.data import Tokenizer
 from lineage.evaluation.likelihood import by_length
 from lineage.metrics.embedding import Embedded, power_means
 from lineage.models import hidden_states
-from lineage.models.bert import BERT
 from lineage.models.convert import load
-from lineage.models.roberta import XLMR, RoBERTa
 
 _ROOM = 8  # pad lengths to multiples of this value to limit recompilation
 
@@ -35,7 +33,7 @@ class Encoder:
                 layers, their `power_means`.
         """
         model, variables = load(folder)
-        if not isinstance(model, BERT):
+        if not model.has_heads:
             raise ValueError(f"{folder} is a {type(model).__name__}: it must be an encoder of the BERT family.")
         self.tokenizer = Tokenizer.load(folder)
         if None in (self.tokenizer.cls, self.tokenizer.sep):
@@ -47,9 +45,10 @@ class Encoder:
         if not layers or min(layers) < 0 or max(layers) > depth:
             raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
         params = variables["params"]
-        if model.layer_groups[0].stacked:  # omit the layers above the last one that is needed
+        stack = model.layer_groups[0]
+        if stack.stacked:  # omit the layers above the last one that is needed
             depth = max(*layers, 1)
-            params = params | {"stack": jax.tree.map(lambda a: a[:depth], params["stack"])}
+            params = params | {stack.path: jax.tree.map(lambda a: a[:depth], params[stack.path])}
         self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
 
         @jax.jit
@@ -62,7 +61,7 @@ class Encoder:
 
     def __call__(self, texts: Sequence[str]) -> list[Embedded]:
         coder, texts = self.tokenizer, [text.strip() for text in texts]
-        if isinstance(self.model, RoBERTa) and not isinstance(self.model, XLMR):
+        if self.model.space_first:
             texts = [f" {text}" if text else "" for text in texts]  # words are preceded by a space
         cut = [ids[: self.model.max_length - 2] for ids in coder.encode_batch(texts)]
         rows = [np.concatenate([[coder.cls], ids, [coder.sep]]) for ids in cut]

@@ -83,6 +83,9 @@ class Model(nn.Module):
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
         takes_segments: whether `__call__` accepts `segments` and `positions`, for several texts in a row.
+        has_heads: whether the field `head` chooses the outputs, "none" for the hidden states.
+        space_first: whether texts begin with a space when they are tokenized, like the words in the middle of a text.
+        num_segments: number of segments that embeddings tell apart; 0: none.
         computes_loss: whether `__call__` accepts `targets` and then returns their losses instead of logits, see
             `kernels.vocabulary.token_losses`.
         depth: number of layers, L.
@@ -111,6 +114,9 @@ class Model(nn.Module):
     uses_batch_statistics = False
     takes_own_rate = False
     takes_segments = False
+    has_heads = False
+    space_first = False
+    num_segments = 0
     computes_loss = False
     depth = 0
     width = 0
@@ -132,6 +138,12 @@ class Model(nn.Module):
         """The fields by name."""
         names = (field.name for field in dataclasses.fields(self) if field.name not in INHERITED)
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The fields that the data determine unless the config sets them; None for those that the model lacks."""
+        names = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
+        return {name: self.settings.get(name) for name in names}
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:

@@ -186,7 +186,7 @@ def _textbook(model, sown):
     """Return the closed form of a model with one stack of blocks, from its sizes; nothing for others."""
     if "embedding" not in sown or not model.depth or not model.width:
         return {}
-    vocabulary = model.settings.get("vocab_size") or model.settings.get("num_classes", 0)
+    vocabulary = model.data_options["vocab_size"] or model.data_options["num_classes"] or 0
     parameters = vocabulary * model.width + 12 * model.depth * model.width**2
     rows, tokens = sown["embedding"][0].shape[:2]
     each = 2 * parameters + 4 * model.depth * tokens * model.width

@@ -27,6 +27,7 @@ class RoBERTa(BERT):
     epsilon: Epsilon = 1e-5
     pad_id: Natural = 1
 
+    space_first = True
     words_activation = staticmethod(gelu)
 
     @property
@@ -44,3 +45,5 @@ class XLMR(RoBERTa):
     """RoBERTa with a vocabulary for 100 languages."""
 
     vocab_size: Count = 250_002
+
+    space_first = False

@@ -123,9 +123,16 @@ class Task:
     def check_model(self, model: Model) -> None:
         """Raise ValueError for a model that does not support this task."""
         if not {*self.needs} & {*model.outputs}:
-            head = f" Set model.head={self.head!r}." if self.head and "head" in model.settings else ""
+            head = f" Set model.head={self.head!r}." if self.head and model.has_heads else ""
             needed = f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}"
             raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
+
+    def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
+        """Return the `Facts` that the options of the task determine, for a model without the data of its training.
+
+        `tokenizer` reads that of the model.
+        """
+        return {}
 
     def adapt(self, model: Mapping[str, Any]) -> "Task":
         """Return the task with the options that it takes from the model's config section."""

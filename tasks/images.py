@@ -1,6 +1,6 @@
 """Base classes of image tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -38,6 +38,10 @@ class ImageTask(Task):
         model = sizes.model
         height, width = (model.image_size,) * 2 if self.image_size else sizes.facts().image_size
         return {"B": sizes.batch_size, "height": height, "width": width, "channels": model.channels}
+
+    def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
+        size = {"image_size": (self.image_size,) * 2, "channels": model.channels} if self.image_size else {}
+        return {"mean": self.mean, "std": self.std, **size}
 
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["image"])

@@ -1,6 +1,6 @@
 """Base classes of text tasks."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,6 +40,9 @@ class TextTask(Task):
     def axes(self, sizes: Sizes) -> dict[str, int]:
         length = sizes.length or self.sequence_length
         return {"B": sizes.batch_size, "T": length, "S": length}
+
+    def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
+        return {"start_token": self.first_token(tokenizer()), "sequence_length": self.sequence_length}
 
     def first_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the first token of an encoder-decoder's target; None for other models."""

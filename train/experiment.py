@@ -119,7 +119,7 @@ class Experiment:
         self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
         _ = self.run.checkpoint.highest  # raises an error if the metric has no direction
         for name in ("num_classes", "vocab_size"):
-            has, needs = self.model.settings.get(name), self.facts.model_options[name]
+            has, needs = self.model.data_options[name], self.facts.model_options[name]
             if has and needs and has < needs:
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."

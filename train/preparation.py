@@ -67,7 +67,7 @@ def check_writable(workdir: Path) -> None:
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
     """Yield notes about the data of a run and its schedule; the run resumes after `start` steps."""
     if not start:
-        classes = experiment.model.settings.get("num_classes") if "label" in experiment.task.arrays else None
+        classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:

@@ -25,7 +25,6 @@ from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch, Task
-from lineage.tasks.text import TextTask
 from lineage.train.checkpoint import read_variables
 from lineage.train.step import TrainState
 
@@ -101,7 +100,7 @@ def _fitting(ours, theirs, model, init):
 
 def _classifies(model, name, shape, other):
     """Return whether a parameter differs from another one only in the number of classes."""
-    count = model.settings.get("num_classes")  # a detector has one more: "no object"
+    count = model.data_options["num_classes"]  # a detector has one more: "no object"
     return count and shape[-1] in (count, count + 1) and shape[:-1] == other[:-1] and model.layer_of(name) != 0
 
 
@@ -177,8 +176,8 @@ def check(experiment: Any) -> None:
 
 def _facts(model: Model, **others: Any) -> Facts:
     """Return the metadata that the options of a model imply, and `others`."""
-    known = {name: model.settings.get(name) for name in ("vocab_size", "num_classes", "channels")}
-    size, length = model.settings.get("image_size"), model.settings.get("max_length")
+    known = model.data_options
+    size, length = known.pop("image_size"), known.pop("max_length")
     return Facts(**known | {"image_size": size and (size, size), "sequence_length": length} | others)
 
 
@@ -204,7 +203,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     if not Path(path).exists():
         return
     model, task = _model_of(path, {}), TASKS[config.task.name]
-    headed = model.clone(head=task.head) if task.head and "head" in model.settings else model
+    headed = model.clone(head=task.head) if task.head and model.has_heads else model
     name = MODELS.name_of(model)
     if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", name)
@@ -223,7 +222,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     for key, value in _preparation(path, model).items():
         if value is not None and key in config.task and f"task.{key}" not in typed:
             _set(config.task, key, value)
-    longest = model.settings.get("max_length")
+    longest = model.data_options["max_length"]
     if longest and "sequence_length" in config.task and "task.sequence_length" not in typed:
         config.task.sequence_length = min(config.task.sequence_length or longest, longest)
 
@@ -248,11 +247,17 @@ def _set(section, key, value):
 
 
 def _preparation(path, model):
-    """Return the task options that prepare the inputs of a model."""
-    found = {"image_size": model.settings.get("image_size")}
+    """Return the task options that prepare the inputs of a model.
+
+    An `image_size` of 0 in a run means that its images had the model's size already.
+    """
+    found = {"image_size": model.data_options["image_size"]}
     if is_run(path):
         task = read_json(Path(path) / CONFIG)["task"]
-        return found | {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key)}
+        given = {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key) is not None}
+        if given.get("image_size") == 0:
+            del given["image_size"]
+        return found | given
     if Path(path).suffix == ".npz":
         return found
     start = "pad" if companions.starts_with_padding(Path(path)) else "end_of_text"
@@ -280,12 +285,7 @@ def config_of(folder: Path, task: str) -> ConfigDict:
 
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
-    options = {key: getattr(task, key) for key in ("mean", "std") if hasattr(task, key)}
-    if size := getattr(task, "image_size", 0):
-        options |= {"image_size": (size, size), "channels": model.channels}
-    if isinstance(task, TextTask):
-        start = task.first_token(Tokenizer.load(folder))
-        options |= {"start_token": start, "sequence_length": task.sequence_length}
+    options = task.known_facts(model, partial(Tokenizer.load, folder))
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

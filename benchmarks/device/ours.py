@@ -49,8 +49,8 @@ def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
     """Return a batch of random tokens, images and labels, without padding."""
     model, random = of.model, np.random.default_rng(seed)
     length = getattr(of.task, "sequence_length", None)
-    limits = dict.fromkeys(("tokens", "targets"), model.settings.get("vocab_size"))
-    limits |= {"masked_positions": length, "segments": 2, "label": model.settings.get("num_classes")}
+    limits = dict.fromkeys(("tokens", "targets"), model.data_options["vocab_size"])
+    limits |= {"masked_positions": length, "segments": 2, "label": model.data_options["num_classes"]}
 
     def array(name, like):
         if like.dtype == bool:

@@ -128,6 +128,6 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
     about |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
     if model.max_length is not None:
         about["model_max_length"] = model.max_length
-    if getattr(model, "num_segments", 0) > 1:  # `transformers` 5 leaves them out by default
+    if model.num_segments > 1:  # `transformers` 5 leaves them out by default
         about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_atomic(folder / TOKENIZER, json.dumps(about, indent=2) + "\n")

@@ -228,7 +228,7 @@ def separate_layers(model: nn.Module, variables: Any) -> Any:
         copied = jax.lax.platform_dependent(layers, cpu=jax.lax.optimization_barrier, default=lambda layers: layers)
         return {**tree, name: copied}
 
-    for group in getattr(model, "layer_groups", ()):
+    for group in model.layer_groups:
         if group.side == "decoder" and group.stacked:
             variables = {kind: split(tree, *group.path.split("/")) for kind, tree in variables.items()}
     return variables

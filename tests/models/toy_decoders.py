@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from lineage.models import Model
+
 VOCAB = 11
 
 
@@ -42,7 +44,7 @@ class Extra:
         return Extra(self.logits[rows])
 
 
-class Bigram(nn.Module):
+class Bigram(Model):
     """Decoder with a known distribution: the logits after a token are its row of the table, plus the memory."""
 
     vocab_size: int = VOCAB
