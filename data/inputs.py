@@ -25,15 +25,6 @@ from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 
-# Kind of content -> the columns of a file of such inputs.
-COLUMNS = {
-    "documents": ("text",),
-    "pairs": ("input",),
-    "labeled_texts": ("text",),
-    "tagged_sentences": ("words",),
-    "questions": ("question", "context"),
-}
-STREAMED = ("documents", "pairs", "labeled_texts")  # kinds of inputs that are not in memory together
 TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are file suffixes
 BOXES = "images_with_boxes"
 
@@ -80,7 +71,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
             folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images. It may be
             remote, see `lineage.configs.storage`.
         kind: kind of content, see `Source`.
-        columns: names of columns instead of `COLUMNS`; two for pairs of texts to classify.
+        columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
 
     Raises:
@@ -88,21 +79,18 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         ValueError: the file is empty or of another format, or a column is missing; the message names the line.
     """
     path = local(path, ())
-    if kind not in COLUMNS:
+    if kind not in KINDS:
         return _images(path, kind, channels)
     suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
-    rows: Sequence[Any]
-    if kind == "questions" and suffix == ".json":
-        rows = read_questions(path, answered=False)
-    elif kind == "tagged_sentences" and suffix == ".conllu":
-        rows = read_sentences(path)
+    reading = KINDS[kind]
+    if suffix in reading.readers:
+        rows = reading.readers[suffix](path)
     else:
-        names = tuple(columns or COLUMNS[kind])
-        rows = Rows(path, partial(_rows, path, kind, suffix, names))
-        rows = rows if kind in STREAMED else rows[:]
+        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns)))
+        rows = rows if reading.streamed else rows[:]
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, () if kind in STREAMED else _about(rows))
+    return Inputs(rows, () if reading.streamed else _about(rows))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -116,11 +104,12 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     """
     if isinstance(values, str | bytes) or not len(values):
         raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
-    if kind not in COLUMNS:
+    if kind not in KINDS:
         about = [{"image_id": number} for number in range(len(values))] if kind == BOXES else ()
         return Inputs(_MemoryImages(values, channels), about)
-    single = [[value] if isinstance(value, str) or kind == "tagged_sentences" else [*value] for value in values]
-    rows = [_row(kind, row, f"input {number}") for number, row in enumerate(single)]
+    reading = KINDS[kind]
+    single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
+    rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
     return Inputs(rows, _about(rows))
 
 
@@ -175,26 +164,66 @@ def _about(rows):
     return ()
 
 
-def _row(kind, values, where):
-    """Return the input of a row of a table."""
-    if kind == "tagged_sentences":
-        words = values[0].split() if isinstance(values[0], str) else values[0] or []
-        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"{where} has {str(words)[:60]}: it must be a text, or a list of words.")
-        if not words:
-            raise ValueError(f"{where} has no words.")
-        return TaggedSentence([words[0], *(f" {word}" for word in words[1:])], [""] * len(words))
+def _words(values, where):
+    """Return the sentence in a text, or in a list of words."""
+    words = values[0].split() if isinstance(values[0], str) else values[0] or []
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{where} has {str(words)[:60]}: it must be a text, or a list of words.")
+    if not words:
+        raise ValueError(f"{where} has no words.")
+    return TaggedSentence([words[0], *(f" {word}" for word in words[1:])], [""] * len(words))
+
+
+def _texts(values, where):
+    """Return the texts of a row."""
     if wrong := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
-    if kind == "questions":
-        return Question(*values, ())
-    return tuple(values) if kind == "labeled_texts" else values[0]
+    return tuple(values)
 
 
-def _rows(path, kind, suffix, names):
+def _text(values, where):
+    """Return the first text of a row."""
+    return _texts(values, where)[0]
+
+
+def _question(values, where):
+    """Return the question of a row, without answers."""
+    return Question(*_texts(values, where), ())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Format of the inputs of a kind of content.
+
+    Attributes:
+        row: function that returns the input for the values of a row and its name in error messages.
+        columns: default names of the columns.
+        readers: suffix -> function that reads a file of another format.
+        streamed: whether the inputs of a file are read in parts instead of all together.
+        is_list: whether a list is one value of a row instead of the row.
+    """
+
+    row: Callable[[Sequence[Any], str], Any]
+    columns: tuple[str, ...]
+    readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)
+    streamed: bool = True
+    is_list: bool = False
+
+
+QUESTION_FILES = {".json": partial(read_questions, answered=False)}
+KINDS = {
+    "documents": Kind(_text, ("text",)),
+    "pairs": Kind(_text, ("input",)),
+    "labeled_texts": Kind(_texts, ("text",)),
+    "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, streamed=False, is_list=True),
+    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, streamed=False),
+}
+
+
+def _rows(path, row, suffix, names):
     """Yield the inputs in a file."""
     for number, values in _table(path, suffix, names):
-        yield _row(kind, values, f"{path}, line {number}")
+        yield row(values, f"{path}, line {number}")
 
 
 def _table(path, suffix, names):

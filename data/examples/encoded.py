@@ -37,7 +37,7 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """Whether some text has several sequences."""
+        """Indicator that some text was split into several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
     @property
