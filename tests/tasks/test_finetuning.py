@@ -203,6 +203,16 @@ def test_run_is_initialized_from_another(pretrained, tasks, tiny, tmp_path, caps
 
 
 @pytest.mark.thorough
+def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    theirs = tiny("vit", {"task.squash": False, "task.image_size": 8, "model.image_size": 8})
+    (tmp_path / "config.json").write_text(json.dumps(theirs.to_dict()))
+    config = tiny("vit", {"task.squash": True, "init.path": str(tmp_path)})
+    initial.adopt(config)
+    assert config.task.squash is False
+    assert config.task.image_size == 8
+
+
 def test_resumed_run_is_not_initialized_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
