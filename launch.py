@@ -271,16 +271,20 @@ def run_watch(options: Options, changes: Changes) -> None:
 def run_sweep(options: Options, changes: Changes) -> int:
     config, overrides = configured(options, changes)
     from lineage.configs import cli
-    from lineage.runs.search import run_search
-    from lineage.runs.sweep import run_sweep
+    from lineage.runs import search, sweep
 
-    start, folder = child(options, changes), options.folder
+    def finish(*results):
+        from lineage.report import comparison  # imports matplotlib, which would delay the first run
+
+        comparison.finish(*results)
+
+    start, folder, parallel = child(options, changes), options.folder, options.parallel
     if options.optuna:
-        search = cli.search(options.file, options.trials)
-        return run_search(start, search, partial(changed, config), folder, options.parallel)
+        objective = cli.search(options.file, options.trials)
+        return search.run_search(start, objective, partial(changed, config), folder, finish, parallel)
     if options.trials:
         raise ValueError(f"--trials is {options.trials}: it requires --optuna.")
-    return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
+    return sweep.run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, finish, parallel)
 
 
 def run_slurm(options: Options, changes: Changes) -> int:

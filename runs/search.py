@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lineage.report.comparison import finish
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked
 from lineage.runs.sweep import Launcher, exit_code
@@ -25,6 +24,7 @@ def run_search(
     search: Any,
     config_of: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     workdir: Path,
+    finish: Callable[..., None],
     parallel: int = 1,
 ) -> int:
     """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011); return the exit code.
@@ -34,7 +34,8 @@ def run_search(
     repeats failed trials, unless they failed because of a non-finite loss or a lack of memory.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
-    also `run_sweep`. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by the metric.
+    `run_sweep` for the other arguments. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by
+    the metric.
     """
     if search is None:
         raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")

@@ -31,17 +31,18 @@ def run_sweep(
     overrides: Sequence[Mapping[str, Any]],
     configs: Sequence[Mapping[str, Any]],
     workdir: Path,
+    finish: Callable[..., None],
     parallel: int = 1,
 ) -> int:
     """Run `command` with each of the overrides, in subfolders of `workdir` named after the overrides.
 
     Finished runs are skipped, interrupted runs are resumed, and runs that an earlier sweep left in progress are waited
-    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results. Return the
-    exit code, see `exit_code`.
+    for. A run that fails does not stop the others. Return the exit code, see `exit_code`.
 
     Args:
         command: the command line of a run without its overrides and its workdir.
         configs: the whole config of each run, as in its `config.json`.
+        finish: function that writes the results at the end, see `report.comparison.finish`.
         parallel: number of runs at a time.
     """
     runs = plan(overrides, configs, workdir)
@@ -58,8 +59,6 @@ def run_sweep(
             # Runs in progress come first, so that their devices are not given to other runs.
             todo.sort(key=lambda run: not held(run.folder))
             Launcher(command, min(parallel, len(todo))).run(todo, runs)
-        from lineage.report.comparison import finish  # imports matplotlib, which would delay the first run
-
         finish(runs, command, workdir)
     return exit_code(runs)
 

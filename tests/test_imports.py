@@ -52,7 +52,7 @@ RULES = {
     "runs.process": (set(), set()),
     "runs.remote": ({"runs.folder", "runs.locks"}, set()),
     "runs": (
-        {"report", "runs.folder", "runs.locks", "runs.process", "runs.remote"},
+        {"runs.folder", "runs.locks", "runs.process", "runs.remote"},
         {"numpy", "rich", "optuna", "submitit"},
     ),
     "configs.atomic": (set(), set()),
@@ -147,6 +147,7 @@ def test_packages_are_imported_with_the_prefix(path):
         ("train.loop", "from lineage import launch"),
         ("train.loop", "from lineage.runs import sweep"),
         ("evaluation.base", "from lineage.train import loop"),
+        ("runs.sweep", "def f():\n    from lineage.report.comparison import finish"),
     ],
 )
 def test_violations_are_detected(module, source):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from lineage.configs.sweeps import Choice, Floats, Integers, Search
+from lineage.report.comparison import finish
 from lineage.runs import search as module
 from lineage.runs.locks import locked
 from lineage.runs.search import Trials, run_search
@@ -41,7 +42,7 @@ COMMAND = [sys.executable, "-c", RUN]
 
 def run(workdir, parallel=2, **more):
     search = Search(SPACE, **{"trials": 12, "prune": False, "seed": 1} | more)
-    return run_search(COMMAND, search, dict, workdir, parallel)
+    return run_search(COMMAND, search, dict, workdir, finish, parallel)
 
 
 def ran(workdir):
@@ -98,7 +99,8 @@ def test_search_prunes_worse_trials(tmp_path, monkeypatch):
 def test_search_resumes_after_a_kill(tmp_path):
     program = "import sys; from pathlib import PosixPath; from lineage.runs.search import run_search\n"
     program += "from lineage.configs.sweeps import *\n"
-    program += f"run_search({COMMAND!r}, Search({SPACE!r}, trials=4, prune=False), dict, {tmp_path!r}, 2)"
+    program += "from lineage.report.comparison import finish\n"
+    program += f"run_search({COMMAND!r}, Search({SPACE!r}, trials=4, prune=False), dict, {tmp_path!r}, finish, 2)"
     program = program.replace(repr(SPACE["kind"]), "Choice('good', 'bad')")
     environment = {"SLEEP": "1", "PATH": ""}
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
@@ -203,20 +205,20 @@ def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Launcher", Launcher)
     search = Search(SPACE, trials=1)
     for config in ({}, {"checkpoint": {"best": ""}}, {"checkpoint": {"best": "test/loss"}}):
-        assert run_search(["run"], search, lambda changes, config=config: config, tmp_path) == 0
+        assert run_search(["run"], search, lambda changes, config=config: config, tmp_path, finish) == 0
     best = ["--config.checkpoint.best=validation/loss", "--config.checkpoint.best_is_highest=False"]
     assert commands == [["run"], ["run", *best], ["run"]]
 
 
 def test_invalid_search_raises(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"has no search\(\)"):
-        run_search(COMMAND, None, dict, tmp_path)
+        run_search(COMMAND, None, dict, tmp_path, finish)
     with pytest.raises(ValueError, match="'test/bleu'; the metrics of the runs are train/loss, validation/loss"):
         run(tmp_path / "a", metric="test/bleu")
     run(tmp_path / "b", trials=1)
     for space in ({"x": SPACE["x"]}, SPACE | {"y": SPACE["x"]}):
         with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
-            run_search(COMMAND, Search(space), dict, tmp_path / "b")
+            run_search(COMMAND, Search(space), dict, tmp_path / "b", finish)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install optuna"):
         run(tmp_path)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lineage.report import figures
+from lineage.report.comparison import finish
 from lineage.runs.live import Run
 from lineage.runs.locks import CLAIM, held, is_locked, locked, locked_file
 from lineage.runs.sweep import Job, Launcher, found, plan, run_names, run_sweep
@@ -69,13 +70,13 @@ def configs(overrides, total):
     return [{key: value for key, value in changes.items() if key not in own} for changes in whole]
 
 
-def arguments(workdir, overrides, total_steps=4, parallel=1):
+def arguments(workdir, overrides, total_steps=4):
     command = [sys.executable, "-c", RUN, f"--config.total_steps={total_steps}"]
-    return command, overrides, configs(overrides, total_steps), workdir, parallel
+    return command, overrides, configs(overrides, total_steps), workdir
 
 
-def sweep(*args, **options):
-    return run_sweep(*arguments(*args, **options))
+def sweep(workdir, overrides, total_steps=4, parallel=1):
+    return run_sweep(*arguments(workdir, overrides, total_steps), finish, parallel)
 
 
 @pytest.fixture
@@ -83,9 +84,10 @@ def start(tmp_path):
     """Return `start(workdir, overrides, ...)`, which runs a sweep in a process; kill all processes at the end."""
     started = []
 
-    def start(*options):
+    def start(workdir, overrides, total_steps=4, parallel=1):
         program = "import sys; from pathlib import PosixPath; from lineage.runs.sweep import run_sweep\n"
-        program += f"sys.exit(run_sweep(*{arguments(*options)!r}))"
+        program += "from lineage.report.comparison import finish\n"
+        program += f"sys.exit(run_sweep(*{arguments(workdir, overrides, total_steps)!r}, finish, {parallel}))"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         started.append(subprocess.Popen([sys.executable, "-c", program], **pipes))
         return started[-1]
