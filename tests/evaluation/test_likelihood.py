@@ -175,7 +175,7 @@ metric_list: [{{metric: perplexity, aggregation: perplexity}}]
     assert found["perplexity,none"] == pytest.approx(scores["perplexity"], rel=1e-5)
     assert "own_lambada" in capsys.readouterr().out
     for arguments, message in (
-        (["harness", "--tasks=own_lambada"], "--model \\(a run or folder\\) and --tasks"),
+        (["harness", "--tasks=own_lambada"], "--model (a run or folder) and --tasks"),
         (["harness", "--tasks=none", f"--model={folder}"], "The harness has no task 'none'"),
         (["score", "--metric=bleu", f"--predictions={rows}", "--model=x"], "bleu has no option 'model'"),
     ):
