@@ -13,6 +13,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
+from lineage.configs.atomic import write_atomic
 from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
@@ -48,7 +49,7 @@ def evaluate(
     )
     if output:
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-        Path(output).write_text(json.dumps(found, indent=2, default=handle_non_serializable), encoding="utf-8")
+        write_atomic(output, json.dumps(found, indent=2, default=handle_non_serializable))
     return make_table(found)
 
 

@@ -193,7 +193,7 @@ class Output:
         for name, value in prediction.items():
             if isinstance(value, np.ndarray):
                 image = self._folder / f"{number:06}_{name}.png"
-                image.write_bytes(png(value))  # before its line: an interrupted prediction is written again
+                image.write_bytes(png(value))  # not atomic: without its line, which follows, it is written again
                 prediction = prediction | {name: str(image.relative_to(self.path.parent))}
         return line(prediction)
 

@@ -1,6 +1,7 @@
 """Comparison of runs: `compare.html`, or for a sweep `sweep.html`, `sweep.csv` and `sweep.png`."""
 
 import csv
+import io
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
+from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
 from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
@@ -233,10 +235,11 @@ def row_of(run: Run) -> dict[str, str]:
 def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     """Write the rows as CSV, and print them."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+    content = io.StringIO(newline="")
+    writer = csv.DictWriter(content, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, content.getvalue())
     shown = columns[1:]
     widths = [max(len(column), *(len(row.get(column, "")) for row in rows)) for column in shown]
     print()

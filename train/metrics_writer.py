@@ -88,7 +88,7 @@ class MetricsWriter(AbstractContextManager):
 
             id_file = workdir / "wandb_id.txt"
             if resume_step == 0 or not id_file.exists():
-                id_file.write_text(uuid.uuid4().hex[:12])
+                write_atomic(id_file, uuid.uuid4().hex[:12])
             # W&B ignores steps that it already has; a resumed run has the same values for them.
             settings = {"id": id_file.read_text(), "name": workdir.name, "config": config, "resume": "allow"}
             self._wandb = init(project=wandb, dir=str(workdir), **settings)
