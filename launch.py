@@ -62,13 +62,12 @@ def execute(options: Options, changes: Changes, workdir: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        message = str(error).replace("force_config=True", "--force-config") or type(error).__name__
-        print(f"\nerror: {message}", file=sys.stderr)
+        print(f"\nerror: {str(error) or type(error).__name__}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:
             print("(use --traceback for the full traceback)", file=sys.stderr)
-        return 1
+        return process.exit_code(error)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

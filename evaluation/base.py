@@ -13,6 +13,7 @@ from jax.experimental.multihost_utils import process_allgather
 from lineage.configs.registry import Range, Registry, check_ranges, did_you_mean
 from lineage.data import Data, EvaluationBatches, Facts, Loader, Tokenizer, TrainBatches
 from lineage.models import Model
+from lineage.runs.folder import UnknownMetricError
 from lineage.tasks import Batch, Task
 
 EVALUATORS: Registry = Registry("evaluator")
@@ -201,7 +202,7 @@ class Evaluation:
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
 
     def check_metric(self, key: str, metric: str) -> None:
-        """Raise ValueError if the config's `key` names a metric, such as "test/accuracy", that no evaluator returns."""
+        """Raise UnknownMetricError if no evaluator returns the metric, such as "test/accuracy", of a config's `key`."""
         if not metric:
             return
         known: list[str] = []
@@ -214,10 +215,10 @@ class Evaluation:
                     return
                 known += [f"{split.label}/{one}" for one in names]
         if not known:
-            raise ValueError(f"{key} is {metric!r}, but nothing is evaluated: the data have no split for it.")
+            raise UnknownMetricError(f"{key} is {metric!r}, but nothing is evaluated: the data have no split for it.")
         if metric not in known:
             hint = did_you_mean(metric, known) or f": the metrics are {', '.join(known)}."
-            raise ValueError(f"{key} is {metric!r}{hint}")
+            raise UnknownMetricError(f"{key} is {metric!r}{hint}")
 
     def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:
         data = self._open(evaluator.source) if evaluator.source else self.context.data

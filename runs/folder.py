@@ -27,6 +27,7 @@ OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
+FORCE = "--force-config (in Python, force_config=True)"
 
 # Prefixes of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the prefix of a key.
@@ -138,6 +139,10 @@ class DamagedError(ValueError):
     """Exception raised for a checkpoint that is provably damaged, or belongs to another model."""
 
 
+class UnknownMetricError(ValueError):
+    """Exception raised if `checkpoint.best` is not the name of a metric of the run."""
+
+
 def sealed_page(page: bytes) -> bytes:
     """Return an HTML page with its SHA-256 in a comment at its end."""
     return page + f"<!-- SHA-256 {hashlib.sha256(page).hexdigest()} -->\n".encode()
@@ -207,7 +212,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     """
     found = [name for name in OWN if (workdir / name).exists()]
     if found and not force and "model" not in read_json(workdir / CONFIG):
-        raise ValueError(f"{workdir / found[0]} is not a run's: choose another workdir, or force_config=True.")
+        raise ValueError(f"{workdir / found[0]} is not a run's: choose another workdir, or {FORCE}.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -222,7 +227,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
             raise ValueError(
                 f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
-                "files): restore the data, choose another workdir, or force_config=True."
+                f"files): restore the data, choose another workdir, or {FORCE}."
             )
     write_atomic(path, json.dumps(files, indent=2))
 
@@ -268,8 +273,7 @@ def check_config(config: Any, workdir: Path) -> None:
     ]
     if there and changed:  # if no record is left, the checkpoints cannot be restored either
         raise ValueError(
-            f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or "
-            "force_config=True."
+            f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or {FORCE}."
         )
 
 

@@ -10,8 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lineage.runs.folder import UnknownMetricError
+
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
 HUNG = 76  # exit code of a run that ended itself because a step did not finish
+NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
+NO_MEMORY = 78  # exit code of a run that needs more memory than there is
+UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`
 # Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -41,6 +46,12 @@ def open_streams() -> None:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of a command that raised an error."""
+    codes = {FloatingPointError: NOT_FINITE, MemoryError: NO_MEMORY, UnknownMetricError: UNKNOWN_METRIC}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
 @contextlib.contextmanager

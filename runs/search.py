@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import random
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,10 +12,11 @@ from typing import Any
 
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked
+from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
-HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # deterministic errors, which are not retried
+HOPELESS = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
 
 
 def run_search(
@@ -137,9 +137,9 @@ class Trials:
             value = list(values.values())[-1]
             result = {"values": value} if math.isfinite(value) else {"state": self.states.FAIL}
             self.study.tell(trial, **result, skip_if_finished=True)
-        elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will others
-            raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
-        elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
+        elif run.code == UNKNOWN_METRIC:  # so will all others
+            raise ValueError(f"{run.name} has no such metric, and later runs would not either: {run.error()}")
+        elif run.state == "pruned" or run.code in HOPELESS:
             run.state = "pruned"
             self.study.tell(trial, state=self.states.PRUNED, skip_if_finished=True)
         return False

@@ -211,6 +211,7 @@ class Launcher:
             ended = True
         if ended:
             del self.jobs[run]
+            run.code = code
             if code == 0 or (job.process is None and run.is_done()):
                 run.state = "done"
             elif job.pruned:

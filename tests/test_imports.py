@@ -49,7 +49,7 @@ RULES = {
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
     "runs.provenance": (set(), set()),
-    "runs.process": (set(), set()),
+    "runs.process": ({"runs.folder"}, set()),
     "runs.remote": ({"runs.folder", "runs.locks"}, set()),
     "runs": (
         {"runs.folder", "runs.locks", "runs.process", "runs.remote"},

@@ -22,7 +22,7 @@ from lineage.configs import schema
 from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, last_step, read_record
+from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import hash_array, hash_leaves
@@ -101,12 +101,12 @@ class Checkpoints(contextlib.AbstractContextManager):
                 `averages` since the last line.
 
         Raises:
-            ValueError: `metrics` is not empty and lacks the metric `checkpoint.best`.
+            UnknownMetricError: `metrics` is not empty and lacks the metric `checkpoint.best`.
             OSError: this checkpoint, or the previous one, cannot be written, and `on_error` is "stop".
         """
         step, best = int(state.step), self.options.best
         if best and metrics and best not in metrics:
-            raise ValueError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
+            raise UnknownMetricError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
         if step in (existing := self._manager.all_steps()):
             return
         self._records = {each: record for each, record in self._records.items() if each in existing}

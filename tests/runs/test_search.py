@@ -13,6 +13,7 @@ from lineage.configs.sweeps import Choice, Floats, Integers, Search
 from lineage.report.comparison import finish
 from lineage.runs import search as module
 from lineage.runs.locks import locked
+from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
 from lineage.runs.search import Trials, run_search
 
 # Fake run: its loss falls to the distance from the optimum, with an evaluation after each step.
@@ -27,7 +28,7 @@ with open(folder.parent / "ran.txt", "a") as file:
 if os.environ.get("FAIL") == folder.name:
     sys.exit("error: no disk")
 if x > 9:
-    sys.exit("error: train/loss is nan at step 1: the run stops")
+    sys.exit(77)  # as after a loss that is not finite
 for step in range(1, 5):
     loss = (x - 3) ** 2 + (kind == "bad") * 100 + 1 / step
     with open(folder / "metrics.jsonl", "a") as file:
@@ -145,39 +146,45 @@ def test_damaged_storage_is_named(tmp_path):
         run(tmp_path, trials=1)
 
 
-def ended(run, state, *values, error=""):
+def ended(run, state, *values, code=None):
     """Let a run have a state, and values of the metric at the steps 1, 2, ..."""
     run.folder.mkdir()
-    (run.folder / "log.txt").write_text(error)
-    run.state, run.metrics = state, [{"step": 1, "train/loss": 9.0}]
+    run.state, run.code, run.metrics = state, code, [{"step": 1, "train/loss": 9.0}]
     run.metrics += [{"step": step, "validation/loss": value} for step, value in enumerate(values, 1)]
     (run.folder / "artifacts").mkdir()
     (run.folder / "artifacts" / "run.json").write_text('{"seconds": 1.0}' if state == "done" else "{}")
 
 
 def test_trials_have_the_results_of_their_runs(tmp_path):
-    search = Search(SPACE, trials=5, prune=False, seed=1)
+    search = Search(SPACE, trials=6, prune=False, seed=1)
     trials = Trials(search, dict, tmp_path)
-    done, infinite, failed, hopeless, stopped = trials.todo()
+    done, infinite, failed, diverged, large, stopped = trials.todo()
     ended(done, "done", 4.0, 2.0)
     ended(infinite, "done", 1.0, float("inf"))
-    ended(failed, "failed (1)", 3.0, error="error: no disk, information")
-    ended(hopeless, "failed (1)", error="error: train/loss is nan at step 1")
+    ended(failed, "failed (1)", 3.0, code=1)
+    ended(diverged, "failed (77)", code=NOT_FINITE)
+    ended(large, "failed (78)", code=NO_MEMORY)
     ended(stopped, "stopped", 5.0)
     for run in (*trials.runs, done, stopped):  # what is known is not reported again
         assert trials.observe(run) is False
     known = trials.study.get_trials()
-    assert [one.state.name for one in known] == ["COMPLETE", "FAIL", "RUNNING", "PRUNED", "RUNNING"]
+    assert [one.state.name for one in known] == ["COMPLETE", "FAIL", "RUNNING", "PRUNED", "PRUNED", "RUNNING"]
     assert (known[0].value, known[0].intermediate_values) == (2.0, {1: 4.0, 2: 2.0})
-    assert known[4].intermediate_values == {1: 5.0}
+    assert known[5].intermediate_values == {1: 5.0}
     again = Trials(search, dict, tmp_path)
-    assert [run.state for run in again.runs] == ["done", "pruned", "waiting", "pruned", "waiting"]
+    assert [run.state for run in again.runs] == ["done", "pruned", "waiting", "pruned", "pruned", "waiting"]
     assert [run.changes for run in again.runs] == [run.changes for run in trials.runs]
     with locked(stopped.folder):  # a run in progress comes first
-        assert [run.name for run in again.todo()] == ["trial_004", "trial_002"]
-    (failed.folder / "log.txt").write_text("error: checkpoint.best is 'validation/loss': it must be one of loss.")
-    with pytest.raises(ValueError, match="search\\(\\) has the metric 'validation/loss', which the runs refuse"):
-        trials.observe(failed)
+        assert [run.name for run in again.todo()] == ["trial_005", "trial_002"]
+
+
+def test_search_stops_if_the_runs_do_not_have_its_metric(tmp_path):
+    trials = Trials(Search(SPACE, trials=2), dict, tmp_path)
+    run = next(trials.todo())
+    ended(run, "failed (79)", code=UNKNOWN_METRIC)
+    (run.folder / "log.txt").write_text("error: checkpoint.best is 'loss': it must be one of test/loss.")
+    with pytest.raises(ValueError, match=r"trial_000 has no such metric, .*: error: checkpoint.best is 'loss'"):
+        trials.observe(run)
 
 
 @pytest.mark.parametrize(("highest", "pruned"), [(False, [False, True]), (True, [True, False])])

@@ -55,10 +55,10 @@ def interrupted(monkeypatch):
 
 @pytest.fixture
 def error(capsys):
-    """Return `error(*arguments)`, which runs a command that must fail and returns its error message."""
+    """Return `error(*arguments, code=1)`, which runs a command that must fail and returns its error message."""
 
-    def error(*arguments):
-        assert launch.main([str(argument) for argument in arguments]) == 1
+    def error(*arguments, code=1):
+        assert launch.main([str(argument) for argument in arguments]) == code
         lines = capsys.readouterr().err.rsplit("\nerror: ", 1)[1].splitlines()
         assert lines[1:] == ["(use --traceback for the full traceback)"]  # one line, and a hint
         return lines[0]

@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from benchmarks import plans
-from lineage.train.compiler import targets
+from lineage.train.compiler import compile, targets
 from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY, MATMUL_EFFICIENCY, Plan
+from lineage.train.profiling import RESOURCE_EXHAUSTED
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 V5E, H100 = targets.BY_TARGET["v5e"], targets.BY_TARGET["h100"]
@@ -252,6 +255,28 @@ def test_config_of_a_gpu():
     assert "core_count: 132" in text
     assert "device_memory_size: 84942979072" in text
     assert text.count("{") == text.count("}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("on HBM, the HLO temporaries (32.00G) exceeds available HBM (15.75G).", "it needs 32.00G of 15.75G HBM."),
+        ("in memory space hbm. Used 20.1G of 15.75G hbm.\nLargest", "it needs 20.1G of 15.75G HBM."),
+        ("elsewhere.\nLargest", "RESOURCE_EXHAUSTED: Ran out of memory elsewhere."),
+    ],
+)
+def test_programs_that_need_too_much_memory_are_refused(text, reason, monkeypatch):
+    error = jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory {text}", RESOURCE_EXHAUSTED)
+    monkeypatch.setattr(compile, "lower", lambda experiment, step: (Mock(**{"compile.side_effect": error}), 0))
+    with pytest.raises(MemoryError, match=f"^{re.escape(f'gpt does not fit: {reason}')}$"):
+        compile.compile_step(None, None, title="gpt")
+
+
+def test_other_errors_of_the_compiler_are_raised(monkeypatch):
+    error = jax.errors.JaxRuntimeError("INTERNAL: Used 20.1G of 15.75G hbm", 13)
+    monkeypatch.setattr(compile, "lower", lambda experiment, step: (Mock(**{"compile.side_effect": error}), 0))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"):
+        compile.compile_step(None, None)
 
 
 def figures_of(config, target, *flags):

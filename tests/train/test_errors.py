@@ -123,8 +123,8 @@ def test_full_disk_at_the_end_of_a_save_prints_no_traceback(flag, tmp_path, monk
     assert ("Traceback" in said) == bool(flag)
 
 
-def test_errors_name_the_arguments_of_python_in_python(trained, tiny):
-    with pytest.raises(ValueError, match=r"choose another workdir, or force_config=True\.$"):
+def test_errors_name_the_option_and_the_argument_of_python(trained, tiny):
+    with pytest.raises(ValueError, match=r"another workdir, or --force-config \(in Python, force_config=True\)\.$"):
         loop.train(tiny("gpt", {"optimizer.b1": 0.8}), trained / "gpt")
 
 
@@ -171,7 +171,7 @@ def test_workdir_in_use_or_with_another_config(error, trained):
         )
     assert error(GPT, f"--workdir={trained}/gpt", "--config.optimizer.b1=0.8") == (
         f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir, or "
-        "--force-config."
+        "--force-config (in Python, force_config=True)."
     )
 
 

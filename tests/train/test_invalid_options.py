@@ -6,6 +6,7 @@ import pytest
 from lineage import launch, models
 from lineage.data import Images
 from lineage.data.loader import ExampleSource
+from lineage.runs.process import NO_MEMORY, UNKNOWN_METRIC
 from lineage.train.experiment import Experiment
 from tests.train.conftest import GPT, VIT
 
@@ -111,25 +112,11 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: it must be at least 10, as the source"),
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
         (
-            [GPT, "--config.checkpoint.best=test/loss"],
-            "checkpoint.best is 'test/loss': the metrics are validation/accuracy, validation/loss, ",
-        ),
-        (
-            [GPT, "--config.checkpoint.best=validation/acuracy"],
-            "checkpoint.best is 'validation/acuracy': did you mean 'validation/accuracy'?",
-        ),
-        (
-            [VIT, "--config.checkpoint.best=test/acuracy"],
-            "checkpoint.best is 'test/acuracy': did you mean 'test/accuracy'?",
-        ),
-        (
             [GPT, "--config.sampling.num_samples=1", f"--config.sampling.prompt={'a' * 16}"],
             "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow.",
         ),
         (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
-        # More memory than any device has: the allocation fails before any of it is used.
-        ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
 )
 def test_invalid_settings(arguments, sentence, error, tmp_path):
@@ -138,8 +125,31 @@ def test_invalid_settings(arguments, sentence, error, tmp_path):
     assert len(said) < 400
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            [GPT, "--config.checkpoint.best=test/loss"],
+            "'test/loss': the metrics are validation/accuracy, validation/loss, ",
+        ),
+        (
+            [GPT, "--config.checkpoint.best=validation/acuracy"],
+            "'validation/acuracy': did you mean 'validation/accuracy'?",
+        ),
+        ([VIT, "--config.checkpoint.best=test/acuracy"], "'test/acuracy': did you mean 'test/accuracy'?"),
+        ([VIT, "--config.checkpoint.best=test/loss", "--config.evaluators.loss.every=0"], "nothing is evaluated"),
+    ],
+)
+def test_unknown_metrics_have_their_own_exit_code(arguments, sentence, error, tmp_path):
+    said = error(*arguments, f"--workdir={tmp_path}", code=UNKNOWN_METRIC)
+    assert said.startswith("checkpoint.best is '")
+    assert sentence in said
+
+
 def test_out_of_memory_error_suggests_changes(error, tmp_path):
-    said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776")
+    """Check with more memory than any device has: the allocation fails before any of it is used."""
+    said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776", code=NO_MEMORY)
+    assert said.startswith("out of memory (RESOURCE_EXHAUSTED: ")
     for key in ("loader.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
         assert key in said
 

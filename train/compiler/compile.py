@@ -16,12 +16,12 @@ from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
-from lineage.train.profiling import experiment_budget
+from lineage.train.profiling import RESOURCE_EXHAUSTED, experiment_budget
 from lineage.train.sharding import batch_sharding, placed, shardings
 from lineage.train.step import cast, make_forward_step
 
 # Needed and available memory in the two error messages of the TPU compiler; the first one excludes arguments.
-NO_MEMORY = re.compile(
+USED_MEMORY = re.compile(
     r"temporaries \(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)|Used ([\d.]+\w) of ([\d.]+\w) hbm"
 )
 
@@ -140,10 +140,13 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if not (used := NO_MEMORY.search(str(error))):
+        if error.error_code != RESOURCE_EXHAUSTED:
             raise
-        needed, available = filter(None, used.groups())
-        raise MemoryError(f"{title} does not fit: it needs {needed} of {available} HBM.") from error
+        reason = str(error).partition("\n")[0]
+        if used := USED_MEMORY.search(str(error)):
+            needed, available = filter(None, used.groups())
+            reason = f"it needs {needed} of {available} HBM."
+        raise MemoryError(f"{title} does not fit: {reason}") from error
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
