@@ -69,7 +69,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     positive, negative = int(labels.sum()), int((~labels.astype(bool)).sum())
     if not positive or not negative:
         return float("nan")
-    from scipy.stats import rankdata  # imported here because it takes long
+    from scipy.stats import rankdata  # imported here because it is slow to import
 
     return float((rankdata(scores)[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
@@ -90,7 +90,7 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    from scipy.stats import spearmanr  # imported here because it takes long
+    from scipy.stats import spearmanr  # imported here because it is slow to import
 
     return float(spearmanr(x, y).statistic)
 

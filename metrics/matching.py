@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU thresholds
 AREAS = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}  # in square pixels
 
 
@@ -31,8 +31,8 @@ class Found(NamedTuple):
     areas: np.ndarray
     keys: np.ndarray  # one number per image and class
     ranks: np.ndarray  # position within its image and class
-    overlaps: np.ndarray  # those of all images, flattened
-    rows: np.ndarray  # index into `overlaps` where its row begins
+    overlaps: np.ndarray  # flattened overlaps of all images
+    rows: np.ndarray  # start of the row of each detection in `overlaps`
 
 
 class Truths(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WEIGHT = 1.2  # of ROUGE-W: k consecutive matches count as k ** WEIGHT
+WEIGHT = 1.2  # exponent of ROUGE-W: k consecutive matches count as k ** WEIGHT
 _CJK = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 
 
@@ -56,7 +56,7 @@ def rouge(
     tokenize: Callable[[str], list[str]] = tokens,
     perl: bool = False,
 ) -> dict[str, Score]:
-    """Return the scores of a text; of several references, the one with the highest F for each kind.
+    """Return the scores of a text; with several references, the scores with the highest F for each kind.
 
     Args:
         output: text; for "Lsum", and for "W" with `perl`, each line is a sentence.
@@ -117,7 +117,7 @@ def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
 
 
 class _Text:
-    """Tokens of a text, and those of each of its sentences (lines)."""
+    """Tokens of a text and of each of its sentences (lines)."""
 
     def __init__(self, text, tokenize):
         self.sentences = [found for found in map(tokenize, text.split("\n")) if found]
@@ -211,9 +211,9 @@ def _longest_of_sentences(ours, theirs):
 
 
 def _common(positions, columns):
-    """Return the rows of the longest common subsequence as bits; of several, the one that rouge-score finds.
+    """Return the rows of the longest common subsequence as bits, choosing the same one as rouge-score.
 
-    Starting from the last row and column, it takes a match, else skips rows that add nothing, else skips the column.
+    Starting from the last row and column, take a match, else skip rows that add nothing, else skip the column.
     """
     found, below = 0, -1
     for match, growth in reversed(_growths(positions, columns)):
@@ -226,7 +226,7 @@ def _common(positions, columns):
 
 
 def _weighted(ours, theirs):
-    """Return the length of the weighted LCS, as if all matches were consecutive, and both lengths."""
+    """Return the weighted LCS score as an equivalent number of consecutive matches, and both lengths."""
     score, _ = _weighted_table(theirs.tokens, ours.tokens)[-1][-1]
     return score ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)
 
@@ -260,7 +260,7 @@ def _weighted_of_sentences(ours, theirs):
 
 
 def _weighted_common(rows, columns):
-    """Return the rows of the weighted LCS; of several, the one that ROUGE 1.5.5 finds."""
+    """Return the rows of the weighted LCS, choosing the same one as ROUGE 1.5.5."""
     table, found, row, column = _weighted_table(rows, columns), set(), len(rows), len(columns)
     while row and column:
         if rows[row - 1] == columns[column - 1]:

@@ -1,6 +1,6 @@
 """ALBERT (arXiv 1909.11942): BERT with shared layers and factorized embeddings.
 
-The second task of "pretraining" is to tell whether two segments are in order (0) or swapped (1).
+The second task of "pretraining" is to predict whether two segments are in order (0) or swapped (1).
 """
 
 from collections.abc import Callable

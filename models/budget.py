@@ -183,7 +183,7 @@ def _by_part(params, forward):
 
 
 def _textbook(model, sown):
-    """Return the closed form of a model with one stack of blocks, from its sizes; nothing for others."""
+    """Return the closed-form estimate of a model with one stack of blocks; empty for other models."""
     if "embedding" not in sown or not model.depth or not model.width:
         return {}
     vocabulary = model.data_options["vocab_size"] or model.data_options["num_classes"] or 0

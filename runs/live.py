@@ -126,7 +126,7 @@ class Table(ExitStack):
         self.console = console or Console(highlight=False)
         live = Live(console=self.console, auto_refresh=False)
         self.live = self.enter_context(live) if self.console.is_terminal else None
-        self.said: dict[Run, tuple[str, float]] = {}
+        self.printed: dict[Run, tuple[str, float]] = {}
 
     def show(self, runs: Sequence[Run]) -> None:
         """Show the runs; if the terminal is too small, those that are in progress or failed take precedence."""
@@ -135,12 +135,12 @@ class Table(ExitStack):
             return
         now = time.monotonic()
         for run in runs:
-            state, when = self.said.get(run, ("waiting", -math.inf))
+            state, when = self.printed.get(run, ("waiting", -math.inf))
             if run.state != state or (state == "running" and now - when >= LOG_SECONDS):
                 name, state, step, loss, left = run.row()
-                said = step and f"step {step}", loss and f"loss {loss}", left and f"{left} left"
-                self.console.print("  ".join(filter(None, (name, state, *said))), markup=False, soft_wrap=True)
-                self.said[run] = run.state, now
+                details = step and f"step {step}", loss and f"loss {loss}", left and f"{left} left"
+                self.console.print("  ".join(filter(None, (name, state, *details))), markup=False, soft_wrap=True)
+                self.printed[run] = run.state, now
 
     def _grid(self, runs: Sequence[Run]) -> Grid:
         room = max(self.console.height - 5, 3)

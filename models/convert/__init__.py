@@ -103,7 +103,7 @@ def _opened(folder, config, settings):
     family, files = FAMILIES[kind], _files(folder)
     weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
     found = _settings(family, config, files, settings)
-    most = 2 * weights + 1_000_000  # for arrays that are made before `_read` compares all sizes exactly
+    most = 2 * weights + 1_000_000  # limits arrays that are created before `_read` compares all sizes exactly
     _check_sizes(found, most)
     model = models.build(family.model, **found)
     kinds = _shapes(family, model)
@@ -115,7 +115,7 @@ def _opened(folder, config, settings):
 
 @contextlib.contextmanager
 def _explained(folder, config):
-    """Let errors begin with the folder, and raise ValueError for those of an unexpected config.json."""
+    """Prefix error messages with the folder, and raise ValueError for errors caused by an unexpected config.json."""
     try:
         yield
     except ValueError as error:
@@ -126,8 +126,8 @@ def _explained(folder, config):
 
 
 def _read(family, model, files, shapes, dtype):
-    """Return the parameters and statistics of these shapes, by path, from files that hold nothing else."""
-    # The expected tensors are those that our parameters, without content, would be written to.
+    """Return the parameters and statistics with these shapes, by path, from files that contain nothing else."""
+    # The expected tensors are those to which our parameters would be written.
     hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
     expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
     copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
@@ -163,7 +163,7 @@ def _read(family, model, files, shapes, dtype):
 
 
 def _spelling(family, name, files):
-    """Return the name of a tensor in the files, which may lack the prefix, have an old ending or be another name."""
+    """Return the name of a tensor in the files, which may lack the prefix, have an old ending or differ entirely."""
     endings = {"": "", **family.old}
     known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)] + [family.other(name)]
     spellings = [spelling for full in known for spelling in (full.removeprefix(family.prefix), full)]
@@ -178,7 +178,7 @@ def _shapes(family, model):
 
 
 def _joined(kinds):
-    """Return one dictionary of all paths; those of parameters and of statistics differ."""
+    """Return one dictionary of the paths of all kinds, which are distinct."""
     return {path: value for found in kinds.values() for path, value in found.items()}
 
 
@@ -187,7 +187,7 @@ def _sizes(family, model):
 
 
 def _tensors(family, model, params):
-    """Yield the name and the content of each tensor of the reference."""
+    """Yield the name and content of each tensor of the reference."""
     for rule in family.rules(model):
         for name, paths, index in rule.places({path: value.shape for path, value in params.items()}):
             parts = [np.asarray(params[path][index]) for path in paths]
@@ -233,7 +233,7 @@ def _value(name, setting, value, default):
 
 
 def _check_sizes(settings, most):
-    """Raise ValueError if a setting is too large for a model with at most so many weights."""
+    """Raise ValueError if a setting is too large for a model with at most `most` weights."""
     for name, value in settings.items():
         limit = MAX_DEPTH if name.endswith(("depth", "depths")) else most
         if any(type(each) is int and each > limit for each in (value if isinstance(value, tuple) else (value,))):

@@ -11,7 +11,7 @@ from lineage.models import MODELS
 from lineage.models.bert import OUTPUTS, POOLED, WORDS
 from lineage.models.convert.family import ENCODER, Family, Rule, block, labels, linear, norm, num_labels, register
 
-SEGMENTS = 2  # in a file of a model without segments
+SEGMENTS = 2  # number of segments in the file of a model without segments
 # Suffix of a class in `transformers` -> our head, the first of these that the model has.
 HEADS = {
     "ForPreTraining": ("pretraining", "replaced"),
@@ -107,7 +107,7 @@ class Bert(Family):
         return found or SEGMENTS if setting == "num_segments" else found
 
     def constants(self, model):
-        """Return the segment embeddings that a model without segments lacks: zeros, with which it is read again."""
+        """Return zeros as the segment embeddings of a model without segments."""
         if model.num_segments or "type_vocab_size" not in self.fields:
             return {}
         shape = SEGMENTS, model.embed_width or model.width

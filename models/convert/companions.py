@@ -90,9 +90,9 @@ def save_labels(folder: Path, names: Sequence[str]) -> None:
 
 
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Write `preprocessor_config.json`, by which `transformers` prepares images as the task of a run does.
+    """Write `preprocessor_config.json`, with which `transformers` preprocesses images like the task of a run.
 
-    It rounds the longer side of a resized image down, our tasks to the nearest pixel.
+    `transformers` rounds the longer side of a resized image down; our tasks round it to the nearest pixel.
 
     Args:
         options: `mean` and `std`, and perhaps `resample`, `evaluation_crop` and `squash`, of the task.
@@ -120,9 +120,9 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
 
 
 def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
-    """Write `tokenizer_config.json`: the names of the special tokens by role, and what the model takes.
+    """Write `tokenizer_config.json`: the names of the special tokens by role, and the model's inputs.
 
-    That is its longest sequence and, of an encoder that tells segments apart, the segments.
+    The inputs are the maximum sequence length and, for an encoder with several segments, the segments.
     """
     about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     about |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}

@@ -44,7 +44,7 @@ class GPT2(Family):
         return [rule for rule in rules if model.use_bias or not rule.reference.endswith(".bias")]
 
     def constants(self, model):
-        """Return the biases that a model without biases lacks: zeros, with which it is read again."""
+        """Return zeros as the biases of a model without biases."""
         if model.use_bias:
             return {}
         width, hidden = model.width, model.mlp_dim or 4 * model.width

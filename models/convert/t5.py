@@ -56,7 +56,7 @@ class T5(Family):
             raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
         gated, activation = PROJECTIONS[projection]
         # `transformers` 5 writes tie_word_embeddings=True for every T5, and scale_decoder_outputs=False for version
-        # 1.1; before it, tie_word_embeddings=False said both.
+        # 1.1; earlier versions express both by tie_word_embeddings=False.
         scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
         tied = scaled or (architecture != "T5Model" and "lm_head.weight" not in names)
         scale = None if scaled == tied else scaled

@@ -144,7 +144,7 @@ class Slots:
         return all(self._size(prompt) <= size and _kinds(prompt) == kinds for _, prompt in group)
 
     def _size(self, prompt):
-        """Return the number of tokens for which a prompt needs room, with the padding of its width."""
+        """Return the number of tokens that a prompt requires, including the padding to its width."""
         needed = len(prompt.tokens) + prompt.max_new_tokens
         padded = _width(len(prompt.tokens)) + prompt.max_new_tokens
         return padded if self.model.max_length is None else max(needed, min(padded, self.model.max_length))
@@ -156,7 +156,7 @@ class Slots:
         return jax.jit(make, out_shardings=self.sharding)(self.variables)
 
     def _admit(self, state, chosen: Sequence[int], group, size):
-        """Return the state in which some prompts have taken free slots."""
+        """Return the state after assigning prompts to free slots."""
         group = [*group, *group[-1:] * (self.refill - len(group))]  # the last one is written to its slot again
         chosen = [*chosen, *chosen[-1:] * (self.refill - len(chosen))]
         lengths = np.array([len(prompt.tokens) for _, prompt in group], np.int32)

@@ -1,1 +1,1 @@
-"""Fast implementations, for some platforms, of what `models.layers` computes everywhere."""
+"""Platform-specific fast implementations of functions in `models.layers`."""

@@ -29,7 +29,7 @@ class Shape:
         channels: C.
         causal, window: see `Mask`.
         scale: factor of the scores.
-        rate: of dropout on the weights.
+        rate: dropout rate of the weights.
         all_heads: number of heads on all devices.
         interpret: emulate the kernel.
     """
@@ -127,8 +127,8 @@ def keeps_weights(
     Args:
         seed: see `on_devices`.
         example, head: numbers on this device.
-        row, column: of the first weight of the block.
-        size: of the block.
+        row, column: position of the first weight of the block.
+        size: size of the block.
     """
     index = (seed[1] + example) * shape.all_heads + seed[2] + head
     row = jax.lax.broadcasted_iota(jnp.int32, size, 0) + row

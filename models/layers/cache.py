@@ -1,4 +1,4 @@
-"""State of incremental decoding: explicit pytrees that go into a decoder and, for the caches, come out of it again."""
+"""State of incremental decoding: explicit pytrees that a decoder takes and, for caches, returns."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -92,7 +92,7 @@ class LayerCache:
 
     @property
     def is_empty(self) -> bool:
-        """True if the cache is known to be empty when the program is traced."""
+        """Whether the cache is known to be empty when the program is traced."""
         return isinstance(self.length, np.ndarray) and not self.length.any()
 
     def positions(self, count: int) -> Int[Array, "#B T"]:

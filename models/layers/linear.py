@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from lineage.models.layers.placement import gathered
 from lineage.models.layers.quantized import Quantized
 
-FEW = 128  # rows; with fewer, as in decoding, transposing the kernel takes longer than the product
-FEWEST = 8  # rows that a TPU's matrix unit takes
+FEW = 128  # number of rows below which, as in decoding, transposing the kernel takes longer than the product
+FEWEST = 8  # minimum number of rows for a TPU's matrix unit
 
 
 def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | Quantized) -> Float[Array, "*B R F"]:

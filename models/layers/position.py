@@ -50,7 +50,7 @@ def rotary(
 
     Args:
         x: queries or keys.
-        base: the frequencies fall from 1 towards 1 / base.
+        base: the frequencies decrease from 1 toward 1 / base.
         scaling: maps frequencies and base to frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
         magnitude: multiplies the vectors, for YaRN by `yarn_magnitude`.
     """

@@ -21,7 +21,7 @@ class Part:
     """A part.
 
     Attributes:
-        size: in metres.
+        size: in meters.
     """
 
     VARIANTS: ClassVar = {"big": {"size": 3.0}}

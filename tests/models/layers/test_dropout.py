@@ -33,7 +33,7 @@ def test_values_are_dropped_at_the_rate_along_every_axis(rate):
 
 
 @pytest.mark.parametrize("make", [zeros, zero_weights])
-def test_neighbours_and_seeds_are_independent(make):
+def test_neighbors_and_seeds_are_independent(make):
     found = make(0.2, 0)
     for axis in range(4):
         even, odd = (np.take(found, range(start, found.shape[axis], 2), axis) for start in (0, 1))
