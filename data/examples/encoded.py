@@ -37,7 +37,7 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """Indicator that some text was split into several sequences."""
+        """True if some text has several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
     @property

@@ -92,7 +92,7 @@ class LayerCache:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cache is known to be empty when the program is traced."""
+        """True if the cache is known to be empty when the program is traced."""
         return isinstance(self.length, np.ndarray) and not self.length.any()
 
     def positions(self, count: int) -> Int[Array, "#B T"]:
