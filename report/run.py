@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lineage.configs.directions import higher_is_better
 from lineage.report import artifacts, curves, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json, regular
 from lineage.runs.metrics import GrowingMetrics
 
 COSTS = {
@@ -192,7 +192,7 @@ def _amount(name: str, value: Any) -> str:
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with regular(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None

@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
+from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 
@@ -63,18 +64,19 @@ class Run:
     @property
     def total(self) -> int | None:
         """Total number of steps, from the config or the run's output; None if unknown."""
-        if (steps := self.config.get("total_steps")) is not None:
+        if isinstance(steps := self.config.get("total_steps"), int):
             return steps
         shown = re.findall(r"^step [\d,]+/([\d,]+)", self.tail(), re.MULTILINE)
         return int(shown[-1].replace(",", "")) if shown else None
 
     def last(self, key: str) -> float:
         """Return the last value of a metric, NaN if there is none."""
-        return next((line[key] for line in reversed(self.metrics) if key in line), math.nan)
+        values = (line[key] for line in reversed(self.metrics) if key in line)
+        return next((value for value in values if isinstance(value, int | float)), math.nan)
 
     def tail(self) -> str:
         """Return the end of the log, "" if there is none."""
-        with suppress(FileNotFoundError), (self.folder / LOG).open("rb") as file:
+        with suppress(FileNotFoundError), regular(self.folder / LOG).open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
             return file.read().decode(errors="replace")
         return ""
@@ -86,8 +88,8 @@ class Run:
 
     def is_done(self) -> bool:
         """Return whether a run with this config has finished, which is when its facts contain the config."""
-        facts = self.facts()
-        return "config" in facts and without_cluster(facts["config"]) == without_cluster(self.config)
+        config = self.facts().get("config")
+        return isinstance(config, dict) and without_cluster(config) == without_cluster(self.config)
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that the run wrote when it finished, {} if it has not."""
@@ -155,7 +157,7 @@ class Table(ExitStack):
             grid.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=True)
         for run in shown:
             name, state, *rest = run.row()
-            grid.add_row(name.replace("[", r"\["), f"[{COLORS.get(state.partition(' ')[0], 'dim')}]{state}", *rest)
+            grid.add_row(Text(name), f"[{COLORS.get(state.partition(' ')[0], 'dim')}]{state}", *rest)
         return grid
 
 

@@ -59,7 +59,7 @@ def lock(file: int, shared: bool = False) -> bool:
 
 @contextlib.contextmanager
 def _opened(path, flags=os.O_RDONLY):
-    number = os.open(path, flags, 0o666)
+    number = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe would block without a writer
     try:
         yield number
     finally:

@@ -119,7 +119,7 @@ def _problem(path: Path, check: Check) -> str:
     try:
         if not path.exists():
             return "is missing"
-        check(path)
+        check(folder.regular(path))
     except Exception as error:  # damaged files raise exceptions of many types
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -175,6 +176,13 @@ def test_odd_runs_of_a_comparison_are_named(tmp_path, name, content):
     (tmp_path / "b" / name).write_text(json.dumps(content) + "\n")
     with pytest.raises(ValueError, match=f"{tmp_path}/b cannot be shown"):
         compare([tmp_path])
+
+
+def test_pipe_for_an_artifact_is_named(tmp_path):
+    run = write_run(tmp_path / "run", "text")
+    os.mkfifo(run / "artifacts" / "attention_text_2.npz")
+    with pytest.raises(ValueError, match=r"attention_text_2.npz is not a regular file"):
+        write_report(run)
 
 
 def test_pictures_behind_a_link_are_kept(tmp_path):

@@ -44,6 +44,35 @@ def test_watch_shows_the_state_of_each_run(tmp_path, capsys):
         watch([tmp_path / "other"])
 
 
+def test_hostile_folders_are_shown(tmp_path, capsys):
+    """Check values of other types in the files of a run from somebody else, and markup in the name of its folder."""
+    for number, total in enumerate(["x", [1], {"a": 1}]):
+        make(tmp_path / str(number), 3, total=total)
+    (tmp_path / "0" / "metrics.jsonl").write_text('{"step": 1, "train/loss": "<b>"}\n')
+    (tmp_path / "1" / "artifacts" / "run.json").write_text('{"config": [1]}')
+    os.mkfifo(tmp_path / "2" / ".lock")
+    watch([tmp_path])
+    assert capsys.readouterr().out.splitlines() == [
+        "0  stopped  step 1",
+        "1  stopped  step 3  loss 0.333",
+        "2  stopped  step 3  loss 0.333",
+    ]
+    name = r"a\[/x][bold]b"
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with Table(console) as table:
+        table.show([Run(name, tmp_path)])
+    assert name in console.file.getvalue()
+
+
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_log_without_end_is_not_read(target, tmp_path):
+    folder = make(tmp_path, 3)
+    (folder / "log.txt").unlink()
+    os.mkfifo(folder / "log.txt") if target == "pipe" else (folder / "log.txt").symlink_to(target)
+    with pytest.raises(ValueError, match=r"log\.txt is not a regular file"):
+        watch([folder])
+
+
 def test_watch_continues_while_a_run_is_active(tmp_path, monkeypatch, capsys):
     folder = make(tmp_path / "run", 5)
     lock = (folder / ".lock").open("a")

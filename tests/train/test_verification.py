@@ -141,6 +141,9 @@ def test_damaged_arrays_are_found(folder, capsys):
     (folder / "run" / "artifacts" / "more.npz").write_bytes(b"PK\x03\x04 damaged")
     assert verify([folder]) == 1
     assert "more.npz: " in capsys.readouterr().out
+    os.mkfifo(folder / "run" / "artifacts" / "pipe.npz")
+    assert verify([folder]) == 1
+    assert "pipe.npz is not a regular file" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("deleted", [True, False])
