@@ -191,8 +191,9 @@ def _amount(name: str, value: Any) -> str:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    regular(path)
     try:
-        with regular(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None
