@@ -45,10 +45,10 @@ class Encoder:
         if not layers or min(layers) < 0 or max(layers) > depth:
             raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
         params = variables["params"]
-        stack = model.layer_groups[0]
-        if stack.stacked:  # omit the layers above the last one that is needed
-            depth = max(*layers, 1)
-            params = params | {stack.path: jax.tree.map(lambda a: a[:depth], params[stack.path])}
+        group = model.layer_groups[0]
+        if group.stacked:  # omit the layers above the last one that is needed
+            depth, stack = max(*layers, 1), group.path.partition("/")[0]
+            params = params | {stack: jax.tree.map(lambda a: a[:depth], params[stack])}
         self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
 
         @jax.jit

@@ -40,8 +40,8 @@ class Run:
     changes: Mapping[str, Any] = field(default_factory=dict)  # config keys that the run overrides, with their values
     config: Mapping[str, Any] = field(default_factory=dict)  # the whole config, as in `config.json`
     state: str = "waiting"
-    code: int | None = None  # exit code of its process, if a sweep started it and it has ended
     metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`, see `GrowingMetrics`
+    code: int | None = None  # exit code of its process, if a sweep started it and it has ended
     _read: tuple = ()  # size and modification time of the file when it was read
     _file: GrowingMetrics | None = None
     _pace: Pace = field(default_factory=Pace)

@@ -155,7 +155,7 @@ def test_loop_ends_with_the_last_sequence(bigram):
 
 @tiered("length_penalty", [0.0, 1.0, 2.0])
 def test_wide_beam_matches_exhaustive_search(length_penalty):
-    model = Bigram(4)
+    model = Bigram(vocab_size=4)
     variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
     table = np.asarray(jax.nn.log_softmax(variables["params"]["table"]))
     for start in range(4):

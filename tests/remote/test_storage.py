@@ -189,7 +189,7 @@ def test_inputs_are_remote_files_or_folders(bucket):
     image = io.BytesIO()
     Image.new("RGB", (2, 2), "red").save(image, "png")
     bucket.put({"texts.jsonl": b'{"text": "a"}\n', "photos/a.png": image.getvalue()})
-    assert from_files(f"{bucket.url}/texts.jsonl", "documents").rows == ["a"]
+    assert from_files(f"{bucket.url}/texts.jsonl", "documents").part(0, 9) == ["a"]
     photos = from_files(f"{bucket.url}/photos", "images", channels=3)
     assert photos.about == [{"file": "a.png"}]
     assert photos.rows[0]["image"].shape == (2, 2, 3)

@@ -18,6 +18,7 @@ from lineage.train.compiler import compile, targets
 from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY, MATMUL_EFFICIENCY, Plan
+from lineage.train.experiment import Experiment
 from lineage.train.profiling import RESOURCE_EXHAUSTED
 
 TINY = Path(__file__).parents[1] / "tiny.py"
@@ -269,14 +270,14 @@ def test_programs_that_need_too_much_memory_are_refused(text, reason, monkeypatc
     error = jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory {text}", RESOURCE_EXHAUSTED)
     monkeypatch.setattr(compile, "lower", lambda experiment, step: (Mock(**{"compile.side_effect": error}), 0))
     with pytest.raises(MemoryError, match=f"^{re.escape(f'gpt does not fit: {reason}')}$"):
-        compile.compile_step(None, None, title="gpt")
+        compile.compile_step(Experiment.__new__(Experiment), targets.parse("v5e:2x2/1"), title="gpt")
 
 
 def test_other_errors_of_the_compiler_are_raised(monkeypatch):
     error = jax.errors.JaxRuntimeError("INTERNAL: Used 20.1G of 15.75G hbm", 13)
     monkeypatch.setattr(compile, "lower", lambda experiment, step: (Mock(**{"compile.side_effect": error}), 0))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"):
-        compile.compile_step(None, None)
+        compile.compile_step(Experiment.__new__(Experiment), targets.parse("v5e:2x2/1"))
 
 
 def figures_of(config, target, *flags):
