@@ -10,10 +10,10 @@ from lineage.configs.directions import direction
 from lineage.configs.registry import Range, check_ranges
 from lineage.data import Loader
 
-Count = Annotated[int, Range(0)]
-MaybeCount = Annotated[int | None, Range(0)]
+Natural = Annotated[int, Range(0)]
+MaybeNatural = Annotated[int | None, Range(0)]
 MaybeNumber = Annotated[float | None, Range(0)]
-Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1)]
 Axis = Annotated[int, Range(1, other=-1)]
 
 
@@ -75,7 +75,7 @@ class Experts:
 
     paths: tuple[str, ...] = ()
     choice: Literal["few_shot", "prompt"] = "few_shot"
-    examples: Positive = 16
+    examples: Count = 16
     question: str = "{text}\n### {name}\n"
     classifier: str = ""
 
@@ -119,7 +119,7 @@ class Checkpoint:
     """
 
     every_minutes: Annotated[float, Range(0)] = 30.0
-    keep: Positive = 2
+    keep: Count = 2
     best: str = ""
     best_is_highest: bool | None = None
     on_error: Literal["stop", "continue"] = "stop"
@@ -155,15 +155,15 @@ class Cluster:
     account: str = ""
     qos: str = ""
     constraint: str = ""
-    nodes: Positive = 1
-    tasks_per_node: Positive = 1
-    gpus_per_node: Count = 0
-    cpus_per_task: Count = 0
-    memory_gb: Count = 0
-    minutes: Positive = 1440
-    save_seconds: Count = 120
-    requeues: Count = 1000
-    parallel: Count = 0
+    nodes: Count = 1
+    tasks_per_node: Count = 1
+    gpus_per_node: Natural = 0
+    cpus_per_task: Natural = 0
+    memory_gb: Natural = 0
+    minutes: Count = 1440
+    save_seconds: Natural = 120
+    requeues: Natural = 1000
+    parallel: Natural = 0
     setup: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -196,20 +196,20 @@ class Sampling:
     """
 
     prompt: str = "\n"
-    num_samples: Count = 0
-    max_new_tokens: Positive = 128
+    num_samples: Natural = 0
+    max_new_tokens: Count = 128
     temperature: Annotated[float, Range(0)] = 1.0
-    top_k: Count = 0
+    top_k: Natural = 0
     top_p: Annotated[float, Range(0, 1)] = 0.0
     repetition_penalty: Annotated[float, Range(above=0)] = 1.0
-    no_repeat_ngram_size: Count = 0
-    min_new_tokens: Count = 0
-    forced_first_token: MaybeCount = None
-    best_of: Positive = 1
+    no_repeat_ngram_size: Natural = 0
+    min_new_tokens: Natural = 0
+    forced_first_token: MaybeNatural = None
+    best_of: Count = 1
     contrast: str = ""
     draft: str = ""
-    num_drafted: Positive = 4
-    num_beams: Positive = 1
+    num_drafted: Count = 4
+    num_beams: Count = 1
     length_penalty: float = 1.0
     cache_format: Literal["int8"] | None = None
 
@@ -256,31 +256,31 @@ class Run:
         wandb: project of Weights & Biases to log to as well; "" disables it.
     """
 
-    seed: Count = 0
+    seed: Natural = 0
     imports: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16"] = "float32"
     weights: Literal["int8", "fp8"] | None = None
     prng: Literal["threefry2x32", "rbg"] = "threefry2x32"
-    total_steps: MaybeCount = None
+    total_steps: MaybeNatural = None
     total_epochs: MaybeNumber = None
-    total_examples: MaybeCount = None
+    total_examples: MaybeNatural = None
     total_percent: MaybeNumber = None
-    log_every_steps: MaybeCount = None
+    log_every_steps: MaybeNatural = None
     log_every_epochs: MaybeNumber = None
-    log_every_examples: MaybeCount = None
+    log_every_examples: MaybeNatural = None
     log_every_percent: MaybeNumber = None
-    evaluate_every_steps: MaybeCount = None
+    evaluate_every_steps: MaybeNatural = None
     evaluate_every_epochs: MaybeNumber = None
-    evaluate_every_examples: MaybeCount = None
+    evaluate_every_examples: MaybeNatural = None
     evaluate_every_percent: MaybeNumber = None
-    save_every_steps: MaybeCount = None
+    save_every_steps: MaybeNatural = None
     save_every_epochs: MaybeNumber = None
-    save_every_examples: MaybeCount = None
+    save_every_examples: MaybeNatural = None
     save_every_percent: MaybeNumber = None
     step_timeout_minutes: MaybeNumber = None
-    grad_accum_steps: Positive = 1
+    grad_accum_steps: Count = 1
     ema_decay: Annotated[float, Range(0, below=1)] = 0.0
-    skip_nonfinite: Count = 0
+    skip_nonfinite: Natural = 0
     sharding: tuple[Any, ...] = ()
     sequence_sharding: bool = False
     offload: bool = False

@@ -114,11 +114,11 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
 
 
 class Rows(Sequence):
-    """The rows of a file, which are read where they are needed; they are parts whose positions increase.
+    """Rows of a file, read lazily; a slice that starts before the end of the previous one reads the file again.
 
     Attributes:
         path: the file.
-        read: function that returns the rows from the first on, which are counted, and so checked, in advance.
+        read: function that yields all rows; it is called once in advance to count and check them.
     """
 
     def __init__(self, path: str, read: Callable[[], Iterator[Any]]):

@@ -128,9 +128,11 @@ class Task:
             raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        """Return the `Facts` that the options of the task determine, for a model without the data of its training.
+        """Return the fields of `Facts` that follow from the task's options, for a model without its training data.
 
-        `tokenizer` reads that of the model.
+        Args:
+            model: the trained model.
+            tokenizer: function that loads the model's tokenizer.
         """
         return {}
 
