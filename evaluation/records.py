@@ -19,26 +19,10 @@ from lineage.data.sources import SOURCES
 from lineage.data.sources.files import read_lines
 from lineage.data.sources.lines import read_sentences
 from lineage.data.sources.tables import UnknownColumnError
-from lineage.evaluation.likelihood import CHOICES
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
+Readers = tuple[Callable[[str], Any], Callable[[str], Any]]  # read predictions, and references, from a path
 BIO = "bio:"  # prefix of the path of a CoNLL-2003 file, whose format its name does not show
-# Metric -> the keys of predictions and of references that take precedence over these.
-OWN_KEYS = {
-    "accuracy": (("label",), ("label",)),
-    "regression": (("value",), ("label",)),
-    "tagging": (("tags",), ("tags",)),
-}
-
-
-def readers(name: str) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
-    """Return the functions that read the predictions and the references of a metric from a path."""
-    if name == "reconstruction":
-        return partial(pictures, errors=True), pictures
-    if name in ("coco", "voc", "fill_mask", *CHOICES):
-        return read, read
-    of_predictions, of_references = OWN_KEYS.get(name, ((), ()))
-    return partial(read, keys=of_predictions + PREDICTIONS, errors=True), partial(read, keys=of_references + REFERENCES)
 
 
 def place(path: str) -> str:
@@ -98,6 +82,17 @@ def pictures(path: str, errors: bool = False) -> list[Path | None]:
     if wrong := [name for name in names if not isinstance(name, str | None)]:
         raise ValueError(f"{path} has {wrong[0]!r}: each entry must be the name of one image.")
     return [name and Path(path).parent / name for name in names]
+
+
+def texts_or(*keys: str) -> Readers:
+    """Return the readers of texts, for which the given keys of predictions and of references take precedence."""
+    of_predictions, of_references = keys[:1] + PREDICTIONS, keys[1:] + REFERENCES
+    return partial(read, keys=of_predictions, errors=True), partial(read, keys=of_references)
+
+
+TEXTS = texts_or()
+OBJECTS: Readers = (read, read)
+IMAGES: Readers = (partial(pictures, errors=True), pictures)
 
 
 def _column(table, path, keys):

@@ -12,9 +12,9 @@ from typing import Any
 from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
-from lineage.evaluation.likelihood import CHOICES, LanguageModel
-from lineage.evaluation.records import place, readers
-from lineage.evaluation.scorers import LIKELIHOODS, METRICS
+from lineage.evaluation.likelihood import LanguageModel
+from lineage.evaluation.records import place
+from lineage.evaluation.scorers import METRICS
 from lineage.metrics import translation
 from lineage.runs.provenance import versions
 
@@ -52,42 +52,41 @@ def score_files(
 ) -> dict[str, Any]:
     """Return the scores of a file by a metric of `METRICS`, with everything needed to reproduce them.
 
-    Each option of the metric is "name=value"; the values of a list are separated by commas. `load` opens the
-    model of the metrics of `LIKELIHOODS`. Predictions that are errors are skipped with their references, and counted.
+    Each option of the metric is "name=value"; the values of a list are separated by commas. `load` opens the language
+    model of a metric that needs one. Predictions that are errors are skipped with their references, and counted.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
         raise ValueError(f"--metric is {given}: it must be one of {', '.join(METRICS)}.")
     if predictions is None:
         raise ValueError("--predictions is missing: give the file to score.")
-    settings = parse(name, options)
+    metric, settings = METRICS[name], parse(name, options)
     wanted = needs_references(name)
     if wanted != bool(references):
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    of_predictions, of_references = readers(name)
-    given, columns = of_predictions(predictions), list(map(of_references, references))
-    free = name in ("coco", "voc", "detector", *CHOICES)  # the numbers of entries may differ
-    free |= name == "squad" and isinstance(given, dict)
-    for path, column in [] if free else [(predictions, given), *zip(references, columns)]:
+    read_predictions, read_references = metric.readers
+    given, columns = read_predictions(predictions), list(map(read_references, references))
+    unpaired = isinstance(given, metric.unpaired)
+    for path, column in [] if unpaired else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
             raise ValueError(f"{path} must be a list of texts.")
         if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
-    errors = 0 if free else sum(entry is None for entry in given)
+    errors = 0 if unpaired else sum(entry is None for entry in given)
     if errors:
         columns = [[row for entry, row in zip(given, column) if entry is not None] for column in columns]
         given = [entry for entry in given if entry is not None]
         if not given:
             raise ValueError(f"{predictions} has errors only: there is nothing to score.")
     model = {}
-    if name in LIKELIHOODS:
+    if metric.needs_model:
         if not settings["model"] or not load:
             raise ValueError(f"--model is missing: {name} needs a causal language model, of a run or a folder.")
         model = {"model": load(settings["model"])}
     entries = (given, columns) if wanted else (given,)
-    scores = METRICS[name](*entries, **settings | model) | ({"errors": errors} if errors else {})
+    scores = metric.compute(*entries, **settings | model) | ({"errors": errors} if errors else {})
     files = [predictions, *references, *filter(None, [settings.get("baseline")])]
     written = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in settings.items()}
     signature = "|".join(f"{key}:{value}" for key, value in {"metric": name, **written}.items())
@@ -104,7 +103,7 @@ def score_files(
 def check(metric: str, where: str) -> None:
     """Raise ValueError unless a text is the name of a metric of `METRICS`, followed by its options, if any."""
     name, *options = metric.split() or [""]
-    if name not in (known := [name for name in METRICS if name not in LIKELIHOODS]):
+    if name not in (known := [name for name, one in METRICS.items() if not one.needs_model]):
         raise ValueError(f"{where} has {metric!r}: it must begin with one of {', '.join(known)}.")
     parse(name, options)
 
@@ -113,13 +112,13 @@ def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[
     """Return the values of a metric with its options, such as "rouge kinds=1,2", for texts with one reference each."""
     name, *options = metric.split()
     entries = (outputs, [references]) if needs_references(name) else (outputs,)
-    found = METRICS[name](*entries, **parse(name, options))
+    found = METRICS[name].compute(*entries, **parse(name, options))
     return {key: float(value) for key, value in found.items() if key != "signature"}
 
 
 def needs_references(name: str) -> bool:
     """Return whether a metric compares the predictions with references."""
-    return "references" in inspect.signature(METRICS[name]).parameters
+    return "references" in inspect.signature(METRICS[name].compute).parameters
 
 
 def _content(path):
@@ -131,7 +130,7 @@ def _content(path):
 
 def defaults(name: str) -> dict[str, Any]:
     """Return the options of a metric with their defaults."""
-    parameters = inspect.signature(METRICS[name]).parameters.values()
+    parameters = inspect.signature(METRICS[name].compute).parameters.values()
     found = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
     return found | (translation.options(name) if name in translation.SACREBLEU else {})
 

@@ -1,4 +1,4 @@
-"""Metrics of the command `score`.
+"""Metrics of the command `score`; the table `METRICS` declares them.
 
 A metric is a function of the entries of the predictions, of the entries of each file of references (if it needs any),
 and of keyword options. It returns values by name, and may return its own `signature`.
@@ -7,14 +7,14 @@ and of keyword options. It returns values by name, and may return its own `signa
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lineage.data.sources.boxes import FLAGS
 from lineage.data.transforms.pillow import decode
 from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
-from lineage.evaluation.records import PREDICTIONS, read
+from lineage.evaluation.records import IMAGES, OBJECTS, PREDICTIONS, TEXTS, Readers, read, texts_or
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1, regression
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc
@@ -22,6 +22,15 @@ from lineage.metrics.states import Matthews
 from lineage.metrics.tagging import Spans, is_chunk, word_accuracy
 
 Entries = Sequence[Any]  # texts, or lists of texts, of a file
+
+
+class Metric(NamedTuple):
+    """Metric of the command `score`, and the files that it takes."""
+
+    compute: Callable[..., dict[str, Any]]
+    readers: Readers = TEXTS
+    unpaired: tuple[type, ...] = ()  # types of predictions whose number may differ from that of the references
+    needs_model: bool = False  # whether the option `model`, a run or folder, is loaded as a `LanguageModel`
 
 
 def _texts(entries: Entries) -> list[str]:
@@ -32,13 +41,13 @@ def _texts(entries: Entries) -> list[str]:
     return found
 
 
-def _several(columns: Sequence[Entries]) -> list[list[str]]:
+def _all_texts(columns: Sequence[Entries]) -> list[list[str]]:
     """Return the references of each text from all files."""
     return [[text for entry in row for text in ([entry] if isinstance(entry, str) else entry)] for row in zip(*columns)]
 
 
-def _only(columns: Sequence[Any]) -> Any:
-    """Return the entries of the only file of references."""
+def _single(columns: Sequence[Any]) -> Any:
+    """Return the entries of a single file of references."""
     if len(columns) > 1:
         raise ValueError(f"there are {len(columns)} files of references: this metric takes one.")
     return columns[0]
@@ -46,7 +55,7 @@ def _only(columns: Sequence[Any]) -> Any:
 
 def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="bs", **settings):
     """Compute a metric of sacreBLEU; with a `baseline` file, also the p-value of the difference from it."""
-    outputs, rows = _texts(predictions), _several(references)
+    outputs, rows = _texts(predictions), _all_texts(references)
     score = translation.corpus_score(name, outputs, rows, samples=samples, **settings)
     found = {name: score.score, "signature": score.signature}
     if samples > 1:
@@ -62,7 +71,7 @@ def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="b
 
 
 def _d2l_bleu(predictions, references, *, order=2):
-    ours, theirs = ([text.split() for text in _texts(some)] for some in (predictions, _several(references)))
+    ours, theirs = ([text.split() for text in _texts(some)] for some in (predictions, _all_texts(references)))
     return {"d2l_bleu": translation.d2l_bleu(ours, theirs, order)}
 
 
@@ -88,7 +97,7 @@ def _rouge(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "perl": perl, "confidence": confidence, "seed": seed}
-    texts, rows = _texts(predictions), _several(references)
+    texts, rows = _texts(predictions), _all_texts(references)
     found = {}
     for kind, ends in summary.corpus_rouge(texts, rows, kinds, samples=samples, **options).items():
         found |= {f"rouge{kind}_{part}": value for part, value in ends["mean"]._asdict().items()}
@@ -123,7 +132,7 @@ def _squad(predictions, references):
     Predictions are texts, or {id: answer} if the references are in the format of SQuAD.
     """
     if isinstance(predictions, dict):
-        truth = _only(references)
+        truth = _single(references)
         try:
             asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
             found = {item["id"]: ["" + answer["text"] for answer in item["answers"]] for item in asked}
@@ -132,7 +141,7 @@ def _squad(predictions, references):
         if missing := found.keys() - predictions.keys():
             raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
         predictions, references = [predictions[number] for number in found], [list(found.values())]
-    rows = list(zip(_texts(predictions), _several(references)))
+    rows = list(zip(_texts(predictions), _all_texts(references)))
     groups = {"": rows}
     if not all(truth for _, truth in rows):
         groups |= {"answered_": [row for row in rows if row[1]], "unanswerable_": [row for row in rows if not row[1]]}
@@ -146,7 +155,7 @@ def _squad(predictions, references):
 
 def _accuracy(predictions, references):
     """Compute the accuracy of labels, the mean of the F1 of the classes, and the Matthews correlation."""
-    labels, truths = _texts(predictions), _texts(_only(references))
+    labels, truths = _texts(predictions), _texts(_single(references))
     numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
     counts = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
@@ -157,7 +166,7 @@ def _accuracy(predictions, references):
 def _regression(predictions, references):
     """Compute the correlations of predicted values and labels, and their mean squared error."""
     try:
-        values, labels = (np.array(_texts(some), float) for some in (predictions, _only(references)))
+        values, labels = (np.array(_texts(some), float) for some in (predictions, _single(references)))
     except ValueError as error:
         raise ValueError(f"The values must be numbers: {error}.") from None
     return regression(values, labels)
@@ -168,7 +177,9 @@ def _tagging(predictions, references, *, scheme=""):
 
     `scheme` is one of `metrics.tagging.spans`; "": the lenient scheme.
     """
-    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _only(references)))
+    tags, truths = (
+        [e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _single(references))
+    )
     found = {"accuracy": word_accuracy(tags, truths)}
     if not scheme and not any(is_chunk(tag) for sentence in truths for tag in sentence):
         return found
@@ -183,7 +194,7 @@ def _fill_mask(predictions, references):
     The references have the hidden tokens of each text as a list `masks`, or as a text of words.
     """
     hits = []
-    for number, (row, truth) in enumerate(zip(predictions, _only(references)), 1):
+    for number, (row, truth) in enumerate(zip(predictions, _single(references)), 1):
         try:
             hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
             found = [[each["token"] for each in mask] for mask in row["masks"]]
@@ -202,7 +213,7 @@ def _fill_mask(predictions, references):
 def _reconstruction(predictions, references):
     """Compute the mean squared error of pixels from 0 to 1, and the peak signal-to-noise ratio in dB."""
     errors = []
-    for ours, theirs in zip(predictions, _only(references)):
+    for ours, theirs in zip(predictions, _single(references)):
         image, truth = (decode(file, 3).astype(float) / 255 for file in (ours, theirs))
         if image.shape != truth.shape:
             raise ValueError(f"{ours} has {image.shape[:2]} pixels and {theirs} {truth.shape[:2]}: they must be equal.")
@@ -240,7 +251,7 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
 
     Annotations whose key `ignored` is 1 are ignored, as are crowds.
     """
-    truth = _only(references)
+    truth = _single(references)
     try:
         names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
         numbers = {category: number for number, category in enumerate(names)}
@@ -264,7 +275,7 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
 def _bert_score(predictions, references, *, model="", layer=-1, idf=False, baseline=""):
     """Compute BERTScore; `model` is a folder (see `Encoder`), `baseline` a rescaling file of bert-score."""
     zero = embedding.read_baseline(baseline, layer) if baseline else None
-    texts, rows, encoder = _texts(predictions), _several(references), _encoder(model, layer)
+    texts, rows, encoder = _texts(predictions), _all_texts(references), _encoder(model, layer)
     scores = embedding.bert_score(texts, rows, encoder, idf=idf, baseline=zero)
     return {f"bert_score_{part}": float(values.mean()) for part, values in scores._asdict().items()}
 
@@ -273,7 +284,7 @@ def _mover_score(predictions, references, *, model="", version=1, size=1, idf=Tr
     """Compute MoverScore without punctuation and word continuations; `model` is a folder (see `Encoder`)."""
     encoder = _encoder(model, tuple(range(-5, 0)) if version == 1 else -1)
     options = {"version": version, "size": size, "idf": idf, "skip": encoder.skip(), "entropy": entropy}
-    scores = embedding.mover_score(_texts(predictions), _several(references), encoder, **options)
+    scores = embedding.mover_score(_texts(predictions), _all_texts(references), encoder, **options)
     return {"mover_score": float(scores.mean())}
 
 
@@ -291,7 +302,7 @@ def _perplexity(predictions, *, model=""):
 
 def _detector(predictions, references, *, model="", samples=1000, seed=0):
     """Detect the predictions, texts of a model, among the references, texts of humans."""
-    return detection_scores(model, _texts(predictions), _texts(_only(references)), samples, seed)
+    return detection_scores(model, _texts(predictions), _texts(_single(references)), samples, seed)
 
 
 def _lambada(predictions, *, model=""):
@@ -302,11 +313,26 @@ def _choices(name, predictions, *, model=""):
     return choice_scores(name, model, predictions)
 
 
-# Metrics whose option `model`, the path of a run or folder, is loaded as a `likelihood.LanguageModel`.
-LIKELIHOODS: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": _perplexity, "detector": _detector}
-LIKELIHOODS |= {"lambada": _lambada} | {name: partial(_choices, name) for name in CHOICES}
-METRICS = {name: partial(_sacrebleu, name) for name in translation.SACREBLEU}
-METRICS |= {"d2l_bleu": _d2l_bleu, "rouge": _rouge, "bert_score": _bert_score, "mover_score": _mover_score}
-METRICS |= {"distinct": _distinct, "self_bleu": _self_bleu, "repetition": _repetition, "burstiness": _burstiness}
-METRICS |= {"accuracy": _accuracy, "regression": _regression, "squad": _squad, "tagging": _tagging}
-METRICS |= {"fill_mask": _fill_mask, "reconstruction": _reconstruction, "coco": _coco, "voc": _voc} | LIKELIHOODS
+DOCUMENTS = dict, list
+METRICS = {name: Metric(partial(_sacrebleu, name)) for name in translation.SACREBLEU} | {
+    "d2l_bleu": Metric(_d2l_bleu),
+    "rouge": Metric(_rouge),
+    "bert_score": Metric(_bert_score),
+    "mover_score": Metric(_mover_score),
+    "distinct": Metric(_distinct),
+    "self_bleu": Metric(_self_bleu),
+    "repetition": Metric(_repetition),
+    "burstiness": Metric(_burstiness),
+    "accuracy": Metric(_accuracy, texts_or("label", "label")),
+    "regression": Metric(_regression, texts_or("value", "label")),
+    "squad": Metric(_squad, unpaired=(dict,)),
+    "tagging": Metric(_tagging, texts_or("tags", "tags")),
+    "fill_mask": Metric(_fill_mask, OBJECTS),
+    "reconstruction": Metric(_reconstruction, IMAGES),
+    "coco": Metric(_coco, OBJECTS, DOCUMENTS),
+    "voc": Metric(_voc, OBJECTS, DOCUMENTS),
+    "perplexity": Metric(_perplexity, needs_model=True),
+    "detector": Metric(_detector, unpaired=DOCUMENTS, needs_model=True),
+    "lambada": Metric(_lambada, needs_model=True),
+}
+METRICS |= {name: Metric(partial(_choices, name), OBJECTS, DOCUMENTS, needs_model=True) for name in CHOICES}
