@@ -26,20 +26,11 @@ COSTS = {
     "memory.inference": "Memory in inference, on one device",
     "textbook": "Closed-form estimate (arXiv 2001.08361)",
 }
-# Descriptions of the numbers and modules in `cost.json`.
-WORDS = {
+# Names of the FLOPs by kind; the other numbers are shown by their keys, such as the path of a module.
+KINDS = {
     "model": "matrix products",
     "matmul": "matrix products, with recomputation",
     "other": "element-wise operations",
-    "embed": "embedding",
-    "unembed": "output projection",
-    "conv": "convolution",
-    "norm": "normalization",
-    "position": "position embedding",
-    "segment": "segment embedding",
-    "table": "position embedding",
-    "relative": "relative position bias",
-    "kv": "KV",
 }
 
 
@@ -147,7 +138,7 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
             bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
             line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
             kind, amount = "" if key in parts else "total", _amount(f"{group} {key}", value)
-            lines.append(line.format(kind, _module(key), bar, amount))
+            lines.append(line.format(kind, KINDS.get(key, key), bar, amount))
         name = COSTS.get(group, html.title(html.words(group)) or "Other")
         if lines:
             cards.append(Markup("<div class=card><h3>{}</h3>{}</div>").format(name, html.table(lines, "cost")))
@@ -160,12 +151,6 @@ def _groups(tree: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, dict
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _groups(value, f"{name}.{key}" if name else key)
-
-
-def _module(key: str) -> str:
-    """Return the name of a number or of a module in words: "decoder_stack/mlp_norm" is "decoder MLP normalization"."""
-    words = html.words(key.replace("stack/", "")).split(" ")
-    return " ".join(WORDS.get(word, word) for word in words)
 
 
 def _config(config: Mapping[str, Any]) -> Markup:
