@@ -9,7 +9,6 @@ import argparse
 import json
 from pathlib import Path
 
-from lineage.metrics.translation import bleu_by_length
 from lineage.report import figures
 
 
@@ -24,8 +23,7 @@ def main() -> None:
     }
     groups = {}
     for name, texts in written.items():
-        inputs, outputs, references = zip(*texts["rows"])
-        groups[name] = bleu_by_length(outputs, references, [len(text.split()) for text in inputs])
+        groups[name] = texts["by_length"]
         print(f"{name}: BLEU {texts['bleu']:.2f}  {texts['signature']}")
     print("\nwords   pairs  " + "  ".join(groups))
     for rows in zip(*groups.values()):

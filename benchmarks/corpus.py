@@ -5,9 +5,8 @@ python -m benchmarks.corpus --megabytes=1000 --workers=2
 The text is Python's standard library, repeated, as JSON lines with one document each. Both programs read this file and
 run in turns, in separate processes, with a BPE tokenizer that was trained on the text beforehand. The memory
 is the largest sum over the processes of a program, counting shared pages once; CPU time is a fairer measure than wall
-time on a machine with other work. `datasets` first
-converts the file to its own format, and `map` calls `encode_batch_fast` of the library `tokenizers` for 1,000 documents
-at a time.
+time on a machine with other work. `datasets` first converts the file to its own format, and `map` calls
+`encode_batch_fast` of the library `tokenizers` for 1,000 documents at a time.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from lineage.data.sources.text import StandardLibrary
 from lineage.data.tokenizers import BPE, Bytes
+from lineage.runs.folder import LAUNCH
 
 PEER = """
 import os, sys, time
@@ -54,15 +54,7 @@ def main() -> None:
         kind.train(documents).save(tokenizer)
         size = write(text, documents, options.megabytes * 10**6)
         given = [f"--config.source=jsonl:{text}", "--config.source.max_bytes=0", f"--config.tokenizer={tokenizer}"]
-        prepare = [
-            sys.executable,
-            "-m",
-            "lineage.launch",
-            "prepare",
-            "gpt_stdlib",
-            f"--workers={options.workers}",
-            *given,
-        ]
+        prepare = [*LAUNCH, "prepare", "gpt_stdlib", f"--workers={options.workers}", *given]
         rows: dict[str, list[tuple[float, float, int]]] = {}
         for number in range(options.rounds):
             cache = folder / f"tokens{number}"

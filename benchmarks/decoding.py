@@ -21,10 +21,8 @@ Each round times all variants; medians over the rounds are printed.
 """
 
 import argparse
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.timing import medians
 from lineage.configs import cli
 from lineage.models import convert
 from lineage.models.decoding.continuous import Prompt, Slots
@@ -101,20 +100,12 @@ def sharing(options) -> None:
     rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
     length, ways, caches = options.context + options.new, [], []
     for kv_heads in sizes:
-        model = Llama(
-            vocab_size=256,
-            max_length=length,
-            depth=options.depth,
-            width=options.width,
-            num_heads=options.heads,
-            num_kv_heads=kv_heads,
-        )
+        shape = {"depth": options.depth, "width": options.width, "num_heads": options.heads}
+        model = Llama(vocab_size=256, max_length=length, num_kv_heads=kv_heads, **shape)
         variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
         ways.append(jax.jit(partial(write, model, variables, rows, options.context, options.new)))
         caches.append(cache_bytes(model, variables, rows, length))
-    print(
-        f"width {options.width}, depth {options.depth}, {options.heads} heads, {rows} rows, context {options.context}"
-    )
+    print(f"width {options.width}, depth {options.depth}, {options.heads} heads, {rows} rows after {options.context}")
     print("key/value heads   cache, MiB   of the first   tokens/s")
     for kv_heads, size, seconds in zip(sizes, caches, medians(ways, options.rounds)):
         speed = rows * options.new / seconds
@@ -263,19 +254,6 @@ def most_probable(task, model, batch):
 def clock_of(options):
     """Return the timer for the options."""
     return time.process_time if options.processor_time else time.perf_counter
-
-
-def medians(ways, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Return the median seconds of each function; every round calls all of them."""
-
-    def timed(way):
-        start = clock()
-        jax.block_until_ready(jax.tree.leaves(way()))
-        return clock() - start
-
-    for way in ways:
-        timed(way)  # compiles
-    return list(map(statistics.median, zip(*[[timed(way) for way in ways] for _ in range(rounds)])))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from lineage.configs import cli
 from lineage.launch import changed
@@ -40,7 +39,14 @@ def main() -> None:
             print(f"{side} {layer + 1:<4d}" + "".join(f"{value:<18.4f}" for value in values))
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    figures.save(draw, means, name="gradient_norms", folder=folder)
+    panels = {
+        side: {
+            f"{placement}-norm, {matrix}": (range(1, config.model.depth + 1), means[placement][side, matrix])
+            for placement, matrix in columns
+        }
+        for side in SIDES
+    }
+    figures.save(figures.lines, panels, "layer", name="gradient_norms", folder=folder)
     print(folder / "gradient_norms.png")
 
 
@@ -62,22 +68,6 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
 
     found = [jax.device_get(norms(seed, next(batches))) for seed in range(seeds)]
     return {key: np.mean([one[key] for one in found], axis=0) for key in found[0]}
-
-
-def draw(means) -> Figure:
-    """Draw a panel per side, with a color per placement; the lines of the second matrix are dashed."""
-    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-    for axes, side in zip(figure.subplots(1, 2, sharey=True), SIDES):
-        axes.spines[["left", "top", "right"]].set_visible(False)
-        axes.grid(axis="y")
-        axes.set(title=side, xlabel="layer")
-        for placement, color in zip(PLACEMENTS, figures.SERIES.values()):
-            for matrix, style in zip(MATRICES, ("-", "--")):
-                values = means[placement][side, matrix]
-                label = f"{placement}-norm, {matrix}"
-                axes.plot(range(1, len(values) + 1), values, style, color=color, marker="o", markersize=3, label=label)
-    axes.legend(frameon=False)
-    return figure
 
 
 if __name__ == "__main__":

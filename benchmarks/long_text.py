@@ -7,12 +7,11 @@ memory of the compiled step. Each round times both models; the medians are print
 """
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.timing import medians
 from lineage import models
 
 
@@ -31,8 +30,7 @@ def main() -> None:
     for length in options.lengths:
         settings = sizes | {"max_length": length, "head": "none"}
         steps = [compiled(models.build(name, **settings), options.batch, length) for name in ("bigbird", "bert")]
-        times = [[timed(step) for step, _ in steps] for _ in range(options.rounds + 1)][1:]
-        sparse, dense = (statistics.median(column) for column in zip(*times))
+        sparse, dense = (1e3 * seconds for seconds in medians([step for step, _ in steps], options.rounds))
         small, large = (memory / 2**20 for _, memory in steps)
         print(
             f"{length:8,d} {sparse:7.0f} ms {dense:7.0f} ms {dense / sparse:6.2f}   "
@@ -47,12 +45,6 @@ def compiled(model, batch, length):
     params = jax.jit(model.init)(jax.random.key(0), tokens[:, :1])["params"]
     gradient = jax.jit(jax.grad(lambda params: model.apply({"params": params}, tokens).sum())).lower(params).compile()
     return lambda: gradient(params), gradient.memory_analysis().temp_size_in_bytes
-
-
-def timed(step):
-    start = time.perf_counter()
-    jax.block_until_ready(step())
-    return (time.perf_counter() - start) * 1e3
 
 
 if __name__ == "__main__":

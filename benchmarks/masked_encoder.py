@@ -9,12 +9,12 @@ times both models; the medians are printed. `--flops-only` does not measure time
 
 import argparse
 import os
-import statistics
-import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.timing import medians
 from lineage import models
 from lineage.models.jaxpr_costs import flops
 from lineage.models.vit import ViT
@@ -44,8 +44,8 @@ def main() -> None:
             show(size, part, [flops(function, variables, *batch)["model"] / 1e9 for function in functions], "GFLOP")
         if not options.flops_only:
             steps = [jax.jit(gradient(model)).lower(variables, *batch).compile() for model in pair]
-            times = [[timed(step, variables, *batch) for step in steps] for _ in range(options.rounds + 1)][1:]
-            show(size, "step", [statistics.median(column) for column in zip(*times)], "ms")
+            times = medians([partial(step, variables, *batch) for step in steps], options.rounds)
+            show(size, "step", [1e3 * seconds for seconds in times], "ms")
 
 
 def example(options, model):
@@ -76,12 +76,6 @@ def gradient(model):
 def show(size, part, pair, unit):
     cells = " ".join(f"{value:8.1f} {unit:5}" for value in pair)
     print(f"{size:>4} {part:>8} {cells} {pair[0] / pair[1]:6.2f}", flush=True)
-
-
-def timed(step, *args):
-    start = time.perf_counter()
-    jax.block_until_ready(step(*args))
-    return (time.perf_counter() - start) * 1e3
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ No device is needed: see `lineage compile`.
 import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from lineage.runs.folder import LAUNCH
 
 RECORD = Path(__file__).parent / "plans.json"
 KEPT = (
@@ -31,59 +32,48 @@ WORSE = 1.03  # ratio of planned time or memory to the record above which a plan
 
 # Name, config, target, and changes of the config; the batch size is the total over all chips.
 ROWS = {
-    "gpt2 v5e": ("gpt2_openwebtext", "v5e:2x2/1", ["loader.batch_size=8"]),
-    "gpt2 v5e 4x4 FSDP": (
-        "gpt2_openwebtext",
-        "v5e:4x4",
-        ["loader.batch_size=128", "mesh.data=1", "mesh.fsdp=-1"],
-    ),
-    "gpt2 H100": ("gpt2_openwebtext", "h100x1", ["loader.batch_size=32"]),
-    "gpt2 H100 x8 FSDP": ("gpt2_openwebtext", "h100x8", ["loader.batch_size=256", "mesh.data=1", "mesh.fsdp=-1"]),
-    "llama_1b H100": ("llama_1b", "h100x1", ["loader.batch_size=8", "grad_accum_steps=1"]),
-    "llama_1b H100 x8 FSDP": ("llama_1b", "h100x8", ["loader.batch_size=64", "grad_accum_steps=1"]),
-    "llama_1b v5p": ("llama_1b", "v5p:2x2x1/1", ["loader.batch_size=8", "grad_accum_steps=1"]),
-    "llama_1b v5p 2x2x1 FSDP": ("llama_1b", "v5p:2x2x1", ["loader.batch_size=32", "grad_accum_steps=1"]),
+    "gpt2 v5e": ("gpt2_openwebtext", "v5e:2x2/1", "loader.batch_size=8"),
+    "gpt2 v5e 4x4 FSDP": ("gpt2_openwebtext", "v5e:4x4", "loader.batch_size=128 mesh.data=1 mesh.fsdp=-1"),
+    "gpt2 H100": ("gpt2_openwebtext", "h100x1", "loader.batch_size=32"),
+    "gpt2 H100 x8 FSDP": ("gpt2_openwebtext", "h100x8", "loader.batch_size=256 mesh.data=1 mesh.fsdp=-1"),
+    "llama_1b H100": ("llama_1b", "h100x1", "loader.batch_size=8 grad_accum_steps=1"),
+    "llama_1b H100 x8 FSDP": ("llama_1b", "h100x8", "loader.batch_size=64 grad_accum_steps=1"),
+    "llama_1b v5p": ("llama_1b", "v5p:2x2x1/1", "loader.batch_size=8 grad_accum_steps=1"),
+    "llama_1b v5p 2x2x1 FSDP": ("llama_1b", "v5p:2x2x1", "loader.batch_size=32 grad_accum_steps=1"),
     "llama_1b v5p 2x2x4, 32k tokens": (
         "llama_1b",
         "v5p:2x2x4",
-        [
-            "loader.batch_size=2",
-            "grad_accum_steps=1",
-            "mesh.fsdp=2",
-            "mesh.context=8",
-            "model.unroll=1",
-            "model.max_length=32768",
-            "task.sequence_length=32768",
-        ],
+        "loader.batch_size=2 grad_accum_steps=1 mesh.fsdp=2 mesh.context=8 model.unroll=1 "
+        "model.max_length=32768 task.sequence_length=32768",
     ),
-    "bert H100": ("bert_pretrain", "h100x1", ["loader.batch_size=64"]),
-    "bert v5e": ("bert_pretrain", "v5e:2x2/1", ["loader.batch_size=32"]),
-    "vit_s16 H100": ("vit_s16_imagenet", "h100x1", ["loader.batch_size=256"]),
-    "vit_s16 v5e": ("vit_s16_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
-    "vit_l16 H100": ("vit_imagenet21k:L", "h100x1", ["loader.batch_size=128"]),
-    "vit_l16 v5e": ("vit_imagenet21k:L", "v5e:2x2/1", ["loader.batch_size=32", "model.unroll=1"]),
-    "mae_b16 H100": ("mae_vitb16_imagenet", "h100x1", ["loader.batch_size=256"]),
-    "mae_b16 v5e": ("mae_vitb16_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
-    "deit_s16 H100": ("deit_s_imagenet", "h100x1", ["loader.batch_size=256"]),
-    "swin_t H100": ("swin_t_imagenet", "h100x1", ["loader.batch_size=256"]),
-    "resnet50 H100": ("resnet50_imagenet", "h100x1", ["loader.batch_size=256"]),
-    "resnet50 v5e": ("resnet50_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
-    "t5 H100": ("t5_c4", "h100x1", ["loader.batch_size=32"]),
-    "t5 v5e": ("t5_c4", "v5e:2x2/1", ["loader.batch_size=16"]),
+    "bert H100": ("bert_pretrain", "h100x1", "loader.batch_size=64"),
+    "bert v5e": ("bert_pretrain", "v5e:2x2/1", "loader.batch_size=32"),
+    "vit_s16 H100": ("vit_s16_imagenet", "h100x1", "loader.batch_size=256"),
+    "vit_s16 v5e": ("vit_s16_imagenet", "v5e:2x2/1", "loader.batch_size=128"),
+    "vit_l16 H100": ("vit_imagenet21k:L", "h100x1", "loader.batch_size=128"),
+    "vit_l16 v5e": ("vit_imagenet21k:L", "v5e:2x2/1", "loader.batch_size=32 model.unroll=1"),
+    "mae_b16 H100": ("mae_vitb16_imagenet", "h100x1", "loader.batch_size=256"),
+    "mae_b16 v5e": ("mae_vitb16_imagenet", "v5e:2x2/1", "loader.batch_size=128"),
+    "deit_s16 H100": ("deit_s_imagenet", "h100x1", "loader.batch_size=256"),
+    "swin_t H100": ("swin_t_imagenet", "h100x1", "loader.batch_size=256"),
+    "resnet50 H100": ("resnet50_imagenet", "h100x1", "loader.batch_size=256"),
+    "resnet50 v5e": ("resnet50_imagenet", "v5e:2x2/1", "loader.batch_size=128"),
+    "t5 H100": ("t5_c4", "h100x1", "loader.batch_size=32"),
+    "t5 v5e": ("t5_c4", "v5e:2x2/1", "loader.batch_size=16"),
     "t5 11B v5p 4x4x4": (
         "t5_c4:11b",
         "v5p:4x4x4",
-        ["loader.batch_size=512", "mesh.data=1", "mesh.fsdp=16", "mesh.tensor=4", "model.unroll=24"],
+        "loader.batch_size=512 mesh.data=1 mesh.fsdp=16 mesh.tensor=4 model.unroll=24",
     ),
-    "bart H100": ("bart_pretrain:base", "h100x1", ["loader.batch_size=32", "grad_accum_steps=1"]),
-    "bart v5e": ("bart_pretrain:base", "v5e:2x2/1", ["loader.batch_size=16", "grad_accum_steps=1"]),
-    "wmt14 big H100": ("transformer_wmt14:big", "h100x1", ["loader.batch_size=128"]),
-    "wmt14 big v5e": ("transformer_wmt14:big", "v5e:2x2/1", ["loader.batch_size=32"]),
-    "bigbird H100": ("bigbird_longdoc", "h100x1", ["loader.batch_size=8"]),
-    "detr H100": ("detr_coco", "h100x1", ["loader.batch_size=8"]),
-    "transformer_xl H100": ("transformer_xl_wikitext103", "h100x1", ["loader.batch_size=60"]),
-    "transformer_xl v5e": ("transformer_xl_wikitext103", "v5e:2x2/1", ["loader.batch_size=60"]),
-    "seq2seq H100": ("seq2seq_wmt14", "h100x1", ["loader.batch_size=80"]),
+    "bart H100": ("bart_pretrain:base", "h100x1", "loader.batch_size=32 grad_accum_steps=1"),
+    "bart v5e": ("bart_pretrain:base", "v5e:2x2/1", "loader.batch_size=16 grad_accum_steps=1"),
+    "wmt14 big H100": ("transformer_wmt14:big", "h100x1", "loader.batch_size=128"),
+    "wmt14 big v5e": ("transformer_wmt14:big", "v5e:2x2/1", "loader.batch_size=32"),
+    "bigbird H100": ("bigbird_longdoc", "h100x1", "loader.batch_size=8"),
+    "detr H100": ("detr_coco", "h100x1", "loader.batch_size=8"),
+    "transformer_xl H100": ("transformer_xl_wikitext103", "h100x1", "loader.batch_size=60"),
+    "transformer_xl v5e": ("transformer_xl_wikitext103", "v5e:2x2/1", "loader.batch_size=60"),
+    "seq2seq H100": ("seq2seq_wmt14", "h100x1", "loader.batch_size=80"),
 }
 
 
@@ -94,8 +84,8 @@ def compiled(name: str) -> dict[str, Any]:
         RuntimeError: the compilation fails, for example because the compiler is not installed.
     """
     config, target, changes = ROWS[name]
-    command = [sys.executable, "-m", "lineage.launch", "compile", config, f"--target={target}", "--json"]
-    done = subprocess.run([*command, *(f"--config.{one}" for one in changes)], capture_output=True, text=True)
+    command = [*LAUNCH, "compile", config, f"--target={target}", "--json"]
+    done = subprocess.run([*command, *(f"--config.{one}" for one in changes.split())], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()[-500:]}")
     figures = json.loads(done.stdout[done.stdout.index("{") :])
@@ -115,7 +105,7 @@ def table(record: dict[str, dict[str, Any]]) -> str:
     lines = ["| plan | command: `lineage compile` | GiB | ms | MFU |", "|---|---|---|---|---|"]
     for name in [name for name in ROWS if name in record]:
         config, target, changes = ROWS[name]
-        command = " ".join([config, f"--target={target}", *(f"--config.{one}" for one in changes)])
+        command = " ".join([config, f"--target={target}", *(f"--config.{one}" for one in changes.split())])
         one = record[name]
         memory = f"{one['peak'] / 2**30:.1f}" if one["fits"] else f"{one['peak'] / 2**30:.1f}, too much"
         lines.append(f"| {name} | `{command}` | {memory} | {one['seconds'] * 1e3:.1f} | {one['utilization']:.1%} |")

@@ -8,8 +8,6 @@ the medians are printed and drawn in `resolution.png`.
 """
 
 import argparse
-import statistics
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.timing import medians
 from lineage import models
 from lineage.report import figures
 
@@ -38,8 +37,8 @@ def main() -> None:
     costs = []
     for size in options.sizes:
         passes = [compiled(name, variant, options.batch, size) for name, variant in variants.items()]
-        times = [[timed(run) for run, _ in passes] for _ in range(options.rounds + 1)][1:]
-        costs.append([[flops / 1e9 for _, flops in passes], [statistics.median(column) for column in zip(*times)]])
+        times = medians([run for run, _ in passes], options.rounds)
+        costs.append([[flops / 1e9 for _, flops in passes], [1e3 * seconds for seconds in times]])
         print(f"{size:6}" + "".join(f" {a:10,.1f} {b:9,.1f} {b / a:6.2f}  " for a, b in costs[-1]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     panels = {
@@ -58,12 +57,6 @@ def compiled(name, variant, batch, size):
     variables = jax.jit(model.init)(jax.random.key(0), image[:1])
     run = jax.jit(model.apply).lower(variables, image).compile()
     return lambda: run(variables, image), run.cost_analysis()["flops"]
-
-
-def timed(run):
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return (time.perf_counter() - start) * 1e3
 
 
 if __name__ == "__main__":

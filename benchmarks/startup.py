@@ -20,13 +20,7 @@ def seconds(root: Path, experiment: str, cache: str) -> float:
     """Start a run, wait until it has logged its first step, kill it, and return the seconds."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            str(root / "launch.py"),
-            "train",
-            f"--config={experiment}",
-            f"--workdir={folder}/run",
-        ]
+        command = [sys.executable, root / "launch.py", "train", f"--config={experiment}", f"--workdir={folder}/run"]
         history, start = Path(folder, "run", "metrics.jsonl"), time.monotonic()
         process = subprocess.Popen(
             [*command, *ARGUMENTS],
