@@ -62,7 +62,7 @@ def execute(options: Options, changes: Changes, workdir: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        print(f"\nerror: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"\n{process.ERROR}{str(error) or type(error).__name__}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:
@@ -107,7 +107,7 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return plain(config)
 
 
-def child(options: Options, changes: Changes) -> list[str]:
+def shared_command(options: Options, changes: Changes) -> list[str]:
     """Return the command line shared by the runs of a sweep or a job, without their overrides and workdir."""
     settings = [f"--config={options.file}", *(f"--config.{key}={value}" for key, value in changes.items())]
     return [*LAUNCH, "train", *settings, *(["--force-config"] if options.force_config else [])]
@@ -277,7 +277,7 @@ def run_sweep(options: Options, changes: Changes) -> int:
 
         comparison.finish(*results)
 
-    start, folder, parallel = child(options, changes), options.folder, options.parallel
+    start, folder, parallel = shared_command(options, changes), options.folder, options.parallel
     if options.optuna:
         objective = cli.search(options.file, options.trials)
         return search.run_search(start, objective, partial(changed, config), folder, finish, parallel)
@@ -299,7 +299,7 @@ def run_slurm(options: Options, changes: Changes) -> int:
     runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
-    return slurm.submit(runs, child(options, changes), folder, config.cluster)
+    return slurm.submit(runs, shared_command(options, changes), folder, config.cluster)
 
 
 def run_score(options: Options, changes: Changes) -> None:

@@ -21,10 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Parse the arguments of a command line; the default command is `train`.
-
-    Returns:
-        The options, with the name of the command as `command`, and the config overrides: dotted key -> text.
+    """Return the options of a command line (by default of `train`) and the config overrides: dotted key -> text.
 
     Raises:
         SystemExit: an argument is wrong (exit code 2), or help was requested (0).

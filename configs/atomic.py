@@ -49,9 +49,6 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     """Write text (UTF-8) or bytes to a file atomically (see `replacing`) and return its path.
 
     A lone surrogate, as in a file name that is not UTF-8, is written as a JSON escape.
-
-    Raises:
-        OSError: the file cannot be written, for example because the disk is full.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
@@ -89,13 +86,10 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_turn(path: str | os.PathLike, what: str) -> Iterator[None]:
-    """Let one process at a time execute the block, across all hosts that share the file system.
+    """Let one process at a time execute the block, across all hosts that share the file system, by a lock file.
 
-    The lock is released when its process ends for any reason. On file systems without locks, nothing is locked.
-
-    Args:
-        path: lock file to create.
-        what: description of the work, printed to standard error by a waiting process.
+    The lock is released when its process ends for any reason. On file systems without locks, nothing is locked. A
+    waiting process prints `what`, a description of the work, to standard error.
     """
     with Path(path).open("ab") as file:
         try:

@@ -70,10 +70,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     """Choose another part of the experiment, such as "model.name" or "source" of "text:PATH".
 
     Its section is replaced, and so are the default evaluators where the task changes. An evaluator is chosen, or added,
-    by "evaluators.NAME" and "evaluators.NAME.name".
-
-    Returns:
-        True if the key selects a part; False if the config is unchanged.
+    by "evaluators.NAME" and "evaluators.NAME.name". Return False, without a change, if the key does not select a part.
     """
     part, _, rest = key.partition(".")
     if part in REGISTRIES and rest in ("", "name"):

@@ -40,16 +40,18 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         module = modules.execute(Path(path))
         if not hasattr(module, "get_config"):
             raise ValueError(f"{path} has no get_config(): it is not a config.")
-        if not _takes(module.get_config, arguments):
+        try:
+            inspect.signature(module.get_config).bind(*arguments)
+        except TypeError:
             wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
-            raise ValueError(f"get_config() of {path} {wants}.")
+            raise ValueError(f"get_config() of {path} {wants}.") from None
         config = module.get_config(*arguments)
         if not isinstance(config, ConfigDict):
             raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
     except (ValueError, OSError):
         raise
     except Exception as error:
-        raise ValueError(_mistake(path, error)) from error
+        raise ValueError(_described_error(path, error)) from error
     if base.registers(module.__name__):  # loading a trained model registers its classes again
         config.imports = (*config.imports, str(Path(path).resolve()))
     return config.lock(), list(_call(module, "sweep", argument) or [])
@@ -63,16 +65,7 @@ def _call(module, name, argument):
     return function(argument) if argument and inspect.signature(function).parameters else function()
 
 
-def _takes(function, arguments):
-    """Return whether a function accepts the positional arguments."""
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _mistake(path, error):
+def _described_error(path, error):
     """Describe an exception in a config file: the line, and the message without the config's content."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
@@ -176,8 +169,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
             continue
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
-        value = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
-        section[name] = value
+        section[name] = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
     if changes.get("init.path"):
         pretrained.adopt(config, changes, saved)
 

@@ -48,7 +48,9 @@ def keys(cls: type) -> list[Key]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     found = [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT)] if variants(cls) else []
     for name, hint in field_types(cls).items():
-        found.append(Key(name, readable(hint, limits.get(name)), _default(fields[name]), documented.get(name, "")))
+        default, make = fields[name].default, fields[name].default_factory
+        default = make() if make is not dataclasses.MISSING else None if default is dataclasses.MISSING else default
+        found.append(Key(name, readable(hint, limits.get(name)), default, documented.get(name, "")))
     return found
 
 
@@ -181,12 +183,6 @@ def _plain_type(hint: Any) -> type:
     if typing.get_origin(hint) is Literal:
         return type(typing.get_args(hint)[0])
     return typing.get_origin(hint) or hint
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:

@@ -15,7 +15,7 @@ from lineage.metrics.embedding import Embedded, power_means
 from lineage.models import hidden_states
 from lineage.models.convert import load
 
-_ROOM = 8  # pad lengths to multiples of this value to limit recompilation
+_MULTIPLE = 8  # pad lengths to multiples of this value to limit recompilation
 
 
 class Encoder:
@@ -52,26 +52,26 @@ class Encoder:
         self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
 
         @jax.jit
-        def see(params, tokens, mask):
+        def forward(params, tokens, mask):
             states = hidden_states(self.model, {"params": params}, tokens, mask=mask)
             hidden = jnp.stack([states.embedding["encoder"], *states.layers["encoder"]])
             return hidden[layers[0]] if one else power_means(hidden[np.array(layers)])
 
-        self._see = partial(see, params)
+        self._forward = partial(forward, params)
 
     def __call__(self, texts: Sequence[str]) -> list[Embedded]:
-        coder, texts = self.tokenizer, [text.strip() for text in texts]
+        tokenizer, texts = self.tokenizer, [text.strip() for text in texts]
         if self.model.space_first:
             texts = [f" {text}" if text else "" for text in texts]  # words are preceded by a space
-        cut = [ids[: self.model.max_length - 2] for ids in coder.encode_batch(texts)]
-        rows = [np.concatenate([[coder.cls], ids, [coder.sep]]) for ids in cut]
+        cut = [ids[: self.model.max_length - 2] for ids in tokenizer.encode_batch(texts)]
+        rows = [np.concatenate([[tokenizer.cls], ids, [tokenizer.sep]]) for ids in cut]
         found = {}
-        for batch, room in by_length(list(map(len, rows)), self.batch_size, _ROOM, self.model.max_length):
-            tokens = np.full((self.batch_size, room), coder.pad or 0, np.int32)
+        for batch, size in by_length(list(map(len, rows)), self.batch_size, _MULTIPLE, self.model.max_length):
+            tokens = np.full((self.batch_size, size), tokenizer.pad or 0, np.int32)
             mask = np.zeros(tokens.shape, bool)
             for place, i in enumerate(batch):
                 tokens[place, : len(rows[i])], mask[place, : len(rows[i])] = rows[i], True
-            vectors = np.asarray(self._see(tokens, mask))
+            vectors = np.asarray(self._forward(tokens, mask))
             found |= {i: Embedded(rows[i], vectors[place, : len(rows[i])]) for place, i in enumerate(batch)}
         return [found[i] for i in range(len(rows))]
 

@@ -59,14 +59,14 @@ class Probe(Evaluator):
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         model, function = context.task.feature_extractor(context.model), _features_of(context.task)
 
-        def seen(batches):
+        def features_of(batches):
             return context.rows(function, variables, batches, model)
 
         training_set = replace(split.batches, source=context.train().source)
-        training = context.once("training features", lambda: seen(training_set))
+        training = context.once("training features", lambda: features_of(training_set))
         fitted = context.once(self, lambda: self.fit(*training))
-        own = context.once(("features", split.label), lambda: seen(split.batches))
-        return {f"{self.metric}_accuracy": float(fitted.score(*own))}
+        evaluated = context.once(("features", split.label), lambda: features_of(split.batches))
+        return {f"{self.metric}_accuracy": float(fitted.score(*evaluated))}
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
 
 LENGTH = 2048  # window length in tokens for models without a maximum length
-_ROOM = 32  # pad lengths to multiples of this value to limit recompilation
+_MULTIPLE = 32  # pad lengths to multiples of this value to limit recompilation
 
 
 class Likelihood(NamedTuple):
@@ -48,11 +48,11 @@ class LanguageModel:
         self.length, self.start = model.max_length or LENGTH, tokenizer.end_of_text
 
         @jax.jit
-        def see(variables: Any, tokens: Int[Array, "B N"]) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+        def forward(variables: Any, tokens: Int[Array, "B N"]) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
             logits, targets = model.apply(variables, tokens[:, :-1]), tokens[:, 1:]
             return -cross_entropy(logits, targets), logits.argmax(axis=-1) == targets
 
-        self._see = see
+        self._forward = forward
 
     def of_continuations(self, pairs: Iterable[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each second text after the first one.
@@ -85,10 +85,10 @@ class LanguageModel:
         """Return the likelihood of token ids [N] after a context [M], for each pair; M and N are at least 1."""
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
         found = {}
-        for batch, room in by_length([len(row) - 1 for row in rows], self.batch_size, _ROOM, self.length):
-            tokens = np.zeros((self.batch_size, room + 1), np.int32)
-            tokens[: len(batch)] = padded([rows[i] for i in batch], room + 1)
-            logs, right = map(np.asarray, self._see(self.variables, tokens))
+        for batch, size in by_length([len(row) - 1 for row in rows], self.batch_size, _MULTIPLE, self.length):
+            tokens = np.zeros((self.batch_size, size + 1), np.int32)
+            tokens[: len(batch)] = padded([rows[i] for i in batch], size + 1)
+            logs, right = map(np.asarray, self._forward(self.variables, tokens))
             for place, i in enumerate(batch):
                 stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
                 own = slice(stop - count, stop)

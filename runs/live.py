@@ -19,6 +19,7 @@ from rich.text import Text
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.process import ERROR
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log
@@ -84,7 +85,7 @@ class Run:
     def error(self) -> str:
         """Return the error message in the log since the last start, or else its last line."""
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
-        return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+        return next((line for line in reversed(lines) if line.startswith(ERROR)), lines[-1])
 
     def is_done(self) -> bool:
         """Return whether a run with this config has finished, which is when its facts contain the config."""
@@ -198,5 +199,5 @@ def refresh(run: Run) -> None:
     elif run.is_done():
         run.state = "done"
     else:
-        run.state = "failed" if run.error().startswith("error: ") else "stopped"
+        run.state = "failed" if run.error().startswith(ERROR) else "stopped"
     run.look()

@@ -12,6 +12,7 @@ from typing import Any
 
 from lineage.runs.folder import UnknownMetricError
 
+ERROR = "error: "  # begins the line of standard error with which a command or a run fails
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
 HUNG = 76  # exit code of a run that ended itself because a step did not finish
 NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite

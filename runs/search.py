@@ -16,7 +16,7 @@ from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
-HOPELESS = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
+NOT_REPEATED = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
 
 
 def run_search(
@@ -139,7 +139,7 @@ class Trials:
             self.study.tell(trial, **result, skip_if_finished=True)
         elif run.code == UNKNOWN_METRIC:  # so will all others
             raise ValueError(f"{run.name} has no such metric, and later runs would not either: {run.error()}")
-        elif run.state == "pruned" or run.code in HOPELESS:
+        elif run.state == "pruned" or run.code in NOT_REPEATED:
             run.state = "pruned"
             self.study.tell(trial, state=self.states.PRUNED, skip_if_finished=True)
         return False

@@ -87,11 +87,11 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     A key that the keys before it determine (such as a width that is set together with a model's name) is left out.
     """
     keys: list[str] = []
-    kinds = 1
+    count = 1  # number of groups of runs that the keys distinguish
     for key in dict.fromkeys(key for changes in overrides for key in changes):
-        told = len({tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides})
-        if told > kinds:
-            keys, kinds = [*keys, key], told
+        groups = {tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides}
+        if len(groups) > count:
+            keys, count = [*keys, key], len(groups)
     names: list[str] = []
     for changes in overrides:
         parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]

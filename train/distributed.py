@@ -20,6 +20,8 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lineage.runs.process import ERROR
+
 # Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of their values for
 # several processes.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
@@ -60,8 +62,8 @@ def joined(
         check_devices()
         yield
         return
-    whole = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes
-    if not whole and given not in (none, ("auto", None, None)):
+    complete = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes
+    if not complete and given not in (none, ("auto", None, None)):
         raise ValueError(
             f"--coordinator={coordinator} --num-processes={num_processes} --process={process}: "
             "--coordinator (HOST:PORT of process 0), --num-processes and --process (from 0) must all be given, or "
@@ -172,7 +174,7 @@ class DelayedAny:
 def _aborted(number):
     """Print an explanation when JAX, often in its own thread, aborts a process that waits for another one."""
     reason = "this process was aborted, usually because a process of this run was lost or did not start: see above."
-    os.write(2, f"\nerror: {reason} {RESUME}\n".encode())
+    os.write(2, f"\n{ERROR}{reason} {RESUME}\n".encode())
     os._exit(1)
 
 

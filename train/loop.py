@@ -180,7 +180,7 @@ class TrainingLoop:
             self.throughput.dispatched(metrics)
             self._log((step, metrics))
             self.trace.after(step, metrics)
-            stop, last = self._told_to_stop(), step == self.total
+            stop, last = self._must_stop(), step == self.total
             evaluate = last or step % self.evaluate_every == 0
             save, self.save_due = last or self.save_due or step % self.save_every == 0, False
             if not (evaluate or save or stop):
@@ -188,7 +188,7 @@ class TrainingLoop:
             self._log()
         self._finish_step(evaluate, save, stop)
 
-    def _told_to_stop(self) -> bool:
+    def _must_stop(self) -> bool:
         """Return whether the run must stop, and set `save_due`; all processes get the same result in the same call."""
         due = time.monotonic() >= self.save_at
         self.save_at = math.inf if due else self.save_at
@@ -202,7 +202,7 @@ class TrainingLoop:
 
     def _to_mesh(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Move a batch of an evaluation to the devices; raise Preempted if the run must stop during an evaluation."""
-        if self.evaluating and self._told_to_stop():
+        if self.evaluating and self._must_stop():
             raise Preempted
         return to_mesh(batch, self.experiment.mesh)
 
@@ -219,7 +219,7 @@ class TrainingLoop:
                 self.evaluating = False
         if save or stop:
             self._save()
-            stop = stop or self._told_to_stop()  # during the save
+            stop = stop or self._must_stop()  # during the save
         if stop and (self.step < self.total or self.evaluating):
             self.checkpoints.wait()
             saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"

@@ -72,10 +72,10 @@ class MetricsWriter(AbstractContextManager):
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         self._path = workdir / folder.METRICS
-        lines = _cut(self._path, resume_step)
+        lines = _truncated_history(self._path, resume_step)
         self.lines, self.crc32 = len(lines), zlib.crc32(self._path.read_bytes())
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
-        self._file, self._left = self._path.open("ab", buffering=0), b""
+        self._file, self._pending = self._path.open("ab", buffering=0), b""
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         # Two runs that start in the same second must not share a file.
         with naming(workdir / "events"):
@@ -107,10 +107,10 @@ class MetricsWriter(AbstractContextManager):
         if _identity(line) in self._rewritten:
             return
         content = json.dumps(line).encode() + b"\n"
-        self._left += content
+        self._pending += content
         self.lines, self.crc32 = self.lines + 1, zlib.crc32(content, self.crc32)
         with naming(self._path):
-            self._write_left()
+            self._write_pending()
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
             self._write_event(line["step"], summary=self._summary(value=values))
         if self._wandb is not None:
@@ -120,7 +120,7 @@ class MetricsWriter(AbstractContextManager):
         """Flush `metrics.jsonl` to the disk, so that a checkpoint never refers to lines that are lost."""
         if self._file is not None:
             with naming(self._path):
-                self._write_left()
+                self._write_pending()
                 os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -136,9 +136,9 @@ class MetricsWriter(AbstractContextManager):
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _write_left(self):
-        while self._left:
-            self._left = self._left[self._file.write(self._left) :]
+    def _write_pending(self):
+        while self._pending:
+            self._pending = self._pending[self._file.write(self._pending) :]
 
     def _write_event(self, step, **content):
         self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
@@ -315,7 +315,7 @@ def history_problem(path: Path, record: Mapping[str, Any]) -> str:
     return "" if record.get("history_crc32", crc32) == crc32 else f"the first {known:,} lines are not those written"
 
 
-def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
+def _truncated_history(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
     lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]

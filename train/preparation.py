@@ -52,8 +52,9 @@ def check_start(experiment: Experiment) -> None:
     folder.check_shared(config, experiment.workdir, jax.process_index())
     check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
     check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
-    experiment.check()
-    if jax.process_index() == 0:
+    if jax.process_index():  # process 0 has checked the experiment in `prepare_folder`
+        experiment.check()
+    else:
         experiment.facts.save(experiment.workdir / FACTS)
 
 

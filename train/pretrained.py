@@ -59,7 +59,7 @@ def start_from(
         if kind in ("params", "statistics"):
             flat = {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}
             variables[kind] = unflatten_dict(flat, sep="/")
-    fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
+    fresh, unused = _top_modules(ours.keys() - taken.keys()), _top_modules(theirs.keys() - taken.keys())
     message = f"starts from {init.path}; new: {fresh}; not used: {unused}"
     if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} values"
@@ -84,7 +84,7 @@ def _fitting(ours, theirs, model, init):
             found, shape = model.resampled(name, found, ours[name].shape), ours[name].shape
             if found.shape == shape:
                 taken[name] = found
-            elif not _classifies(model, name, shape, found.shape):
+            elif not _differs_in_classes(model, name, shape, found.shape):
                 wrong.append(f"{name} {found.shape}, here {shape}")
     if wrong:
         listed, hint = sorted(wrong), ": change the model, or add them to init.skip."
@@ -94,11 +94,11 @@ def _fitting(ours, theirs, model, init):
         more = f" and {len(wrong) - len(listed)} more" if len(listed) < len(wrong) else ""
         raise ValueError(f"{text}{'; '.join(listed)}{more}{hint}")
     if not taken:
-        raise ValueError(f"{path} contains none of the parameters of the model: it has {_parts(theirs)}.")
+        raise ValueError(f"{path} contains none of the parameters of the model: it has {_top_modules(theirs)}.")
     return taken
 
 
-def _classifies(model, name, shape, other):
+def _differs_in_classes(model, name, shape, other):
     """Return whether a parameter differs from another one only in the number of classes."""
     count = model.data_options["num_classes"]  # a detector has one more: "no object"
     return count and shape[-1] in (count, count + 1) and shape[:-1] == other[:-1] and model.layer_of(name) != 0
@@ -310,5 +310,6 @@ def _renamed(variables, rename, path):
     return variables
 
 
-def _parts(names) -> str:
+def _top_modules(names) -> str:
+    """Return the top-level modules of some parameters, separated by commas."""
     return ", ".join(sorted({name.partition("/")[0] for name in names})) or "nothing"

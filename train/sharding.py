@@ -16,7 +16,7 @@ from lineage.configs import run
 from lineage.models import EXAMPLES, TOKENS, gathering, num_parts
 from lineage.train.optimizer import map_paths
 
-AXES = ("data", "fsdp", "context", "tensor")
+AXES = tuple(field.name for field in dataclasses.fields(run.Mesh))
 MIN_WIDTH = 128  # number of lanes of a TPU
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
@@ -38,7 +38,7 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
             f"a mesh of {', '.join(f'{axis}={size}' for axis, size in vars(given).items())} does not fit "
             f"{len(devices)} devices: the sizes must multiply to that number (-1 in one of them fills it)."
         )
-    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 4)
+    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _slice_and_process(device: jax.Device) -> tuple[int, int]:

@@ -19,13 +19,12 @@ from lineage.data import shards, tokenizers
 from lineage.data.content import FACTS
 from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json
 from lineage.runs.locks import held
 from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
-DATA = "data.json"
 ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting
 Check = Callable[[Path], Any]  # raises an exception if a file or folder is damaged
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lineage.runs.process import HUNG
+from lineage.runs.process import ERROR, HUNG
 
 FACTOR = 20  # a step hangs if it takes this many times the mean duration
 LEAST, FIRST = 600.0, 3600.0  # seconds: minimum limit by this factor, and limit of the first step
@@ -66,7 +66,7 @@ class Watchdog(contextlib.AbstractContextManager):
     def _end(self):
         faulthandler.dump_traceback(2, all_threads=True)
         text = f"step {self._number:,} has not ended for {self.limit:,.0f} s (step_timeout_minutes)"
-        os.write(2, f"\nerror: {text}: the stacks of all threads are above. Start the run again to resume.\n".encode())
+        os.write(2, f"\n{ERROR}{text}: the stacks of all threads are above. Start the run again to resume.\n".encode())
         os._exit(HUNG)
 
 
