@@ -54,14 +54,14 @@ def main() -> None:
         print(f"{name:12s} {statistics.median(found):7.0f} images/s {ratio:6.2f} of Lineage")
 
 
-def make_files(folder: Path, count: int = 256) -> Path:
-    """Write JPEG files of cutouts from two photos, in folders of two classes."""
+def make_files(folder: Path) -> Path:
+    """Write 256 JPEG files of cutouts from two photos, in folders of two classes."""
     from sklearn.datasets import load_sample_images
 
     random = np.random.default_rng(0)
     for label, photo in enumerate(load_sample_images().images):
         (folder / str(label)).mkdir()
-        for number in range(count // 2):
+        for number in range(128):
             height, width = random.integers(224, [427, 501])
             top, left = (int(random.integers(whole - side + 1)) for whole, side in zip(photo.shape, (height, width)))
             part = Image.fromarray(photo[top : top + height, left : left + width])

@@ -78,11 +78,7 @@ ROWS = {
 
 
 def compiled(name: str) -> dict[str, Any]:
-    """Compile a row in another process and return its figures.
-
-    Raises:
-        RuntimeError: the compilation fails, for example because the compiler is not installed.
-    """
+    """Compile a row in another process and return its figures; raise RuntimeError if the compilation fails."""
     config, target, changes = ROWS[name]
     command = [*LAUNCH, "compile", config, f"--target={target}", "--json"]
     done = subprocess.run([*command, *(f"--config.{one}" for one in changes.split())], capture_output=True, text=True)

@@ -46,10 +46,10 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
-def delete_unused(path: Path, days: float = DAYS) -> None:
-    """Delete the files of a folder that were neither read nor written for `days` days."""
+def delete_unused(path: Path) -> None:
+    """Delete the files of a folder that were neither read nor written for `DAYS` days."""
     for file in path.rglob("*"):
         with contextlib.suppress(OSError):  # deleted by another process
             about = file.stat()
-            if file.is_file() and time.time() - max(about.st_atime, about.st_mtime) > days * 86400:
+            if file.is_file() and time.time() - max(about.st_atime, about.st_mtime) > DAYS * 86400:
                 file.unlink()

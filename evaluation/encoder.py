@@ -75,9 +75,9 @@ class Encoder:
             found |= {i: Embedded(rows[i], vectors[place, : len(rows[i])]) for place, i in enumerate(batch)}
         return [found[i] for i in range(len(rows))]
 
-    def skip(self, stop_words: Collection[str] = (), pieces: bool = True) -> frozenset[int]:
+    def skip(self, stop_words: Collection[str] = ()) -> frozenset[int]:
         """Return the ids of punctuation, stop words and word-continuation pieces, for `skip` of `mover_score`."""
         words = {*string.punctuation, *stop_words}
         begins = self.tokenizer.word_marks[0]
         ids = range(self.tokenizer.vocab_size)
-        return frozenset(i for i in ids if (pieces and not begins[i]) or self.tokenizer.decode([i]).strip() in words)
+        return frozenset(i for i in ids if not begins[i] or self.tokenizer.decode([i]).strip() in words)

@@ -169,7 +169,7 @@ def runs_in(folder: Path) -> list[Path]:
     return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
 
 
-def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
+def watch(folders: Iterable[Path]) -> None:
     """Show the runs in some folders, each of one run or several, until none is in progress."""
     folders = list(folders)
     runs: dict[Path, Run] = {}
@@ -188,7 +188,7 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
             table.show(list(runs.values()))
             if not busy:
                 return
-            time.sleep(seconds)
+            time.sleep(1)
 
 
 def refresh(run: Run) -> None:

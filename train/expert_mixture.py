@@ -19,6 +19,8 @@ from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
 from lineage.train.step import TrainState, make_forward_step
 
+ROUNDS, POPULATION, ELITE = 12, 24, 6  # of `cross_entropy_search`
+
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
@@ -74,13 +76,7 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
 
 
 def cross_entropy_search(
-    score: Callable[[Float[np.ndarray, "K"]], float],
-    size: int,
-    *,
-    seed: int = 0,
-    rounds: int = 12,
-    population: int = 24,
-    elite: int = 6,
+    score: Callable[[Float[np.ndarray, "K"]], float], size: int, *, seed: int
 ) -> Float[np.ndarray, "K"]:
     """Maximize a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
 
@@ -89,11 +85,11 @@ def cross_entropy_search(
     The result is the mean of the last distribution.
     """
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
-    for done in range(rounds):
-        drawn = random.normal(mean, spread, (population, size))
+    for done in range(ROUNDS):
+        drawn = random.normal(mean, spread, (POPULATION, size))
         scores = np.nan_to_num([score(each) for each in drawn], nan=-np.inf)
-        best = drawn[np.argsort(scores)[-elite:]]
-        mean, spread = best.mean(axis=0), best.std(axis=0) + 0.5 * max(0.5 - done / rounds, 0)
+        best = drawn[np.argsort(scores)[-ELITE:]]
+        mean, spread = best.mean(axis=0), best.std(axis=0) + 0.5 * max(0.5 - done / ROUNDS, 0)
     return mean
 
 

@@ -45,9 +45,9 @@ def experiment(settings: Settings, devices: Any = None, workdir: Path | None = N
     return Experiment(without_data(config), workdir, devices or jax.devices()[:1])
 
 
-def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
+def random_batch(of: Experiment) -> dict[str, np.ndarray]:
     """Return a batch of random tokens, images and labels, without padding."""
-    model, random = of.model, np.random.default_rng(seed)
+    model, random = of.model, np.random.default_rng(0)
     length = getattr(of.task, "sequence_length", None)
     limits = dict.fromkeys(("tokens", "targets"), model.data_options["vocab_size"])
     limits |= {"masked_positions": length, "segments": 2, "label": model.data_options["num_classes"]}
@@ -62,8 +62,9 @@ def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: array(name, like) for name, like in jax.eval_shape(of.zeros).items()}
 
 
-def measured_peak(size: int = 1024) -> float:
+def measured_peak() -> float:
     """Measure the FLOP/s of float32 matrix products, for devices with unknown peak."""
+    size = 1024
     a = jnp.ones((size, size))
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     times = []
@@ -202,6 +203,9 @@ def attention(settings: Settings) -> Rows:
         cost = flops(partial(gradients, dense), *inputs)["model"]
         return timed(partial(jax.jit(partial(gradients, auto)), *inputs), flops=cost)
 
-    many = settings["heads"]
-    cases = {"causal": (True, many), "bidirectional": (False, many), "causal, grouped queries": (True, many // 4)}
-    return {name: partial(prepare, *case) for name, case in cases.items()}
+    return {name: partial(prepare, *case) for name, case in attention_cases(settings["heads"]).items()}
+
+
+def attention_cases(heads: int) -> dict[str, tuple[bool, int]]:
+    """Return whether attention is causal, and the number of key/value heads, by the name of the row."""
+    return {"causal": (True, heads), "bidirectional": (False, heads), "causal, grouped queries": (True, heads // 4)}

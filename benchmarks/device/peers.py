@@ -266,6 +266,4 @@ def attention(settings: Settings) -> Rows:
 
         return timed(once)
 
-    many = settings["heads"]
-    cases = {"causal": (True, many), "bidirectional": (False, many), "causal, grouped queries": (True, many // 4)}
-    return {name: partial(prepare, *case) for name, case in cases.items()}
+    return {name: partial(prepare, *case) for name, case in ours.attention_cases(settings["heads"]).items()}

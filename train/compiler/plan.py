@@ -105,8 +105,8 @@ class Plan:
         """Return the fraction of the time of all kinds of operations that match a regular expression."""
         return sum(row.seconds for row in self.rows if re.search(kind, row.kind)) / max(self.seconds, 1e-12)
 
-    def costliest(self, count: int = 15) -> list[Row]:
-        """Return the most expensive operations, merged by origin and kind."""
+    def costliest(self) -> list[Row]:
+        """Return the 15 most expensive operations, merged by origin and kind."""
         merged: dict[tuple[str, str], Row] = {}
         for row in self.rows:
             known = merged.get((row.label, row.kind))
@@ -114,7 +114,7 @@ class Plan:
                 shape = max(row, known).shape
                 row = row._replace(seconds=row.seconds + known.seconds, times=row.times + known.times, shape=shape)
             merged[row.label, row.kind] = row
-        return sorted(merged.values(), reverse=True)[:count]
+        return sorted(merged.values(), reverse=True)[:15]
 
     def _add(self, name: str, times: int) -> None:
         """Add the operations of a computation that is executed `times` times."""
