@@ -153,8 +153,8 @@ def search(file: str, trials: int | None = None) -> Search | None:
 def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
     """Set dotted keys, such as "schedule.learning_rate", to values or to their texts on the command line.
 
-    With `init.path`, the model is that of the folder, with the overridden keys changed; or that of the config `saved`
-    by the run to resume if it has the same `init.path`.
+    With `init.path`, the section `model` describes the model of that folder, except for the overridden keys. If
+    `saved`, the config of the run to resume, has the same `init.path`, its section is used instead.
 
     Raises:
         ValueError: a key is unknown (the message names the nearest one and lists the keys of its section), or a value

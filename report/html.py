@@ -64,7 +64,7 @@ def _resource(name: str) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise ValueError with the name of a file or run if its content, which only programs write, cannot be shown."""
+    """Raise ValueError with the name of a file or run if its content is damaged, so that the block cannot show it."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -206,7 +206,7 @@ def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
 
 
 def discard(workdir: Path, force: bool = False) -> None:
-    """Delete files of a run without a checkpoint that a run of another config must not read.
+    """Delete the files of a run without checkpoints that a new run must not read, such as its tokenizer.
 
     Raises:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.

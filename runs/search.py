@@ -93,7 +93,7 @@ class Trials:
                 )
             run = self.add(optuna.trial.Trial(self.study, one._trial_id))
             self.reported[run].update(one.intermediate_values)
-            if one.state == self.states.COMPLETE and not run.facts():  # repeat it because its folder was lost
+            if one.state == self.states.COMPLETE and not run.facts():  # its folder was lost: repeat the run
                 self.repeated.add(run)
             elif ended:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
@@ -137,7 +137,7 @@ class Trials:
             value = list(values.values())[-1]
             result = {"values": value} if math.isfinite(value) else {"state": self.states.FAIL}
             self.study.tell(trial, **result, skip_if_finished=True)
-        elif run.code == UNKNOWN_METRIC:  # so will all others
+        elif run.code == UNKNOWN_METRIC:  # later runs would fail in the same way
             raise ValueError(f"{run.name} has no such metric, and later runs would not either: {run.error()}")
         elif run.state == "pruned" or run.code in NOT_REPEATED:
             run.state = "pruned"

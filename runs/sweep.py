@@ -230,7 +230,7 @@ class Launcher:
 
 
 def found(folder: Path) -> Job:
-    """Return the run in progress that an earlier launcher or a user started in the folder."""
+    """Return the job of a run in progress that an earlier launcher or a user started in the folder."""
     path = folder / CLAIM
     numbers = path.read_text().split() if path.exists() and is_locked(path) else []
     return Job(*map(int, numbers)) if len(numbers) == 2 else Job()

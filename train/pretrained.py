@@ -30,9 +30,9 @@ from lineage.train.step import TrainState
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
 OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
-# Options that models of another architecture adopt.
+# Sizes that a model of another architecture takes over.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
-# Task options that belong to a pre-trained model.
+# Task options that a pre-trained model determines.
 PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
 LENGTH = 512  # default sequence length of models without a maximum length
 
@@ -133,7 +133,7 @@ def load_teacher(
 
 
 def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
-    """Return the model in a folder; `sizes` are for runs of earlier versions that left them to the data."""
+    """Return the model in a folder; `sizes` are used for a run of an earlier version that has not saved its own."""
     if not is_run(path):
         return convert.describe(path)[0]
     config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))

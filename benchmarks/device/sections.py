@@ -54,7 +54,7 @@ SMALL = {"model.depth": 2, "model.width": 32, "model.num_heads": 4, "loader.batc
 TEXT = {**SMALL, "model.vocab_size": 512, "model.max_length": 128, "task.sequence_length": 128}
 IMAGE = {"model.num_classes": 10, "loader.batch_size": 2}
 GPT2, LLAMA = "gpt2_openwebtext", "llama_1b"
-# The process reads a text that every machine has.
+# The text of Python's standard library, which every machine has.
 LOCAL = {"source": "stdlib", "tokenizer": "bytes", "task.cache_dir": "", "loader.workers": 0, "sampling.num_samples": 0}
 ONE_STEP = {"grad_accum_steps": 1}
 ON_CPU = {"precision": "float32", "loader.batch_size": 8}

@@ -79,7 +79,7 @@ class Compiled:
         name = "bandwidth   " if self.flops is None else "MFU         "
         shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
-        donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
+        donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves} with more than one element"
         host = f"host memory  {self.host / gib:.2f} GiB; the planned time does not include their transfer in each step"
         lines = (self.title, memory, host if self.host else "", times, use, donated if self.leaves else "")
         head = "\n".join(filter(None, lines))
