@@ -270,7 +270,7 @@ class Experiment:
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the initial state if there is none."""
         if checkpoints.latest is None and step is None:
-            # Wait for all arrays together: if memory runs out, XLA's CPU backend never finishes the arrays that did fit.
+            # Wait for all arrays together: if memory runs out, XLA's CPU backend never finishes arrays that did fit.
             return jax.block_until_ready(jax.jit(self.make_state, out_shardings=self.state_shardings)())
         return checkpoints.restore(sharding.placed(self.abstract_state, self.state_shardings), step)
 
