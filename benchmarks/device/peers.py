@@ -5,6 +5,7 @@ flash attention if possible. Sizes are those of the same experiment, which this 
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks import step_time
 from benchmarks.device import ours
 from benchmarks.device.ours import WARM_UP, Rows, Run, Settings
 
@@ -105,11 +105,25 @@ def optimizer_of(of: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def gpt2(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
     """Return GPT-2 of `transformers`, or of a checkout of nanoGPT."""
-    names = ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")
-    sizes = {name: getattr(of.model, name) for name in names} | {"length": of.model.max_length}
-    make = partial(step_time.nanogpt_peer, settings["nanogpt"]) if settings["nanogpt"] else step_time.transformers_peer
-    model, _, loss_of = make(sizes)
-    return model, lambda batch: loss_of(batch["tokens"].long(), batch["targets"].long())
+    sizes = {"vocab_size": of.model.vocab_size, "n_layer": of.model.depth, "n_head": of.model.num_heads}
+    sizes |= {"n_embd": of.model.width}
+    length, rate = of.model.max_length, of.model.dropout
+    if settings["nanogpt"]:
+        sys.path.insert(0, settings["nanogpt"])
+        from model import GPT, GPTConfig
+
+        model = GPT(GPTConfig(block_size=length, dropout=rate, bias=of.model.use_bias, **sizes))
+        return model, lambda batch: model(batch["tokens"].long(), batch["targets"].long())[1]
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), rate)
+    model = GPT2LMHeadModel(GPT2Config(n_positions=length, **sizes, **rates))
+
+    def loss_of(batch):
+        logits = model(batch["tokens"].long()).logits
+        return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
+
+    return model, loss_of
 
 
 def llama(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:

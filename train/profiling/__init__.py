@@ -52,9 +52,8 @@ class Throughput:
         self._start, self._steps, self.skipped = time.monotonic(), 0, 0
         self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds
         self._last: dict[str, float] | None = None
-        self._began = self._ended = (
-            math.inf
-        )  # times of the request of the first batch and of the end of the newest step
+        # Times of the request of the first batch, and of the end of the newest step.
+        self._began = self._ended = math.inf
         self._newest = None
         self._dispatched: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._record_ends, daemon=True)  # a failed device may never end a step
