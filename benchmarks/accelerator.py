@@ -78,9 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.7, help="duration of a turn")
     parser.add_argument("--nanogpt", default="", help="path of a nanoGPT checkout, for GPT-2 instead of `transformers`")
     parser.add_argument("--mode", default="default", help="mode of torch.compile in training")
-    parser.add_argument(
-        "--backend", help="backend of torch.compile (default inductor; aot_eager with --tiny; none with --cpu)"
-    )
+    parser.add_argument("--backend", help="of torch.compile (default inductor; aot_eager with --tiny; none with --cpu)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION:KEY=VALUE", help="setting or config key")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--tiny", action="store_true", help="tiny sizes, to rehearse on a CPU")
@@ -182,15 +180,13 @@ class Worker:
             self.process.wait()
 
 
-def measure(
-    name: str, workers: dict[str, Worker], options: argparse.Namespace, deadline: float, report: Report
-) -> None:
+def measure(name: str, pair: dict[str, Worker], options: argparse.Namespace, deadline: float, report: Report) -> None:
     """Measure the rows of a section, in turns if it has two sides, and report each."""
-    known = [*(row for worker in workers.values() for row in (*worker.facts, *worker.errors) if row is not None)]
+    known = [*(row for worker in pair.values() for row in (*worker.facts, *worker.errors) if row is not None)]
     for row in dict.fromkeys(known) or [None]:
-        times, errors, values = {side: [] for side in workers}, {}, {}
-        for _ in range(options.rounds if len(workers) > 1 else 1):
-            for side, worker in workers.items():
+        times, errors, values = {side: [] for side in pair}, {}, {}
+        for _ in range(options.rounds if len(pair) > 1 else 1):
+            for side, worker in pair.items():
                 if side in errors:
                     continue
                 try:
@@ -203,7 +199,7 @@ def measure(
                     values = value
                 else:
                     times[side].append(value / count)
-        facts = {side: worker.facts.get(row, {}) for side, worker in workers.items()}
+        facts = {side: worker.facts.get(row, {}) for side, worker in pair.items()}
         report.add(name, row, facts, times, values, errors)
 
 

@@ -30,9 +30,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/small/vit_digits.py")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20, help="steps per round")
-    parser.add_argument(
-        "--save-every", type=int, default=0, help="steps between checkpoints; 0 measures the loop alone"
-    )
+    parser.add_argument("--save-every", type=int, default=0, help="steps between checkpoints (0: the loop alone)")
     parser.add_argument("--source", help="data source, instead of that of the config")
     options = parser.parse_args()
     keep_freed()

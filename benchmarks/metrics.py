@@ -48,10 +48,8 @@ def main() -> None:
         for name, (wall, processor), (_, result) in zip(ways, seconds, rounds[-1]):
             gap = np.max(np.abs(np.subtract(result, rounds[-1][0][1])))
             factors = wall / seconds[0][0], processor / seconds[0][1]
-            print(
-                f"{name:52} {wall:7.2f}   {factors[0]:6.1f}x   {processor:9.2f}   {factors[1]:6.1f}x   {gap:10.1e}",
-                flush=True,
-            )
+            cells = f"{wall:7.2f}   {factors[0]:6.1f}x   {processor:9.2f}   {factors[1]:6.1f}x   {gap:10.1e}"
+            print(f"{name:52} {cells}", flush=True)
 
 
 def timed(way):
@@ -162,9 +160,8 @@ def similarities(options):
         special = ("pad", "unknown", "cls", "sep", "mask")
         coder = tokenizers.kinds.WordPiece(2000, lowercase=True).train(texts, special)
         coder.save(folder)
-        transformers.BertTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", model_max_length=128).save_pretrained(
-            folder
-        )
+        theirs = transformers.BertTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", model_max_length=128)
+        theirs.save_pretrained(folder)
         config = transformers.BertConfig(
             vocab_size=coder.vocab_size,
             hidden_size=options.width,

@@ -80,9 +80,8 @@ def predictions(
     errors = {} if errors is None else errors
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
-        inputs = replace(
-            inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
-        )
+        rows = Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
+        inputs = replace(inputs, rows=rows)
     count = len(inputs.rows)
     firsts = range(start - start % size if start < count else count, count, size)[share[0] :: share[1]]
     parts = _parts(context, inputs, loader, firsts, cut)

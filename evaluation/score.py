@@ -63,9 +63,8 @@ def score_files(
     metric, settings = METRICS[name], parse(name, options)
     wanted = needs_references(name)
     if wanted != bool(references):
-        raise ValueError(
-            f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
-        )
+        needs, action = ("needs", "give") if wanted else ("has no", "omit")
+        raise ValueError(f"{name} {needs} references: {action} --references.")
     read_predictions, read_references = metric.readers
     given, columns = read_predictions(predictions), list(map(read_references, references))
     unpaired = isinstance(given, metric.unpaired)

@@ -177,9 +177,8 @@ def _tagging(predictions, references, *, scheme=""):
 
     `scheme` is one of `metrics.tagging.spans`; "": the lenient scheme.
     """
-    tags, truths = (
-        [e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _single(references))
-    )
+    sides = predictions, _single(references)
+    tags, truths = ([entry.split() if isinstance(entry, str) else entry for entry in side] for side in sides)
     found = {"accuracy": word_accuracy(tags, truths)}
     if not scheme and not any(is_chunk(tag) for sentence in truths for tag in sentence):
         return found
@@ -198,9 +197,7 @@ def _fill_mask(predictions, references):
         try:
             hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
             found = [[each["token"] for each in mask] for mask in row["masks"]]
-            hits += [
-                [token in (each, each.strip()) for each in some] for token, some in zip(hidden, found, strict=True)
-            ]
+            hits += [[token in (one, one.strip()) for one in some] for token, some in zip(hidden, found, strict=True)]
         except (AttributeError, KeyError, TypeError):
             raise ValueError(f"Text {number} is not a prediction with `masks` and its hidden tokens.") from None
         except ValueError:

@@ -154,9 +154,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
 def shades(count: int) -> tuple[list[str], list[str]]:
     """Return colors of runs (best first), in light mode and as CSS for both modes."""
-    light, dark = (
-        [to_hex(colormaps["viridis"](share)) for share in np.linspace(*ends, max(count - 1, 1))] for ends in VIRIDIS
-    )
+    parts = (np.linspace(*ends, max(count - 1, 1)) for ends in VIRIDIS)
+    light, dark = ([to_hex(colormaps["viridis"](share)) for share in part] for part in parts)
     both = [f"light-dark({a}, {b})" for a, b in zip(light, dark)]
     return [figures.SERIES["s1"], *light], ["var(--s1)", *both]  # the best run has its own color
 
@@ -166,9 +165,7 @@ def _remark(runs: Sequence[Run]) -> str:
     found = Counter(curves.only_in_training(flatten(run.config) | run.changes) for run in runs)
     if len(found) == 1:
         return curves.remark(flatten(runs[0].config) | runs[0].changes, "loss", [])
-    listed = "; ".join(
-        f"{count} {f'with {enabled}' if enabled else 'without'}" for enabled, count in found.most_common(4)
-    )
+    listed = "; ".join(f"{count} {f'with {names}' if names else 'without'}" for names, count in found.most_common(4))
     return f"Not comparable between all runs: {listed}{'; others' if len(found) > 4 else ''}."
 
 

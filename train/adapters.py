@@ -136,9 +136,8 @@ class MatrixAdapter(Adapter):
     def rebase(self, trained, frozen, params):
         flat = flatten_dict(params, sep="/")
         trained = {path: flat.get(path, value) for path, value in flatten_dict(trained, sep="/").items()}
-        frozen = {
-            path: flat.get(path.removeprefix("params/"), value) for path, value in flatten_dict(frozen, sep="/").items()
-        }
+        frozen = flatten_dict(frozen, sep="/")
+        frozen = {path: flat.get(path.removeprefix("params/"), value) for path, value in frozen.items()}
         return unflatten_dict(trained, sep="/"), unflatten_dict(frozen | self._decomposed(frozen, flat), sep="/")
 
     def reference(self, frozen):

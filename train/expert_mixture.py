@@ -19,6 +19,7 @@ from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
 from lineage.train.step import TrainState, make_forward_step
 
+Weights = Float[np.ndarray, "K"]  # weights of the experts
 ROUNDS, POPULATION, ELITE = 12, 24, 6  # of `cross_entropy_search`
 
 
@@ -75,9 +76,7 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
     return found
 
 
-def cross_entropy_search(
-    score: Callable[[Float[np.ndarray, "K"]], float], size: int, *, seed: int
-) -> Float[np.ndarray, "K"]:
+def cross_entropy_search(score: Callable[[Weights], float], size: int, *, seed: int) -> Weights:
     """Maximize a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
 
     In each round a population is drawn from a normal distribution, which is then fitted to the elite of the population.

@@ -267,9 +267,8 @@ def _preparation(path, model):
 def config_of(folder: Path, task: str) -> ConfigDict:
     """Return the config of a task with the model in a folder in the layout of `transformers`."""
     if not task:
-        raise ValueError(
-            f"{folder} is not the folder of a run: give the task of its model, {' or '.join(sorted(TASKS))}."
-        )
+        known = " or ".join(sorted(TASKS))
+        raise ValueError(f"{folder} is not the folder of a run: give the task of its model, {known}.")
     model = convert.describe(folder)[0]
     config = base.get_config(MODELS.name_of(model), task, f"text:{folder}")
     config.init.path = str(folder)

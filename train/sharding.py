@@ -27,7 +27,8 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
     The devices of a process, and those of a TPU slice, are adjacent: if `data` is a multiple of the number of slices,
     only the gradients of replicas are exchanged between slices.
     """
-    devices = sorted(jax.devices() if devices is None else devices, key=_slice_and_process)
+    devices = jax.devices() if devices is None else devices
+    devices = sorted(devices, key=lambda one: (getattr(one, "slice_index", 0), one.process_index))
     given = run.Mesh(*data, **sizes)
     sizes = list(dataclasses.astuple(given))
     known = int(np.prod([size for size in sizes if size > 0]))
@@ -39,10 +40,6 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
             f"{len(devices)} devices: the sizes must multiply to that number (-1 in one of them fills it)."
         )
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _slice_and_process(device: jax.Device) -> tuple[int, int]:
-    return getattr(device, "slice_index", 0), device.process_index
 
 
 def abstract_mesh(**sizes: int) -> AbstractMesh:

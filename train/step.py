@@ -176,9 +176,8 @@ def make_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:
         # Flax returns the state of low-precision (fp8) operations as the gradient with respect to the old state.
         overwritten = {name: value for name, value in collections.items() if name == OVERWRITE_WITH_GRADIENT}
         differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
-        (grads, new), (weight, states, collections) = differentiate(
-            state.params, overwritten, state, collections, batch, rng
-        )
+        rest = state, collections, batch, rng
+        (grads, new), (weight, states, collections) = differentiate(state.params, overwritten, *rest)
         return collections | new, (grads, weight, states)
 
     return gradients

@@ -100,11 +100,8 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     for path in saved:
         yield path, _check_checkpoint, False
     yield run / ARTIFACTS / SAMPLES, folder.parse_metrics, False
-    for pattern, check in (
-        (f"{ARTIFACTS}/*.json", _object),
-        (f"{ARTIFACTS}/*.npz", _check_arrays),
-        ("*.html", _check_page),
-    ):
+    patterns = {f"{ARTIFACTS}/*.json": _object, f"{ARTIFACTS}/*.npz": _check_arrays, "*.html": _check_page}
+    for pattern, check in patterns.items():
         for path in sorted(run.glob(pattern)):
             yield path, check, False
     task = _read(run / CONFIG).get("task")

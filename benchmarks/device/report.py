@@ -111,9 +111,7 @@ def notes(row: Mapping[str, Any], peer: str | None) -> str:
     found = ["equal" if row["ok"] else "DIFFERENT"] if "ok" in row else []
     found += [row["skipped"]] if "skipped" in row else []
     if "idle" in row:
-        found.append(
-            f"the device is idle in {row['idle']:.1%} of the time, a step of the loop takes {row['over']:+.1%}"
-        )
+        found.append(f"the device is idle {row['idle']:.1%} of the time, a step of the loop takes {row['over']:+.1%}")
     for name, errors in row.get("errors", {}).items():
         found.append(f"{name} {', '.join(f'{part} {error:.1e}' for part, error in errors.items())}")
     found += [f"{peer if side == 'peer' else 'Lineage'}: {why}" for side, why in row["failed"].items()]

@@ -20,13 +20,7 @@ FREE = re.compile(
     r"parameter|constant|get-tuple-element|tuple|bitcast|after-all|partition-id|.*-done|copy-start|slice-start|"
     "optimization-barrier|iota|async-update|add-dependency"
 )
-FREE_CALLS = (
-    "ConcatBitcast",
-    "AllocateBuffer",
-    "AssumeGatherIndicesInBound",
-    "GatherScatterIndicesBitpacked",
-    "Sharding",
-)
+FREE_CALL = re.compile("ConcatBitcast|AllocateBuffer|AssumeGatherIndicesInBound|GatherScatterIndicesBitpacked|Sharding")
 
 
 class Row(NamedTuple):
@@ -178,7 +172,7 @@ class Plan:
         kind = next((kind for kind in COLLECTIVES if found.kind.startswith(kind)), None)
         if kind is None or operation.kind.endswith("-done"):
             return kind is not None
-        number = _communicated(operation, inside, kind, operations)
+        number = _bytes_sent(operation, inside, kind, operations)
         seconds = number * (2 if kind == "all-reduce" else 1) / self.chip.link
         collective = Collective(kind, number, times, seconds, 0.0, operation.label)
         if operation.kind.endswith("-start") or "start" in operation.name:
@@ -199,7 +193,7 @@ class Plan:
         if operation.kind == "custom-call":
             target = re.search(r'custom_call_target="([^"]*)"', operation.attributes)
             kind = target.group(1) if target else kind
-            if kind in FREE_CALLS:
+            if FREE_CALL.fullmatch(kind):
                 return 0.0, True, kind
             if cost := self._kernel(operation, operations, kind):
                 return cost, False, kind
@@ -215,10 +209,8 @@ class Plan:
         moved = read + size(operation.shape, in_main_memory=True)
         inputs = [operations[o].shape for o in operation.operands if o in operations]
         shapes = [dimensions(shape) for shape in inputs if shape.startswith(("bf16", "f16", "f32"))]
-        if estimate := re.search(
-            r'cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)', operation.attributes
-        ):
-            flops, moved = map(int, estimate.groups())
+        if cost := re.search(r'cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)', operation.attributes):
+            flops, moved = map(int, cost.groups())
         elif kind == "tpu_custom_call" and re.search("splash|flash", operation.name):
             # Heads fill the 128 lanes; blocks that the mask excludes are skipped.
             (*batch, queries, channels), (*_, keys, _) = [s for s in shapes if len(s) >= 3 and s[-1] >= 64][:2]
@@ -262,9 +254,7 @@ def _sources(operation: Operation, operations: Mapping[str, Operation]) -> Itera
             yield from operations[name].operands
 
 
-def _communicated(
-    operation: Operation, inside: Operation | None, kind: str, operations: Mapping[str, Operation]
-) -> int:
+def _bytes_sent(operation: Operation, inside: Operation | None, kind: str, operations: Mapping[str, Operation]) -> int:
     """Return the bytes that a collective sends or receives."""
     if inside:
         return size(inside.shape)

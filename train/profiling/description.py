@@ -46,9 +46,8 @@ def describe(experiment: Experiment) -> str:
     found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
     fits = [(chip.name, found.get(chip.size * 1e9, "no change that was tried fits")) for chip in small]
     if fits:
-        parts.append(
-            "smallest change with which a step fits:\n" + "\n".join(f"  {name}: {flags}" for name, flags in fits)
-        )
+        listed = "\n".join(f"  {name}: {flags}" for name, flags in fits)
+        parts.append(f"smallest change with which a step fits:\n{listed}")
     return "\n\n".join(parts)
 
 
