@@ -37,7 +37,15 @@ def check_matches(key: str, patterns: Iterable[str], paths: Collection[str], kin
 
 
 @dataclasses.dataclass(frozen=True)
-class Init:
+class Options:
+    """Base class of options whose ranges are checked. The name of their section is that of the class in lower case."""
+
+    def __post_init__(self):
+        check_ranges(type(self).__name__.lower(), self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Init(Options):
     """Initialization of the parameters.
 
     Attributes:
@@ -55,13 +63,13 @@ class Init:
     layers: Annotated[tuple[int, ...], Range(0)] = ()
 
     def __post_init__(self):
-        check_ranges("init", self)
+        super().__post_init__()
         check_expressions("init.skip", self.skip)
         check_expressions("init.rename", self.rename, paired=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Experts:
+class Experts(Options):
     """Combination of several SVF adapters of one base model, before generation or before the first step.
 
     Attributes:
@@ -79,12 +87,9 @@ class Experts:
     question: str = "{text}\n### {name}\n"
     classifier: str = ""
 
-    def __post_init__(self):
-        check_ranges("experts", self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Mesh:
+class Mesh(Options):
     """Shape of the device mesh; one axis may be -1 to use all remaining devices.
 
     Attributes:
@@ -101,12 +106,9 @@ class Mesh:
     context: Axis = 1
     tensor: Axis = 1
 
-    def __post_init__(self):
-        check_ranges("mesh", self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Options):
     """Checkpoints that a run keeps.
 
     Attributes:
@@ -124,9 +126,6 @@ class Checkpoint:
     best_is_highest: bool | None = None
     on_error: Literal["stop", "continue"] = "stop"
 
-    def __post_init__(self):
-        check_ranges("checkpoint", self)
-
     @property
     def highest(self) -> bool:
         """Return whether a higher value of the metric `best` is better; False if it is empty."""
@@ -134,7 +133,7 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Cluster(Options):
     """Resources of a SLURM job; "" and 0: the default of the cluster.
 
     Attributes:
@@ -166,12 +165,9 @@ class Cluster:
     parallel: Natural = 0
     setup: tuple[str, ...] = ()
 
-    def __post_init__(self):
-        check_ranges("cluster", self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(Options):
     """Text generation, at evaluations and by the command `generate`.
 
     Attributes:
@@ -212,9 +208,6 @@ class Sampling:
     num_beams: Count = 1
     length_penalty: float = 1.0
     cache_format: Literal["int8"] | None = None
-
-    def __post_init__(self):
-        check_ranges("sampling", self)
 
 
 @dataclasses.dataclass(frozen=True)

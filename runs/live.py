@@ -122,8 +122,6 @@ class Table(ExitStack):
     `LOG_SECONDS` for each run in progress.
     """
 
-    COLUMNS = ("run", "state", "step", "loss", "left")
-
     def __init__(self, console: Console | None = None):
         super().__init__()
         self.console = console or Console(highlight=False)
@@ -154,7 +152,7 @@ class Table(ExitStack):
         counts = Counter(run.state.partition(" ")[0] for run in runs)
         caption = ", ".join(f"{count} {state}" for state, count in counts.items())
         grid = Grid(box=None, caption=caption, caption_justify="left", pad_edge=False)
-        for column in self.COLUMNS:
+        for column in ("run", "state", "step", "loss", "left"):
             grid.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=True)
         for run in shown:
             name, state, *rest = run.row()
