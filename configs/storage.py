@@ -116,15 +116,13 @@ class Files:
         install = f"pip install 'lineage[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "pip install fsspec"
         try:
             import fsspec
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(f"{url} needs a package that is not installed: `{install}`.") from None
-        try:
+
             fsspec.get_filesystem_class(scheme)
         except ValueError:
             known = "a local path, hf:ORG/NAME, or a URL such as gs://BUCKET/PATH and s3://BUCKET/PATH"
             raise ValueError(f"{url} has the unknown scheme {scheme!r}: it must be {known}.") from None
         except ImportError as error:
-            hint = f"`{install}`" if scheme in EXTRAS else _reason(error)
+            hint = f"`{install}`" if scheme in EXTRAS or error.name == "fsspec" else _reason(error)
             raise ModuleNotFoundError(f"{url} needs a package that is not installed: {hint}.") from None
         with readable_errors(url):
             self.system, self.path = fsspec.url_to_fs(self.url)

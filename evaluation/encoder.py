@@ -39,7 +39,7 @@ class Encoder:
         if None in (self.tokenizer.cls, self.tokenizer.sep):
             raise ValueError(f"{folder}: the tokenizer has no [CLS] and [SEP], or <s> and </s>.")
         if (size := self.tokenizer.vocab_size) > model.vocab_size:
-            raise ValueError(f"{folder}: {size} tokens are more than the model's {model.vocab_size}.")
+            raise ValueError(f"{folder}: the tokenizer has {size} tokens, more than the model's {model.vocab_size}.")
         one, depth = isinstance(layer, int), model.depth
         layers = [number + depth + 1 if number < 0 else number for number in ([layer] if one else layer)]
         if not layers or min(layers) < 0 or max(layers) > depth:

@@ -97,7 +97,7 @@ class Harness(TemplateLM):
     ):
         model = self.language_model
         if (room := model.length - max_gen_toks) < 1:
-            raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below {model.length}, the model's tokens.")
+            raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
         contexts = [tokens[-room:] for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
         options = {"temperature": temperature if do_sample else 0.0, "top_k": top_k, "top_p": top_p}

@@ -209,8 +209,9 @@ def _read(make, row, number, name):
             raise TypeError("it is not an object")
         question = make(row)
         if not 0 <= question.label < len(question.answers) or not all(question.answers):
-            raise ValueError(f"the label {question.label} is not of its {len(question.answers)} answers")
+            raise ValueError(f"the label {question.label} is not one of its {len(question.answers)} answers")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         entry = json.dumps(row)[:80]
-        raise ValueError(f"Entry {number}, {entry}, is not of {name}: {type(error).__name__} {error}.") from None
+        reason = f"{type(error).__name__} {error}"
+        raise ValueError(f"Entry {number}, {entry}, is not an entry of {name}: {reason}.") from None
     return question

@@ -37,7 +37,7 @@ def _texts(entries: Entries) -> list[str]:
     """Return the only text of each entry."""
     found = [entry[0] if isinstance(entry, list) and len(entry) == 1 else entry for entry in entries]
     if wrong := [entry for entry in found if not isinstance(entry, str)]:
-        raise ValueError(f"{str(wrong[0])[:80]} has not one text: each entry must have one.")
+        raise ValueError(f"{str(wrong[0])[:80]} is not a single text: each entry must have one text.")
     return found
 
 
@@ -137,7 +137,7 @@ def _squad(predictions, references):
             asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
             found = {item["id"]: ["" + answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
-            raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
+            raise ValueError(f"the references are not in the format of SQuAD: {type(error).__name__} {error}") from None
         if missing := found.keys() - predictions.keys():
             raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
         predictions, references = [predictions[number] for number in found], [list(found.values())]
@@ -259,7 +259,7 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
                 rest = (flags[0], entry["area"], flags[1]) if which else (entry["score"],)
                 images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None
+        raise ValueError(f"the files are not in the formats of COCO: {type(error).__name__} {error}") from None
     state = Detections.empty(len(names))
     for image, (found, true) in images.items():
         boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))

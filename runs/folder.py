@@ -213,7 +213,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     """
     found = [name for name in OWN if (workdir / name).exists()]
     if found and not force and "model" not in read_json(workdir / CONFIG):
-        raise ValueError(f"{workdir / found[0]} is not a run's: choose another workdir, or {FORCE}.")
+        raise ValueError(f"{workdir / found[0]} does not belong to a run: choose another workdir, or {FORCE}.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -265,14 +265,14 @@ def check_config(config: Any, workdir: Path) -> None:
 
     The config of the run is `saved_config(workdir)`.
     """
-    there, here = flatten(saved_config(workdir)), flatten(plain(config))
+    before, now = flatten(saved_config(workdir)), flatten(plain(config))
     changed = [
-        f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
-        for key in {**there, **here}
+        f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+        for key in {**before, **now}
         # A key that only the new config has is ignored while it is off (0, False, "" or None).
-        if there.get(key) != here.get(key) and (key in there or here[key]) and not key.startswith(MAY_CHANGE)
+        if before.get(key) != now.get(key) and (key in before or now[key]) and not key.startswith(MAY_CHANGE)
     ]
-    if there and changed:  # if no record is left, the checkpoints cannot be restored either
+    if before and changed:  # if no record is left, the checkpoints cannot be restored either
         raise ValueError(
             f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or {FORCE}."
         )

@@ -126,7 +126,7 @@ class Mirror:
     def reading(self) -> Iterator[None]:
         """Download the folder, and upload what was added to it at the end."""
         with locked_file(self.lease) as free:
-            if free and not self._is_ours(self._locked()):
+            if free and not self._is_of_last_run(self._locked()):
                 self._files.download(self.folder)
             self.known = self.local()
         yield
@@ -141,12 +141,12 @@ class Mirror:
         """
         with locked_file(self.lease) as free:
             found = self._locked()
-            if not free or (found and not self._is_ours(found) and self._is_alive(found)):
+            if not free or (found and not self._is_of_last_run(found) and self._is_alive(found)):
                 host = found.get("host", "this machine")
                 raise ValueError(
                     f"another run is using {self.url} on {host}: wait for it, stop it, or choose another workdir."
                 )
-            if not self._is_ours(found):
+            if not self._is_of_last_run(found):
                 try:
                     self._files.download(self.folder)
                 except FileNotFoundError:  # a new run
@@ -158,7 +158,8 @@ class Mirror:
         """Upload changes until the end of the block."""
         with contextlib.suppress(FileNotFoundError):
             self.known = {name: storage.version(info) for name, info in self._files.listed(incomplete=True).items()}
-        threads = [threading.Thread(target=target, daemon=True) for target in (self._keep_locked, self._keep_pushing)]
+        targets = self._renew_lock_regularly, self._push_regularly
+        threads = [threading.Thread(target=target, daemon=True) for target in targets]
         for thread in threads:
             thread.start()
         try:
@@ -174,11 +175,11 @@ class Mirror:
         self._ended.set()
         for thread in threads:
             thread.join()
-        if not self._holds():
+        if not self._holds_lock():
             raise ValueError(self._lost)
         self.push()
         with contextlib.suppress(FileNotFoundError):  # a run that failed before it wrote anything
-            self._mark()
+            self._mark_as_copies()
         with readable_errors(self.url):
             self._system.rm_file(self._at(LOCK))
 
@@ -228,13 +229,13 @@ class Mirror:
             self._system.rm_file(self._at(name))
         del self.known[name]
 
-    def _mark(self):
+    def _mark_as_copies(self):
         """Mark the local files as copies of the remote ones, so that they are not downloaded again."""
         for name, info in self._files.listed().items():
             if name in self.known and self.known[name][0] == info.get("size"):
                 storage.mark(self.folder / name, info)
 
-    def _is_ours(self, found: dict[str, Any]) -> bool:
+    def _is_of_last_run(self, found: dict[str, Any]) -> bool:
         """Return whether the lock file is that of the last run in the local folder, which makes the folder newer."""
         return bool(found) and self.folder.is_dir() and found.get("id") == self.lease.read_text()
 
@@ -259,31 +260,31 @@ class Mirror:
 
     def _lock(self):
         print(f"{self.url} does not support locks: the file {LOCK} is renewed to keep other runs out", file=sys.stderr)
-        self._beat()
+        self._renew_lock()
         if self._locked().get("id") != self._id:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
         self.lease.write_text(self._id)
 
-    def _holds(self) -> bool:
+    def _holds_lock(self) -> bool:
         """Return whether the lock file is still that of this run; a run suspended for too long loses it."""
         if self._locked().get("id") != self._id:
             self._lost = f"another run has taken over {self.url}: this one was stopped."
         return not self._lost
 
-    def _beat(self):
+    def _renew_lock(self):
         content = {"host": os.uname().nodename, "process": os.getpid(), "id": self._id, "time": time.time()}
         with readable_errors(self.url):
             self._system.pipe_file(self._at(LOCK), json.dumps(content).encode())
 
-    def _keep_locked(self):
+    def _renew_lock_regularly(self):
         while not self._ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # may be temporary
-                if not self._holds():
+                if not self._holds_lock():
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
-                self._beat()
+                self._renew_lock()
 
-    def _keep_pushing(self):
+    def _push_regularly(self):
         step, due, warned = 0, time.monotonic() + SECONDS, False
         while not (self._ended.wait(0.5) or self._lost):
             newest, start = last_step(self.folder), time.monotonic()
@@ -291,7 +292,7 @@ class Mirror:
                 continue
             step = newest
             try:
-                if self._holds():
+                if self._holds_lock():
                     self.push()
             except OSError as error:
                 if not warned:

@@ -37,7 +37,7 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
     if jax.tree.map(lambda a: a.shape, theirs) != jax.tree.map(lambda a: a.shape, ours):
-        raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
+        raise ValueError(f"experts.paths: {names[0]} has another model than the config.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)

@@ -135,9 +135,9 @@ def _check_checkpoint(path: Path) -> None:
 
 def _check_config(path: Path) -> None:
     """Check that a config is that of the newest checkpoint, except for keys that may change when a run resumes."""
-    here = folder.flatten(read_json(path))
-    there = folder.flatten(folder.newest_record(path.parent).get("config", {}))
-    changed = [key for key in there if here.get(key) != there[key] and not key.startswith(folder.MAY_CHANGE)]
+    current = folder.flatten(read_json(path))
+    saved = folder.flatten(folder.newest_record(path.parent).get("config", {}))
+    changed = [key for key in saved if current.get(key) != saved[key] and not key.startswith(folder.MAY_CHANGE)]
     if changed:
         raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")
 

@@ -198,9 +198,9 @@ def test_detector(ours):
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("piqa", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', ["model=x"], "the label 2 is not of its 2 a"),
-        ("piqa", '{"goal": "a", "sol1": "b"}', ["model=x"], "Entry 1, .* is not of piqa: KeyError 'sol2'"),
-        ("hellaswag", '["a"]', ["model=x"], "is not of hellaswag: TypeError"),
+        ("piqa", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', ["model=x"], "label 2 is not one of its 2 a"),
+        ("piqa", '{"goal": "a", "sol1": "b"}', ["model=x"], "Entry 1, .* is not an entry of piqa: KeyError 'sol2'"),
+        ("hellaswag", '["a"]', ["model=x"], "is not an entry of hellaswag: TypeError"),
         ("lambada", '"word"', ["model=x"], "The text 'word' has no last word"),
         ("perplexity", '"word"', [], "--model is missing: perplexity needs a causal language model"),
         ("perplexity", '""', ["model=x"], "The texts have no token to predict"),

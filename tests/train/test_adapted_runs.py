@@ -201,7 +201,7 @@ def test_classifier_selects_the_expert(tiny, base, crowd, lora, tmp_path):
         ({"experts.choice": "vote"}, "'vote'.* Available: few_shot, prompt"),
         ({"experts.examples": 9}, r"experts.examples is 9: it must be 1 to loader\.batch_size"),
         ({"experts.choice": "prompt", "experts.question": "{name}?"}, r"must have \{text\} and \{name\}"),
-        ({"model.width": 32}, "is of another model than the config's"),
+        ({"model.width": 32}, "has another model than the config"),
     ],
 )
 def test_invalid_expert_options_raise(changes, message, tiny, base, crowd):

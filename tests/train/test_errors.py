@@ -170,7 +170,7 @@ def test_workdir_in_use_or_with_another_config(error, trained):
             f"another run is using {trained}/gpt: wait for it, stop it, or choose another workdir."
         )
     assert error(GPT, f"--workdir={trained}/gpt", "--config.optimizer.b1=0.8") == (
-        f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir, or "
+        f"{trained}/gpt holds a run of another config (optimizer.b1 was 0.9, is 0.8): choose another workdir, or "
         "--force-config (in Python, force_config=True)."
     )
 

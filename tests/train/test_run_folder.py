@@ -143,7 +143,7 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     assert not (tmp_path / "tokenizer.json").exists()  # of the previous config
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"another config \(model.width: 32 there, 16 here; seed: 1 there, 0 here\)"):
+    with pytest.raises(ValueError, match=r"another config \(model.width was 32, is 16; seed was 1, is 0\)"):
         folder.keep_config(tiny(), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     longer = {"total_steps": 80, "log_every_steps": 7, "checkpoint.keep": 3, "sampling.temperature": 0.5}
@@ -192,9 +192,7 @@ def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
     del older["skip_nonfinite"], older["teacher"], older["sampling"]["draft"], older["optimizer"]["b1"]
     older["model"]["dropout"] = None
     path.write_text(json.dumps(older))
-    with pytest.raises(
-        ValueError, match=r"\(model.dropout: None there, 0.0 here; optimizer.b1: None there, 0.9 here\)"
-    ):
+    with pytest.raises(ValueError, match=r"\(model.dropout was None, is 0.0; optimizer.b1 was None, is 0.9\)"):
         folder.check_config(tiny(), tmp_path)
     config, _ = cli.load(str(path))
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
@@ -219,12 +217,12 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
     path = tmp_path / "config.json"
     damage(path) if damage else path.write_text(json.dumps(folder.plain(other)))
     for check in (folder.check_config, folder.keep_config):
-        with pytest.raises(ValueError, match=r"another config \(schedule.learning_rate: 0.01 there, 0.5 here\)"):
+        with pytest.raises(ValueError, match=r"another config \(schedule.learning_rate was 0.01, is 0.5\)"):
             check(other, tmp_path)
     folder.keep_config(tiny(), tmp_path)
     assert json.loads(path.read_text()) == folder.plain(tiny())
     (about / "metadata").write_text("")  # the newest record is damaged: that of step 5 counts
-    with pytest.raises(ValueError, match=r"another config \(seed: 3 there, 0 here\)"):
+    with pytest.raises(ValueError, match=r"another config \(seed was 3, is 0\)"):
         folder.keep_config(tiny(), tmp_path)
 
 
@@ -233,13 +231,13 @@ def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
     files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"config.json is not a run's: choose another workdir"):
+    with pytest.raises(ValueError, match=r"config.json does not belong to a run: choose another workdir"):
         loop.train(tiny(), tmp_path)
     assert {name: (tmp_path / name).read_text() for name in files} == files
     (tmp_path / "config.json").unlink()
     for name in ("tokenizer.json", "data.json", "metrics.jsonl"):
         (tmp_path / name).write_text("{}")
-        with pytest.raises(ValueError, match=f"{name} is not a run's: choose another workdir"):
+        with pytest.raises(ValueError, match=f"{name} does not belong to a run: choose another workdir"):
             loop.train(tiny(), tmp_path)
         assert (tmp_path / name).read_text() == "{}"
         (tmp_path / name).unlink()

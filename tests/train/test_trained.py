@@ -179,7 +179,7 @@ def test_fine_tuning_resumes_without_the_model_it_began_with(tmp_path, capsys):
     assert whole.experiment.model.epsilon == resumed.experiment.model.epsilon == 1e-4
     jax.tree.map(np.testing.assert_array_equal, resumed.original, whole.original)
     assert train("resumed", "--config.model.width=32") == 1
-    assert "holds a run of another config (model.width: 16 there, 32 here)" in capsys.readouterr().err
+    assert "holds a run of another config (model.width was 16, is 32)" in capsys.readouterr().err
     assert train("new") == 1
     assert "bert', which is not a folder: it must be the workdir of a run" in capsys.readouterr().err
 

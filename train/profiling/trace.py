@@ -26,7 +26,7 @@ class Trace(contextlib.AbstractContextManager):
     ):
         if steps and not start < steps[0] <= steps[1] <= total:
             given = "the profile is of the steps {:,} to {:,}".format(*steps)
-            raise ValueError(f"{given}: they must be in order, from {start + 1:,} to {total:,}, as the run does them.")
+            raise ValueError(f"{given}: they must be in order, from {start + 1:,} to {total:,}, the steps of this run.")
         self.folder, self.steps, self.notify = workdir / "profile", steps, notify
         self.is_recording = False
 
