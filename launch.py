@@ -139,11 +139,11 @@ def run_train(options: Options, changes: Changes) -> int:
 
 def restored(options: Options, changes: Changes) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
-    from lineage.configs import cli
-    from lineage.train import pretrained, trained
+    from lineage.configs import adoption, cli
+    from lineage.train import trained
 
     path = options.folder / CONFIG
-    if not (path.is_file() and pretrained.is_run(path.parent)):
+    if not (path.is_file() and adoption.is_run(path.parent)):
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
     config, _ = cli.load(options.named or str(path))
     config, force = trained.used(config, changes), options.force_config

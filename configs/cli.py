@@ -14,11 +14,11 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from lineage.configs import base, modules, schema
+from lineage.configs import adoption, base, modules, schema
 from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
 from lineage.evaluation import EVALUATORS
-from lineage.train import pretrained
+from lineage.runs.folder import CONFIG
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -82,8 +82,8 @@ def find(file: str) -> tuple[str, str]:
     FILE is the path of a config file, the folder of a run, or the bare name of an experiment.
     """
     path, _, argument = file.partition(":")
-    if Path(path, "config.json").is_file():
-        path = str(Path(path, "config.json"))
+    if Path(path, CONFIG).is_file():
+        path = str(Path(path, CONFIG))
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
@@ -171,7 +171,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
         field = dict(section.items(preserve_field_references=True))[name]
         section[name] = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
     if changes.get("init.path"):
-        pretrained.adopt(config, changes, saved)
+        adoption.adopt(config, changes, saved)
 
 
 def _place(config, key):

@@ -2,12 +2,10 @@
 
 import dataclasses
 import importlib.util
-import re
-from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
-from lineage.configs.registry import Range, check_ranges
+from lineage.configs.registry import Range, check_expressions, check_ranges
 from lineage.data import Loader
 
 Natural = Annotated[int, Range(0)]
@@ -15,25 +13,6 @@ MaybeNatural = Annotated[int | None, Range(0)]
 MaybeNumber = Annotated[float | None, Range(0)]
 Count = Annotated[int, Range(1)]
 Axis = Annotated[int, Range(1, other=-1)]
-
-
-def check_expressions(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
-    """Raise ValueError for an item that is not a regular expression, or not a `paired` expression and value."""
-    for item in items:
-        if paired and (isinstance(item, str) or len(item) != 2):
-            raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
-        try:
-            re.compile(item[0] if paired else item)
-        except re.error as error:
-            raise ValueError(f"{key} has {item!r}, which is not a regular expression: {error}.") from None
-
-
-def check_matches(key: str, patterns: Iterable[str], paths: Collection[str], kind: str = "parameter") -> None:
-    """Raise ValueError for a regular expression of the config's `key` that matches none of the paths."""
-    for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            example = next(iter(paths), "not there")
-            raise ValueError(f"{key} has {pattern!r}, which matches no {kind}; one is {example!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

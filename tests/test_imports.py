@@ -25,8 +25,12 @@ RULES = {
         {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "runs.provenance", "configs.registry"},
         ARRAYS | {"sklearn", "lm_eval"},
     ),
+    "train.adapters": ({"configs.registry"}, ARRAYS),
+    "train.optimizer": ({"models", "configs.registry"}, ARRAYS | {"optax"}),
     "train": (
         {
+            "train.adapters",
+            "train.optimizer",
             "evaluation",
             "tasks",
             "models",
@@ -63,7 +67,8 @@ RULES = {
     "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
-        {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
+        {"configs.registry", "configs.schema", "models", "models.convert", "tasks", "data", "evaluation"}
+        | {"train.adapters", "train.optimizer", "runs.folder"},
         {"ml_collections", "cloudpickle"},
     ),
 }
@@ -146,6 +151,7 @@ def test_packages_are_imported_with_the_prefix(path):
         ("train.loop", "import torch"),
         ("train.loop", "from lineage import launch"),
         ("train.loop", "from lineage.runs import sweep"),
+        ("configs.cli", "from lineage.train import pretrained"),
         ("evaluation.base", "from lineage.train import loop"),
         ("runs.sweep", "def f():\n    from lineage.report.comparison import finish"),
     ],

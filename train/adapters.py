@@ -17,8 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.configs.run import check_expressions, check_matches
+from lineage.configs.registry import Range, Registry, check_expressions, check_matches, check_ranges
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> numbers of its input and output axes

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ml_collections import ConfigDict
 
-from lineage.configs import base, schema
-from lineage.configs.registry import variants
-from lineage.configs.run import Init, check_matches
+from lineage.configs.adoption import is_run, model_of, saved_facts
+from lineage.configs.registry import check_matches
+from lineage.configs.run import Init
 from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
-from lineage.data.content import FACTS
-from lineage.models import MODELS, Model, convert
+from lineage.models import Model, convert
 from lineage.models.convert import companions
-from lineage.runs.folder import CONFIG, read_json
-from lineage.tasks import TASKS, Batch, Task
+from lineage.tasks import Batch, Task
 from lineage.train.checkpoint import read_variables
 from lineage.train.step import TrainState
-
-# Model options that the task, the data or the machine determine, not the pre-trained model.
-OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
-# Sizes that a model of another architecture takes over.
-SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
-# Task options that a pre-trained model determines.
-PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
-LENGTH = 512  # default sequence length of models without a maximum length
 
 
 def start_from(
@@ -125,32 +114,11 @@ def load_teacher(
     """
     path = local(path)
     if is_run(path):
-        model, variables = _model_of(path, student.settings), read_variables(Path(path))
+        model, variables = model_of(path, student.settings), read_variables(Path(path))
     else:
         model, variables = convert.load(path)
     outputs = jax.jit(nn.apply(teach, model))
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
-
-
-def _model_of(path: str, sizes: Mapping[str, Any]) -> Model:
-    """Return the model in a folder; `sizes` are used for a run of an earlier version that has not saved its own."""
-    if not is_run(path):
-        return convert.describe(path)[0]
-    config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))
-    known = {key: sizes.get(key) for key in ("num_classes", "image_size", "channels")}
-    known |= schema.build(TASKS, config.task).model_options()
-    known["image_size"] = config.task.get("image_size") or known["image_size"]
-    known["max_length"] = config.task.get("sequence_length")
-    if facts:
-        known |= {name: value for name, value in facts.model_options.items() if value is not None}
-    elif config.model.get("vocab_size", 0) is None:
-        known["vocab_size"] = Tokenizer.load(path).vocab_size
-    return schema.build(MODELS, config.model, **known)
-
-
-def saved_facts(folder: Path) -> Facts | None:
-    """Return the metadata of the training data of a run; None if an earlier version wrote the folder."""
-    return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
 
 
 def check(experiment: Any) -> None:
@@ -164,7 +132,7 @@ def check(experiment: Any) -> None:
         )
     if not folder or (is_run(folder) and not saved_facts(Path(folder))):
         return
-    known = _facts(_model_of(folder, {}))
+    known = _facts(model_of(folder, {}))
     trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
@@ -181,107 +149,6 @@ def _facts(model: Model, **others: Any) -> Facts:
     return Facts(**known | {"image_size": size and (size, size), "sequence_length": length} | others)
 
 
-def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, Any] | None = None) -> None:
-    """Copy the architecture and the preprocessing of the model in `init.path` to the config, except for `typed` keys.
-
-    The heads and the number of classes stay those of the config. If the model cannot perform the task (such as a masked
-    autoencoder that is fine-tuned), or if `typed` has another model, only the sizes that both models have are copied.
-    With `init.rename`, which inserts the model into a larger one, nothing is copied.
-
-    Args:
-        typed: keys set on the command line.
-        saved: config of the run to resume. If it has the same `init.path`, which may no longer exist, the architecture
-            is that of this config.
-    """
-    init = config.init
-    if init.rename:
-        return
-    if saved and saved.get("init", {}).get("path") == init.path:
-        _adopt_saved(config, typed, saved)
-        return
-    path = local(init.path)
-    if not Path(path).exists():
-        return
-    model, task = _model_of(path, {}), TASKS[config.task.name]
-    headed = model.clone(head=task.head) if task.head and model.has_heads else model
-    name = MODELS.name_of(model)
-    if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
-        base.choose(config, "model.name", name)
-    section, taken = config.model, model.settings
-    if section.name != name:
-        taken = {key: taken[key] for key in SIZES if key in taken}
-    fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
-    if section.get("variant") and not fixed:
-        section.variant = None
-    if init.layers:
-        taken = taken | {"depth": len(init.layers)}
-    for key, value in taken.items():
-        own = any(f"{one}.".startswith(f"model.{key}.") for one in typed)
-        if key in section and key not in (*OWN, *fixed) and not own:
-            _set(section, key, value)
-    for key, value in _preparation(path, model).items():
-        if value is not None and key in config.task and f"task.{key}" not in typed:
-            _set(config.task, key, value)
-    longest = model.data_options["max_length"]
-    if longest and "sequence_length" in config.task and "task.sequence_length" not in typed:
-        config.task.sequence_length = min(config.task.sequence_length or longest, longest)
-
-
-def _adopt_saved(config, typed, saved):
-    if not {"model", "model.name"} & {*typed}:
-        base.choose(config, "model.name", saved["model"]["name"])
-    for part, keys in (("model", saved["model"].keys() - {"name", *OWN}), ("task", {*PREPARATION, "sequence_length"})):
-        values = {key: saved[part][key] for key in keys & saved[part].keys() & {*config[part]}}
-        own = {key for key in values if any(f"{one}.".startswith(f"{part}.{key}.") for one in typed)}
-        schema.update(config[part], {key: value for key, value in values.items() if key not in own})
-
-
-def _set(section, key, value):
-    """Set a key; a model, such as a backbone, becomes a section."""
-    if isinstance(value, Model):
-        given = {name: each for name, each in value.settings.items() if each is not None}
-        with section.unlocked():
-            section[key] = schema.section(MODELS, MODELS.name_of(value), **given)
-    else:
-        section[key] = float(value) if value is not None and section.get_type(key) is float else value
-
-
-def _preparation(path, model):
-    """Return the task options that prepare the inputs of a model.
-
-    An `image_size` of 0 in a run means that its images had the model's size already.
-    """
-    found = {"image_size": model.data_options["image_size"]}
-    if is_run(path):
-        task = read_json(Path(path) / CONFIG)["task"]
-        given = {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key) is not None}
-        if given.get("image_size") == 0:
-            del given["image_size"]
-        return found | given
-    if Path(path).suffix == ".npz":
-        return found
-    start = "pad" if companions.starts_with_padding(Path(path)) else "end_of_text"
-    return found | {"start_token": start} | companions.preprocessing(Path(path))
-
-
-def config_of(folder: Path, task: str) -> ConfigDict:
-    """Return the config of a task with the model in a folder in the layout of `transformers`."""
-    if not task:
-        known = " or ".join(sorted(TASKS))
-        raise ValueError(f"{folder} is not the folder of a run: give the task of its model, {known}.")
-    model = convert.describe(folder)[0]
-    config = base.get_config(MODELS.name_of(model), task, f"text:{folder}")
-    config.init.path = str(folder)
-    adopt(config)
-    config.init.path = ""
-    for key in OWN:
-        if key in config.model:
-            _set(config.model, key, model.settings[key])
-    if not config.task.get("sequence_length", 1):
-        config.task.sequence_length = LENGTH
-    return config
-
-
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
     options = task.known_facts(model, partial(Tokenizer.load, folder))
@@ -292,11 +159,6 @@ def _flat(variables):
     """Return parameters and running statistics by path; no path occurs in both."""
     kinds = (variables.get(kind, {}) for kind in ("params", "statistics"))
     return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
-
-
-def is_run(path: str | Path) -> bool:
-    """Return whether a folder contains a run with checkpoints."""
-    return (Path(path) / "checkpoints").is_dir()
 
 
 def _renamed(variables, rename, path):

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from lineage.configs import cli, schema
+from lineage.configs import adoption, cli, schema
 from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.fingerprint import fingerprint
@@ -164,12 +164,12 @@ def load(
 ) -> Trained:
     """Return the trained model in a folder; see `lineage.load` for the arguments, and `restore` for `alone`."""
     folder = Path(local(path))
-    if pretrained.is_run(folder):
+    if adoption.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         config, _ = cli.load(str(folder / CONFIG))
         return restore(used(config, changes), folder, checkpoint, alone=alone)
-    config, devices = used(pretrained.config_of(folder, task), changes), jax.local_devices() if alone else None
+    config, devices = used(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
     experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
@@ -180,7 +180,7 @@ def load(
 
 def language_model(path: str | Path) -> LanguageModel:
     """Return the causal language model of a run or of a folder in the layout of `transformers`, for likelihoods."""
-    task = "" if pretrained.is_run(local(path)) else "causal_lm"
+    task = "" if adoption.is_run(local(path)) else "causal_lm"
     model = load(path, task=task)
     if model.context.tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: likelihoods need a causal language model.")
@@ -215,7 +215,7 @@ def restore(
     if not force:
         check_config(config, folder)
     devices = jax.local_devices() if alone else None
-    experiment = Experiment(config, folder, devices, saved_facts=pretrained.saved_facts(folder))
+    experiment = Experiment(config, folder, devices, saved_facts=adoption.saved_facts(folder))
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, message = expert_mixture.choose(experiment, state, prompt)

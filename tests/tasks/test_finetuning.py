@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from lineage.configs import adoption
 from lineage.configs.run import Init
 from lineage.data.tokenizers import Bytes
 from lineage.evaluation.texts import pooled_accuracy
@@ -208,7 +209,7 @@ def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
     theirs = tiny("vit", {"task.squash": False, "task.image_size": 8, "model.image_size": 8})
     (tmp_path / "config.json").write_text(json.dumps(theirs.to_dict()))
     config = tiny("vit", {"task.squash": True, "init.path": str(tmp_path)})
-    initial.adopt(config)
+    adoption.adopt(config)
     assert config.task.squash is False
     assert config.task.image_size == 8
 

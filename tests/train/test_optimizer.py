@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lineage.configs import schema
-from lineage.configs.registry import field_types
-from lineage.configs.run import check_matches
+from lineage.configs.registry import check_matches, field_types
 from lineage.models import Layers, Model
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, map_paths, paths_of
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.configs.run import check_expressions, check_matches
+from lineage.configs.registry import Range, Registry, check_expressions, check_matches, check_ranges
 from lineage.models import Model
 from lineage.models.quantization import Inputs
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
