@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from lineage.configs import cli
-from lineage.launch import changed
 from lineage.report import figures
 from lineage.train.experiment import Experiment
 
@@ -26,10 +25,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="batch size")
     options = parser.parse_args()
-    config, _ = cli.load("configs/small/transformer_cldr.py")
+    config, _ = cli.load("transformer_cldr")
     base = {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048, "unroll": 1}
-    config = changed(config, {f"model.{key}": value for key, value in base.items()})
-    config = changed(config, {"loader.batch_size": options.batch})
+    cli.override(config, {f"model.{key}": value for key, value in base.items()} | {"loader.batch_size": options.batch})
     means = {placement: gradient_norms(config, placement, options.seeds) for placement in PLACEMENTS}
     columns = [(placement, matrix) for placement in PLACEMENTS for matrix in MATRICES]
     print(f"{'layer':12s}" + "".join(f"{placement}-norm {matrix:8s}" for placement, matrix in columns))
@@ -52,7 +50,8 @@ def main() -> None:
 
 def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], np.ndarray]:
     """Return the mean gradient norm [L] by side and matrix."""
-    experiment = Experiment(changed(config, {"model.placement": placement}))
+    cli.override(config, {"model.placement": placement})
+    experiment = Experiment(config)
     model, batches = experiment.model, experiment.data.train.iterate(0)
 
     @jax.jit

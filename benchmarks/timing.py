@@ -2,12 +2,12 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import jax
 
 
-def medians(functions: Iterable[Callable], rounds: int, clock: Callable = time.perf_counter) -> list[float]:
+def medians(functions: Sequence[Callable], rounds: int, clock: Callable = time.perf_counter) -> list[float]:
     """Return the median seconds of each function; every round calls all of them, and the first one is not counted."""
 
     def timed(function):
