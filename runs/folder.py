@@ -18,13 +18,12 @@ from lineage.configs.atomic import sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
-DATA = "data.json"  # fingerprints of the data files
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
-# Files of a run. In a folder without a run, files of these names may belong to somebody else and are not replaced.
-OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
+# Files of a run that, in a folder without a run, may belong to somebody else.
+OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
@@ -220,7 +219,7 @@ def discard(workdir: Path, force: bool = False) -> None:
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, files = workdir / DATA, {**files, **_own_files(workdir)}
+    path, files = workdir / "data.json", {**files, **_own_files(workdir)}
     if last_step(workdir) and path.exists() and not force:
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]

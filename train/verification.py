@@ -19,12 +19,13 @@ from lineage.data import shards, tokenizers
 from lineage.data.content import FACTS
 from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, START, read_json
 from lineage.runs.locks import held
 from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import history_problem
 from lineage.train.step import TrainState
 
+DATA = "data.json"
 ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting
 Check = Callable[[Path], Any]  # raises an exception if a file or folder is damaged
 
@@ -100,8 +101,11 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     for path in saved:
         yield path, _check_checkpoint, False
     yield run / ARTIFACTS / SAMPLES, folder.parse_metrics, False
-    patterns = {f"{ARTIFACTS}/*.json": _object, f"{ARTIFACTS}/*.npz": _check_arrays, "*.html": _check_page}
-    for pattern, check in patterns.items():
+    for pattern, check in (
+        (f"{ARTIFACTS}/*.json", _object),
+        (f"{ARTIFACTS}/*.npz", _check_arrays),
+        ("*.html", _check_page),
+    ):
         for path in sorted(run.glob(pattern)):
             yield path, check, False
     task = _read(run / CONFIG).get("task")
