@@ -293,17 +293,14 @@ def _encoder(model, layer):
     return Encoder(model, layer)
 
 
-def _perplexity(predictions, *, model=""):
-    return perplexity_scores(model, _texts(predictions))
+def _of_texts(score, predictions, *, model=""):
+    """Compute a metric of texts by a language model."""
+    return score(model, _texts(predictions))
 
 
 def _detector(predictions, references, *, model="", samples=1000, seed=0):
     """Detect the predictions, texts of a model, among the references, texts of humans."""
     return detection_scores(model, _texts(predictions), _texts(_single(references)), samples, seed)
-
-
-def _lambada(predictions, *, model=""):
-    return last_word_scores(model, _texts(predictions))
 
 
 def _choices(name, predictions, *, model=""):
@@ -328,8 +325,8 @@ METRICS = {name: Metric(partial(_sacrebleu, name)) for name in translation.SACRE
     "reconstruction": Metric(_reconstruction, IMAGES),
     "coco": Metric(_coco, OBJECTS, DOCUMENTS),
     "voc": Metric(_voc, OBJECTS, DOCUMENTS),
-    "perplexity": Metric(_perplexity, needs_model=True),
+    "perplexity": Metric(partial(_of_texts, perplexity_scores), needs_model=True),
     "detector": Metric(_detector, unpaired=DOCUMENTS, needs_model=True),
-    "lambada": Metric(_lambada, needs_model=True),
+    "lambada": Metric(partial(_of_texts, last_word_scores), needs_model=True),
 }
 METRICS |= {name: Metric(partial(_choices, name), OBJECTS, DOCUMENTS, needs_model=True) for name in CHOICES}
