@@ -26,8 +26,9 @@ COSTS = {
     "memory.inference": "Memory in inference, on one device",
     "textbook": "Closed-form estimate (arXiv 2001.08361)",
 }
-# Names of the FLOPs by kind; the other numbers are shown by their keys, such as the path of a module.
-KINDS = {
+# Labels of numbers; the others are shown by their keys, such as the path of a module.
+LABELS = {
+    "flops": "FLOPs",
     "model": "matrix products",
     "matmul": "matrix products, with recomputation",
     "other": "element-wise operations",
@@ -138,7 +139,7 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
             bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
             line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
             kind, amount = "" if key in parts else "total", _amount(f"{group} {key}", value)
-            lines.append(line.format(kind, KINDS.get(key, key), bar, amount))
+            lines.append(line.format(kind, LABELS.get(key, key), bar, amount))
         name = COSTS.get(group, html.title(html.words(group)) or "Other")
         if lines:
             cards.append(Markup("<div class=card><h3>{}</h3>{}</div>").format(name, html.table(lines, "cost")))
