@@ -40,8 +40,8 @@ class Sampler:
         """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
         for batch in batches:
             batch = to_host(self.context.to_mesh(batch))  # examples of all processes
-            request = self._without_excess(self.context.task.requests(batch, facts))
-            generated = to_host(self.generate(variables, self._placed(variables, request)))
+            request = self._trimmed(self.context.task.requests(batch, facts))
+            generated = to_host(self.generate(variables, self._split_over_devices(variables, request)))
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
@@ -86,7 +86,7 @@ class Sampler:
                     yield Prompt(tokens, self._new_tokens(len(tokens), f"prompt {number + row}"), own)
                 number += len(prompts)
 
-    def _placed(self, variables, request):
+    def _split_over_devices(self, variables, request):
         """Return a request with its rows split over the devices, except for beam search, which would exchange them."""
         if is_shared(variables) or self.context.sampling.num_beams > 1:
             return request
@@ -94,7 +94,7 @@ class Sampler:
         placed = self.context.to_mesh({str(number): leaf for number, leaf in enumerate(leaves)})
         return jax.tree.unflatten(kind, placed.values())
 
-    def _without_excess(self, request):
+    def _trimmed(self, request):
         """Return the request without padding that, with the new tokens, exceeds the model's maximum length.
 
         Raises:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,7 +42,9 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
     folder.keep_data(files, workdir, force_config)
     clean(workdir)
-    check_writable(workdir)
+    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
+    probe.mkdir(parents=True, exist_ok=True)
+    probe.rmdir()
 
 
 def check_start(experiment: Experiment) -> None:
@@ -56,13 +57,6 @@ def check_start(experiment: Experiment) -> None:
         experiment.check()
     else:
         experiment.facts.save(experiment.workdir / FACTS)
-
-
-def check_writable(workdir: Path) -> None:
-    """Raise OSError if checkpoints cannot be written to a run folder."""
-    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"
-    probe.mkdir(parents=True, exist_ok=True)
-    probe.rmdir()
 
 
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
