@@ -29,7 +29,7 @@ Options, Changes = argparse.Namespace, Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; return the exit code.
+    """Run a command line, by default the arguments of this process; return the exit code.
 
     The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
     """

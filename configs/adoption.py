@@ -61,7 +61,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     Args:
         typed: keys set on the command line.
         saved: config of the run to resume. If it has the same `init.path`, which may no longer exist, the architecture
-            is that of this config.
+            is taken from this config.
     """
     init = config.init
     if init.rename:

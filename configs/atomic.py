@@ -35,7 +35,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Create and lock a file; before it is locked, another process may delete it as that of a killed process."""
+    """Create and lock a file; if another process takes it for a leftover before it is locked, create it again."""
     while True:
         file = path.open("ab")
         with contextlib.suppress(OSError):  # a file system without locks

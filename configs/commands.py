@@ -141,7 +141,7 @@ COMMANDS = {
                 "--inputs INPUTS",
                 "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
                 "a .json of SQuAD; images: a file, a folder, a .txt of paths, or a .json of COCO and, after a comma, "
-                "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
+                "its folder; or a source, NAME:PATH as in --config.source (default: the source of the run)",
             ),
             _option("--split SPLIT", "split of a source that has several", default=""),
             _option("--columns NAMES", "comma-separated columns or object keys (two for pairs of texts)"),
@@ -262,9 +262,7 @@ COMMANDS = {
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
             _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
             _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
-            _option(
-                "--references FILE", "likewise, a .csv, bio:FILE, or a folder of images", action="append", default=[]
-            ),
+            _option("--references FILE", "also a .csv, bio:FILE, or a folder of images", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric (repeatable)", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),

@@ -17,7 +17,7 @@ Axis = Annotated[int, Range(1, other=-1)]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base class of options whose ranges are checked. The name of their section is that of the class in lower case."""
+    """Base class of options whose ranges are checked. Their section is named after the class, in lower case."""
 
     def __post_init__(self):
         check_ranges(type(self).__name__.lower(), self)

@@ -79,7 +79,7 @@ class Integers(Floats):
     """Whole numbers from `low` to `high`, both included."""
 
     def draw(self, rng: random.Random) -> int:
-        if self.log:  # the probability of a number is that of the interval that rounds to it
+        if self.log:  # a number is as probable as the interval that rounds to it
             wide = Floats(self.low - 0.5, self.high + 0.5, log=True).draw(rng)
             return min(max(round(wide), self.low), self.high)
         return rng.randint(self.low, self.high)

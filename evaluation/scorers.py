@@ -29,7 +29,7 @@ class Metric(NamedTuple):
 
     compute: Callable[..., dict[str, Any]]
     readers: Readers = TEXTS
-    unpaired: tuple[type, ...] = ()  # types of predictions whose number may differ from that of the references
+    unpaired: tuple[type, ...] = ()  # types of predictions that are not matched with the references in order
     needs_model: bool = False  # whether the option `model`, a run or folder, is loaded as a `LanguageModel`
 
 

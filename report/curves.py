@@ -53,7 +53,7 @@ def only_in_training(settings: Mapping[str, Any], metric: str = "loss") -> str:
 
 
 def remark(settings: Mapping[str, Any], metric: str, splits: Sequence[str]) -> str:
-    """Return why a training metric differs from that of the evaluated `splits`; "" if nothing explains it."""
+    """Explain why a training metric differs from the metric of the `splits`; return "" if nothing explains it."""
     enabled, others = only_in_training(settings, metric), " and ".join(splits)
     averaged = "with averaged weights (EMA)" if others and settings.get("ema_decay") else ""
     if not enabled:

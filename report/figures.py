@@ -293,8 +293,8 @@ def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Exte
         axes.imshow(image, cmap="gray", interpolation="nearest", vmin=0, vmax=1, extent=extent)
         return
     axes.imshow(heat, cmap="viridis", interpolation="bilinear", vmin=0, extent=extent)
-    veil = np.stack([np.ones_like(image)] * 3 + [0.55 * np.clip(image, 0, 1)], -1)
-    axes.imshow(veil, interpolation="nearest", extent=extent)
+    white = np.stack([np.ones_like(image)] * 3 + [0.55 * np.clip(image, 0, 1)], -1)
+    axes.imshow(white, interpolation="nearest", extent=extent)
 
 
 def objects(

@@ -236,7 +236,7 @@ class Mirror:
                 storage.mark(self.folder / name, info)
 
     def _is_of_last_run(self, found: dict[str, Any]) -> bool:
-        """Return whether the lock file is that of the last run in the local folder, which makes the folder newer."""
+        """Return whether the last run in the local folder wrote the lock file; the folder is then the newer copy."""
         return bool(found) and self.folder.is_dir() and found.get("id") == self.lease.read_text()
 
     def _is_alive(self, found: dict[str, Any]) -> bool:
@@ -266,7 +266,7 @@ class Mirror:
         self.lease.write_text(self._id)
 
     def _holds_lock(self) -> bool:
-        """Return whether the lock file is still that of this run; a run suspended for too long loses it."""
+        """Return whether this run still holds the lock file; a run that is suspended for too long loses it."""
         if self._locked().get("id") != self._id:
             self._lost = f"another run has taken over {self.url}: this one was stopped."
         return not self._lost

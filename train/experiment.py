@@ -191,7 +191,7 @@ class Experiment:
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
-        """Return a batch of zeros: `size` examples, texts of `length` tokens, by default those of the config.
+        """Return a batch of zeros: `size` examples, texts of `length` tokens, by default the sizes of the config.
 
         The data are opened only for sizes that the config does not set.
         """

@@ -31,7 +31,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-    folder.keep_config(config, workdir, force_config)  # marks the folder as that of a run
+    folder.keep_config(config, workdir, force_config)  # marks the folder as a run folder
     experiment.check()
     if not done:
         check_examples(experiment.data)
@@ -70,7 +70,7 @@ def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:
-    """Return the state of the newest checkpoint; without one, new parameters or those of `init.path` and `experts`.
+    """Return the state of the newest checkpoint, or a new one, with the parameters of `init.path` and `experts` if set.
 
     New runs report the other models to `notify`, and write a table of the parameters to `parameters.txt`.
     """

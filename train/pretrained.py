@@ -122,7 +122,7 @@ def load_teacher(
 
 
 def check(experiment: Any) -> None:
-    """Raise ValueError if the model in `init.path` does not fit that of an `Experiment`, without opening the data."""
+    """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data."""
     init = experiment.run.init
     folder = local(init.path)
     if folder and not Path(folder).exists():

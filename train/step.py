@@ -30,7 +30,7 @@ class TrainState:
     """
 
     step: Any  # number of completed steps, int32
-    params: Any  # trained parameters; with an adapter, only those of the adapter
+    params: Any  # trained parameters; with an adapter, only its parameters
     opt_state: Any  # state of the optimizer
     collections: Any  # other variables that modules update, such as running statistics
     ema: Any  # average of `params` for evaluation, exponential or the optimizer's own; None if none is kept
@@ -38,7 +38,7 @@ class TrainState:
     adapter: Adapter = struct.field(pytree_node=False, default=NO_ADAPTER)  # combines `params` and `frozen`
 
     def variables(self, average: bool = False) -> dict[str, Any]:
-        """Return the variables of the model; with `average`, those of the moving average, if one is kept."""
+        """Return the variables of the model; with `average`, the moving average of the parameters, if one is kept."""
         params = self.params
         if average and self.ema is not None:
             params = jax.device_put(self.ema, jax.memory.Space.Device)  # it may be offloaded

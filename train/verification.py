@@ -138,7 +138,7 @@ def _check_checkpoint(path: Path) -> None:
 
 
 def _check_config(path: Path) -> None:
-    """Check that a config is that of the newest checkpoint, except for keys that may change when a run resumes."""
+    """Check that a config equals the newest checkpoint's, except for keys that may change when a run resumes."""
     current = folder.flatten(read_json(path))
     saved = folder.flatten(folder.newest_record(path.parent).get("config", {}))
     changed = [key for key in saved if current.get(key) != saved[key] and not key.startswith(folder.MAY_CHANGE)]

@@ -94,7 +94,7 @@ class Compiled:
         return aligned(rows)
 
     def _collectives(self) -> str:
-        rows = [("communication", "times", "GB", "ms", "of them hidden", "largest")]
+        rows = [("communication", "times", "GB", "ms", "hidden ms", "largest")]
         for kind in dict.fromkeys(one.kind for one in self.plan.collectives):
             found = [one for one in self.plan.collectives if one.kind == kind]
             largest = max(found, key=lambda one: one.bytes)

@@ -161,7 +161,7 @@ def memory_per_device(
     over layers; unrolled models need 0.7 to 1.6 times as much on a CPU.
 
     Args:
-        accumulation: number of gradient accumulation steps; None: that of the config.
+        accumulation: number of gradient accumulation steps; None: as in the config.
     """
     state, memory = experiment.abstract_state, total.memory["training"]
     accumulation = accumulation or experiment.config.grad_accum_steps
