@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from lineage.configs import adoption, cli, schema
+from lineage.configs.run import Mesh
 from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.fingerprint import fingerprint
@@ -189,7 +190,7 @@ def language_model(path: str | Path) -> LanguageModel:
 
 def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     """Override the config of a trained model, and reset its mesh to the devices of this machine."""
-    config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})
+    config.mesh.update(vars(Mesh()))
     cli.override(config, changes)
     return config
 

@@ -14,13 +14,14 @@ from PIL import Image
 
 import lineage
 from lineage import launch, models
+from lineage.configs.run import Mesh
 from lineage.data import SOURCES, Facts
 from lineage.data.inputs import from_memory
 from lineage.data.tokenizers.kinds import TOKENIZERS
 from lineage.models import convert
 from lineage.runs.folder import read_metrics
 from lineage.tasks import TASKS
-from lineage.train import loop
+from lineage.train import loop, trained
 from tests.data.conftest import load
 from tests.tiers import tiered
 
@@ -119,6 +120,11 @@ def bert_folder(folder, **settings):
     variables = model.init(jax.random.key(3), jnp.zeros((1, 4), jnp.int32))
     convert.save(folder, model, variables)
     return model, variables
+
+
+def test_mesh_of_a_trained_model_is_reset(tiny):
+    config = tiny("gpt", {"mesh.data": 2, "mesh.fsdp": 2, "mesh.context": 2, "mesh.tensor": 2})
+    assert trained.used(config, {"mesh.fsdp": "4"}).mesh.to_dict() == vars(Mesh(fsdp=4))
 
 
 def test_folder_of_transformers(tmp_path):
