@@ -17,7 +17,7 @@ from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
-OWN = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
+NOT_COPIED = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
 # Sizes that a model of another architecture takes over.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
 # Task options that a pre-trained model determines.
@@ -87,7 +87,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
         taken = taken | {"depth": len(init.layers)}
     for key, value in taken.items():
         own = any(f"{one}.".startswith(f"model.{key}.") for one in typed)
-        if key in section and key not in (*OWN, *fixed) and not own:
+        if key in section and key not in (*NOT_COPIED, *fixed) and not own:
             _set(section, key, value)
     for key, value in _preparation(path, model).items():
         if value is not None and key in config.task and f"task.{key}" not in typed:
@@ -100,7 +100,10 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
 def _adopt_saved(config, typed, saved):
     if not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", saved["model"]["name"])
-    for part, keys in (("model", saved["model"].keys() - {"name", *OWN}), ("task", {*PREPARATION, "sequence_length"})):
+    for part, keys in (
+        ("model", saved["model"].keys() - {"name", *NOT_COPIED}),
+        ("task", {*PREPARATION, "sequence_length"}),
+    ):
         values = {key: saved[part][key] for key in keys & saved[part].keys() & {*config[part]}}
         own = {key for key in values if any(f"{one}.".startswith(f"{part}.{key}.") for one in typed)}
         schema.update(config[part], {key: value for key, value in values.items() if key not in own})
@@ -144,7 +147,7 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     config.init.path = str(folder)
     adopt(config)
     config.init.path = ""
-    for key in OWN:
+    for key in NOT_COPIED:
         if key in config.model:
             _set(config.model, key, model.settings[key])
     if not config.task.get("sequence_length", 1):
