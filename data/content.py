@@ -19,7 +19,7 @@ from lineage.data.transforms.pillow import stack
 
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
-_PIECE = 1 << 18
+_PIECE, _CHUNK = 1 << 18, 1 << 20  # characters of a piece of a text, and of a group of pieces
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
@@ -56,13 +56,13 @@ class Documents:
                 before = piece
             yield before, True
 
-    def chunks(self, characters: int = 1 << 20) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the `parts` in groups of about `characters` characters."""
+    def chunks(self) -> Iterator[list[tuple[str, bool]]]:
+        """Yield the `parts` in groups of about 1 Mi characters."""
         group, size = [], 0
         for part in self.parts():
             group.append(part)
             size += len(part[0]) + 1
-            if size >= characters:
+            if size >= _CHUNK:
                 yield group
                 group, size = [], 0
         if group:

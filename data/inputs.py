@@ -20,12 +20,12 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
-from lineage.data.sources.files import COMPRESSED, iterate_lines, read_lines
+from lineage.data.sources.files import iterate_lines, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
+from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 
-TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are file suffixes
 BOXES = "images_with_boxes"
 
 
@@ -81,8 +81,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     path = local(path, ())
     if kind not in KINDS:
         return _images(path, kind, channels)
-    suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
-    reading = KINDS[kind]
+    suffix, reading = suffix_of(path), KINDS[kind]
     if suffix in reading.readers:
         rows = reading.readers[suffix](path)
     else:
@@ -222,22 +221,15 @@ KINDS = {
 
 def _rows(path, row, suffix, names):
     """Yield the inputs in a file."""
-    for number, values in _table(path, suffix, names):
-        yield row(values, f"{path}, line {number}")
-
-
-def _table(path, suffix, names):
-    """Yield the number of each line or row of a file and its values in the columns `names`."""
     if suffix == ".txt" and len(names) == 1:
-        yield from ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
+        lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
     elif suffix[1:] in TABLES:
-        for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
-            yield number, values
+        lines = ((number, values) for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names))
     else:
-        kinds = [f".{kind}" for kind in TABLES]
-        if len(names) == 1:
-            kinds.insert(0, ".txt")
-        raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
+        known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])
+        raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")
+    for number, values in lines:
+        yield row(values, f"{path}, line {number}")
 
 
 def image_files(folder: str) -> list[Path]:

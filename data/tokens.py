@@ -77,8 +77,8 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     encode = _Encode(tokenizer, ended, dtype)
     if not (kept := cache_dir or cache.folder("tokens")):
         parts = list(map(encode, documents.chunks()))
-        totals = (sum(getattr(part, name) for part in parts) for name in ("characters", "bytes"))
-        return Stream(np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)]), *totals, _ends(parts))
+        tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
+        return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
     key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if workers or not _is_complete(folder, dtype):
@@ -87,8 +87,12 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
             if not _is_complete(folder, dtype, verify=workers > 0):
                 _write(folder, documents, encode, workers)
     shards, _ = read_index(folder)
-    totals = (sum(getattr(shard, name) for shard in shards) for name in ("characters", "bytes"))
-    return Stream(Shards(os.fspath(folder), dtype.name, shards), *totals)
+    return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
+
+
+def _sizes(parts: Sequence[_Part] | Sequence[Shard]) -> dict[str, int]:
+    """Return the total numbers of characters and UTF-8 bytes."""
+    return {name: sum(getattr(part, name) for part in parts) for name in ("characters", "bytes")}
 
 
 @dataclass(frozen=True)
@@ -173,8 +177,7 @@ def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
         file.seek(0, os.SEEK_END)
         file.write(sums)
     counts = {"tokens": sum(len(part.tokens) for part in parts), "documents": sum(len(part.ends) for part in parts)}
-    texts = {name: sum(getattr(part, name) for part in parts) for name in ("characters", "bytes")}
-    return Shard(**counts, **texts, chunks=len(parts), crc32=zlib.crc32(sums))
+    return Shard(**counts, **_sizes(parts), chunks=len(parts), crc32=zlib.crc32(sums))
 
 
 def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:

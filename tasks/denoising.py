@@ -18,8 +18,8 @@ class CorruptionTask(EncoderDecoderTask, DocumentTask):
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
-        sizes = self.sequence_length, tokenizer.end_of_text, facts.start_token
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *sizes, pairs.EncodedPairs))
+        settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
+        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *settings))
 
 
 @TASKS.register("denoising")

@@ -86,18 +86,18 @@ class MaskedLM(DocumentTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
-        found, coder = [], inputs.coder
+        found, tokenizer = [], inputs.tokenizer
         for tokens, *best in zip(inputs.tokens, *outputs):
-            places = np.flatnonzero(tokens == coder.mask)
-            chances, ids = (values[: len(places)] for values in best)
+            is_mask = tokens == tokenizer.mask
+            probabilities, ids = (values[: is_mask.sum()] for values in best)
             filled = tokens.copy()
-            filled[places] = ids[:, 0]
-            kept = filled[(tokens == coder.mask) | ~coder.special[tokens]]
+            filled[is_mask] = ids[:, 0]
             masks = [
-                [{"token": coder.decode([id]), "probability": float(chance)} for id, chance in zip(*mask)]
-                for mask in zip(ids, chances)
+                [{"token": tokenizer.decode([id]), "probability": float(chance)} for id, chance in zip(*mask)]
+                for mask in zip(ids, probabilities)
             ]
-            found.append({"prediction": coder.decode(kept), "masks": masks})
+            text = tokenizer.decode(filled[is_mask | ~tokenizer.special[tokens]])
+            found.append({"prediction": text, "masks": masks})
         return found
 
     def features(self, model: Model, batch: Batch) -> Any:
@@ -108,7 +108,7 @@ class MaskedLM(DocumentTask):
 class MaskedTexts(Encoded):
     """Sequences with at most M masks each; `masked_positions` int32 [M] are padded with 0."""
 
-    coder: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None
 
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
@@ -118,7 +118,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
     positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
-    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer, "cut": cut}
+    others = {"per_sequence": {"masked_positions": positions}, "tokenizer": tokenizer, "cut": cut}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
 
@@ -156,7 +156,8 @@ class MaskedLMDistillation(MaskedLM):
         soft = divergence(their_logits, logits, self.temperature)
         hard = cross_entropy(logits, batch["targets"])
         real, mask = batch["tokens_mask"], batch["mask"]
-        cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
+        norms = jnp.linalg.norm(hidden, axis=-1) * jnp.linalg.norm(their_hidden, axis=-1)
+        cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(norms, 1e-8)
         apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
         parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
         return weighted(self.weights, parts, mask, accuracy=correct(logits, batch["targets"]))
@@ -167,10 +168,6 @@ def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"]
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
     outputs: Any = model.apply_head(hidden, batch["masked_positions"])
     return hidden, outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def _norm(x):
-    return jnp.linalg.norm(x, axis=-1)
 
 
 @TASKS.register("sentence_pair_pretraining")

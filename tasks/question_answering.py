@@ -52,11 +52,9 @@ class QuestionAnswering(EncoderTask):
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        has_unanswerable = not all(question.answers for question in content.get("train", ()))
-        if self.known:
-            has_unanswerable = self.known.has_unanswerable
-        facts = self.facts(tokenizer, has_unanswerable=has_unanswerable)
-        return Examples(splits, facts)
+        answered = all(question.answers for question in content.get("train", ()))
+        has_unanswerable = self.known.has_unanswerable if self.known else not answered
+        return Examples(splits, self.facts(tokenizer, has_unanswerable=has_unanswerable))
 
     def input_examples(self, rows: Sequence[Question], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         return InputExamples(encode(rows, tokenizer, self.sequence_length, self.stride))
@@ -120,7 +118,7 @@ def _span(question, offsets):
         return None
     start, text = question.answers[0]
     stop = start + len(text)
-    if not text or offsets[0, 0] > start or offsets[-1, 1] < stop:
+    if offsets[0, 0] > start or offsets[-1, 1] < stop:
         return None
     first, last = np.argmax(offsets[:, 1] > start), len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop)
     return (int(first), int(last)) if first <= last else None

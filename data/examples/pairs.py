@@ -23,7 +23,7 @@ class EncodedPairs(ExampleSource):
     references: Sequence[str]  # complete text of each target
     length: int
     end: int  # token that ends inputs and targets, and pads them
-    start: int
+    start: int | None  # first token of the decoder; None for `Continuations`
     left_out: int = 0  # number of pairs that do not fit
 
     def __len__(self) -> int:
@@ -99,15 +99,22 @@ class Prompts(ExampleSource):
         return {"tokens": padded(texts, -(-longest // 16) * 16), "lengths": np.array(list(map(len, texts)), np.int32)}
 
 
-def encode_inputs(texts: Sequence[np.ndarray], length: int, end: int, start: int, kind: type) -> EncodedPairs:
-    """Return token ids of inputs as an instance of a class such as `EncodedPairs`, with empty targets."""
+def encode_inputs(
+    texts: Sequence[np.ndarray], length: int, end: int, start: int | None, kind: type[EncodedPairs] = EncodedPairs
+) -> EncodedPairs:
+    """Return token ids of inputs, with empty targets."""
     return kind(texts, [np.zeros(0, np.int32)] * len(texts), [""] * len(texts), length, end, start)
 
 
 def encode(
-    texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type = EncodedPairs
+    texts: PairedTexts,
+    tokenizer: Tokenizer,
+    length: int,
+    drop: bool,
+    start: int | None,
+    kind: type[EncodedPairs] = EncodedPairs,
 ) -> EncodedPairs:
-    """Encode pairs of texts as an instance of a class such as `EncodedPairs`; `drop` omits pairs that do not fit."""
+    """Encode pairs of texts; `drop` omits pairs that do not fit."""
     if length < 2:
         raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
     if tokenizer.end_of_text is None:

@@ -10,6 +10,7 @@ from lineage.configs.storage import is_remote, local
 from lineage.data.content import Facts
 
 SOURCES: Registry = Registry("source")
+SPLITS = ("train", "validation", "test")
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
 
 
@@ -123,8 +124,8 @@ class SplitFiles(PathSource):
 
     def paths(self) -> dict[str, str]:
         """Return the path of each split."""
-        paths = {"train": self.path, "validation": self.validation_path, "test": self.test_path}
-        return {split: path for split, path in paths.items() if path}
+        paths = zip(SPLITS, (self.path, self.validation_path, self.test_path))
+        return {split: path for split, path in paths if path}
 
     def each(self, read: Callable[[str], Any]) -> dict[str, Any]:
         """Return the results of a function for the path of each split."""

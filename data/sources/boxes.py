@@ -12,7 +12,7 @@ import numpy as np
 
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
 from lineage.data.sources.files import read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
@@ -94,7 +94,7 @@ class VOC(PathSource):
     difficult: bool = False
 
     def images_with_boxes(self) -> Images:
-        sets = {"train": self.train_set, "validation": self.validation_set, "test": self.test_set}
+        sets = dict(zip(SPLITS, (self.train_set, self.validation_set, self.test_set)))
         found = {split: self._annotations(name) for split, name in sets.items() if name or split == "train"}
         found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
         for split, files in found.items():

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lineage.data.fingerprint import files_below
-from lineage.data.sources.base import SplitFiles
+from lineage.data.sources.base import SPLITS, SplitFiles
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
@@ -45,9 +45,7 @@ class DataFiles(SplitFiles):
             splits[split] = [str(file) for file in find_files(path, self.suffixes)]
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
-        return self.without_training(
-            {split: splits[split] for split in ("train", "validation", "test") if split in splits}
-        )
+        return self.without_training({split: splits[split] for split in SPLITS if split in splits})
 
     def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the rows read by a function from the files of each split."""
@@ -66,7 +64,7 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
         found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
-        found = [file for file in found if not suffixes or _plain(file).endswith(suffixes)]
+        found = [file for file in found if not suffixes or _decompressed(file).endswith(suffixes)]
     else:
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     return sorted(file for file in found if file.is_file())
@@ -149,6 +147,11 @@ def _opened(path: str) -> BinaryIO:
     return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)(path, "rb")
 
 
-def _plain(file: Path) -> str:
+def suffix_of(path: str) -> str:
+    """Return the last suffix of a path before any suffix of compression."""
+    return Path(_decompressed(Path(path))).suffix
+
+
+def _decompressed(file: Path) -> str:
     """Return the name of a file without its compression suffix."""
     return file.stem if file.suffix in COMPRESSED else file.name

@@ -13,11 +13,10 @@ import numpy as np
 from lineage.configs.registry import Range
 from lineage.data.content import Images
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import held_out, read_lines
 from lineage.data.transforms.pillow import Picture, channels_of
 
-SPLITS = ("train", "validation", "test")
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 

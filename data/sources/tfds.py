@@ -1,7 +1,7 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from lineage.configs.registry import Range
 from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.transforms.pillow import Picture
 
 
@@ -93,9 +93,9 @@ class TFDS(PathSource):
     @cached_property
     def _splits(self) -> dict[str, str]:
         """Splits to read, by their role."""
-        own = {name: name for name in ("validation", "test") if name in self._builder.info.splits}
-        asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
-        return {"train": "train"} | own | {name: split for name, split in asked.items() if split}
+        found = {role: role for role in SPLITS if role == "train" or role in self._builder.info.splits}
+        given = zip(SPLITS, (self.train_split, self.validation_split, self.test_split))
+        return found | {role: split for role, split in given if split}
 
     def _feature(self, key: str) -> Any:
         info = self._builder.info
@@ -179,13 +179,8 @@ class Texts:
     key: str
     length: int
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> str:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return _decoded(self.records[index][self.key], self.key, index)
+    def __iter__(self) -> Iterator[str]:
+        return (_decoded(self.records[index][self.key], self.key, index) for index in range(self.length))
 
 
 def _question(text: str, context: str, answers: Any) -> Question:

@@ -24,7 +24,7 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
     made = Fit(rule, CODER, length, stride, document_frequencies(texts), len(texts))
-    made.check(texts)
+    made.encode(texts)
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
