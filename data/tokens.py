@@ -84,8 +84,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     if workers or not _is_complete(folder, dtype):
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
-            if not _is_complete(folder, dtype, verify=workers > 0):
-                _write(folder, documents, encode, workers)
+            _write(folder, documents, encode, workers)
     shards, _ = read_index(folder)
     return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
 
@@ -112,13 +111,13 @@ class _Encode:
         return _Part(np.concatenate(tokens), ends, sum(map(len, texts)), sum(len(text.encode()) for text in texts))
 
 
-def _is_complete(folder: Path, dtype: np.dtype, verify: bool = False) -> bool:
-    """Return whether all shards of a corpus exist, see `_is_whole`."""
+def _is_complete(folder: Path, dtype: np.dtype) -> bool:
+    """Return whether all shards of a corpus exist and have the right sizes."""
     shards, complete = read_index(folder)
-    return complete and all(_is_whole(folder, number, shard, dtype, verify) for number, shard in enumerate(shards))
+    return complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
 
 
-def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool) -> bool:
+def _is_intact(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool = False) -> bool:
     """Return whether the file of a shard has the right size and, with `verify`, the right checksums."""
     try:
         if verify:
@@ -129,9 +128,12 @@ def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: 
 
 
 def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) -> None:
-    """Write the missing shards, and the index after each one."""
-    known, _ = read_index(folder)
-    kept = {number for number, shard in enumerate(known) if _is_whole(folder, number, shard, encode.dtype, workers > 0)}
+    """Write the missing shards, and the index after each one; with workers, verify the checksums of the others."""
+    known, complete = read_index(folder)
+    verify = workers > 0
+    kept = {number for number, shard in enumerate(known) if _is_intact(folder, number, shard, encode.dtype, verify)}
+    if complete and len(kept) == len(known):
+        return
     firsts = [0, *accumulate(shard.chunks for shard in known)]
     skipped = {chunk for number in kept for chunk in range(firsts[number], firsts[number + 1])}
     missing = (chunk for number, chunk in enumerate(documents.chunks()) if number not in skipped)

@@ -66,16 +66,16 @@ class ImageClassification(LabeledImageTask):
         """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
         model, facts, first = context.model, split.facts, split.batches[0]
         names = np.asarray(facts.class_names)
-        ask = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
+        predict = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
         confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
-            chances = np.asarray(ask(variables, batch["image"]))
-            predictions = chances.argmax(axis=-1)
+            scores = np.asarray(predict(variables, batch["image"]))
+            predictions = scores.argmax(axis=-1)
             if confusion is not None:
                 confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
             for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
-                mistakes.append((chances[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
+                mistakes.append((scores[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
         found: Pictures = {}
         if confusion is not None:
@@ -123,17 +123,17 @@ class DistilledImageClassification(ImageClassification):
 
         The label is `label` [B], or `target` [B, V] of mixed images. The accuracy is for the mean of both heads.
         """
-        ours, logits = model.heads(batch["image"])
-        label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
-        if logits.shape != theirs.shape:
-            raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-        target = smoothed(model, batch.get("target", jax.nn.one_hot(label, ours.shape[-1])), self.label_smoothing)
-        parts = {
-            "label_loss": optax.softmax_cross_entropy(ours.astype(jnp.float32), target),
-            "teacher_loss": divergence(theirs, logits, self.temperature),
+        logits, distilled = model.heads(batch["image"])
+        label, mask, teacher = batch["label"], batch["mask"], batch["teacher_logits"]
+        if distilled.shape != teacher.shape:
+            raise ValueError(f"model.num_classes is {distilled.shape[-1]}: the teacher's is {teacher.shape[-1]}.")
+        target = smoothed(model, batch.get("target", jax.nn.one_hot(label, logits.shape[-1])), self.label_smoothing)
+        losses = {
+            "label_loss": optax.softmax_cross_entropy(logits.astype(jnp.float32), target),
+            "teacher_loss": divergence(teacher, distilled, self.temperature),
         }
-        right = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)}
-        return weighted(self.weights, parts, mask, **right)
+        accuracies = {"accuracy": correct(logits + distilled, label), "teacher_accuracy": correct(teacher, label)}
+        return weighted(self.weights, losses, mask, **accuracies)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))

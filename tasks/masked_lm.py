@@ -149,18 +149,18 @@ class MaskedLMDistillation(MaskedLM):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the weighted sum of the three losses, given `teacher_logits` [B, M, V], `teacher_hidden` [B, T, D]."""
         hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch))
-        their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
-        for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
-            if ours.shape != theirs.shape:
-                raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-        soft = divergence(their_logits, logits, self.temperature)
-        hard = cross_entropy(logits, batch["targets"])
-        real, mask = batch["tokens_mask"], batch["mask"]
-        norms = jnp.linalg.norm(hidden, axis=-1) * jnp.linalg.norm(their_hidden, axis=-1)
-        cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(norms, 1e-8)
-        apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
-        parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
-        return weighted(self.weights, parts, mask, accuracy=correct(logits, batch["targets"]))
+        target_hidden, target_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
+        for student, teacher, name in ((logits, target_logits, "vocab_size"), (hidden, target_hidden, "width")):
+            if student.shape != teacher.shape:
+                raise ValueError(f"model.{name} is {student.shape[-1]}: the teacher's is {teacher.shape[-1]}.")
+        soft = divergence(target_logits, logits, self.temperature)
+        real, targets = batch["tokens_mask"], batch["targets"]
+        norms = jnp.linalg.norm(hidden, axis=-1) * jnp.linalg.norm(target_hidden, axis=-1)
+        cosine = (hidden * target_hidden).sum(-1) / jnp.maximum(norms, 1e-8)
+        distance = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+        losses = {"soft_loss": soft, "masked_lm_loss": cross_entropy(logits, targets)}
+        losses["cosine_loss"] = jnp.broadcast_to(distance, soft.shape)
+        return weighted(self.weights, losses, batch["mask"], accuracy=correct(logits, targets))
 
 
 def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:

@@ -38,7 +38,7 @@ class Encoded(ExampleSource):
     @property
     def is_cut(self) -> bool:
         """True if some text has several sequences."""
-        return len(set(self.origins.tolist())) < len(self)
+        return len(self.firsts) < len(self)
 
     @property
     def firsts(self) -> np.ndarray:

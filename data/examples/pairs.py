@@ -41,13 +41,15 @@ class EncodedPairs(ExampleSource):
         return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
-        targets, mask = self._padded([self.targets[index] for index in indices])
+        inputs, inputs_mask = ended([self.inputs[index] for index in indices], self.length, self.end)
+        targets, mask = ended([self.targets[index] for index in indices], self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
-    def _padded(self, texts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        kept = [tokens[: self.length - 1] for tokens in texts]
-        return padded(kept, self.length, self.end), np.arange(self.length) <= np.array(list(map(len, kept)))[:, None]
+
+def ended(texts: Sequence[np.ndarray], length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return token ids with `end`, truncated or padded to T = `length`, int32 [N, T], and the mask of the tokens."""
+    kept = [tokens[: length - 1] for tokens in texts]
+    return padded(kept, length, end), np.arange(length) <= np.array(list(map(len, kept)))[:, None]
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,10 +46,6 @@ class DataFiles(SplitFiles):
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
         return self.without_training({split: splits[split] for split in SPLITS if split in splits})
-
-    def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
-        """Return the rows read by a function from the files of each split."""
-        return {split: [row for file in files for row in read(file)] for split, files in self.found().items()}
 
     def files(self) -> list[str]:
         return [file for files in self.found().values() for file in files]

@@ -69,7 +69,8 @@ class TaggedFiles(DataFiles):
         raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        return self.each_file(self.read_file)
+        splits = self.found().items()
+        return {split: [sentence for file in files for sentence in self.read_file(file)] for split, files in splits}
 
     def documents(self) -> dict[str, Documents]:
         splits = self.tagged_sentences().items()

@@ -130,8 +130,8 @@ class CSV(Table):
     """Comma-separated UTF-8 files (.csv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
 
     Attributes:
-        quotes: whether a field may be in double quotes, in which commas and ends of lines are part of the field and a
-            double quote is written twice.
+        quotes: whether a field may be in double quotes, in which delimiters and ends of lines are part of the field
+            and a double quote is written twice; the TSV files of GLUE have no such fields.
     """
 
     suffixes = (".csv",)
@@ -162,12 +162,7 @@ class CSV(Table):
 @SOURCES.register("tsv")
 @dataclass(frozen=True)
 class TSV(CSV):
-    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
-
-    Attributes:
-        quotes: whether a field may be in double quotes, in which tabs and ends of lines are part of the field and a
-            double quote is written twice; the files of GLUE have no such fields.
-    """
+    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst)."""
 
     suffixes = (".tsv",)
     delimiter = "\t"
