@@ -143,8 +143,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
             path = shard_path(folder, len(shards))
             if len(shards) in kept:
                 shards.append(known[len(shards)])
-            elif some := _take(parts):
-                shards.append(_write_shard(path, some, sum(shard.tokens for shard in shards)))
+            elif content := _take(parts):
+                shards.append(_write_shard(path, content, sum(shard.tokens for shard in shards)))
                 _write_index(folder, [*shards, *known[len(shards) :]], complete=False)
                 if workers:
                     print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
@@ -161,11 +161,11 @@ def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:
     """Return the parts of the next shard."""
-    some, count = [], 0
+    taken, count = [], 0
     while count < SHARD and (part := next(parts, None)):
-        some.append(part)
+        taken.append(part)
         count += len(part.tokens)
-    return some
+    return taken
 
 
 def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:

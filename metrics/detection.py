@@ -219,10 +219,10 @@ def coco(state: Detections) -> Coco:
     for number in range(classes):
         counts = (~ignore[:, truths.classes == number]).sum(axis=1)
         for area in np.flatnonzero(counts):
-            mine, count = correct[area][:, own[number]], counts[area]
-            precision[:, :, number, area] = _precision(mine, wrong[area][:, own[number]], count)
+            hits, count = correct[area][:, own[number]], counts[area]
+            precision[:, :, number, area] = _precision(hits, wrong[area][:, own[number]], count)
             for column, limit in enumerate(LIMITS):
-                recall[:, number, area, column] = mine[:, found.ranks[own[number]] < limit].sum(axis=1) / count
+                recall[:, number, area, column] = hits[:, found.ranks[own[number]] < limit].sum(axis=1) / count
     return Coco(precision, recall)
 
 

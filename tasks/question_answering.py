@@ -62,11 +62,11 @@ class QuestionAnswering(EncoderTask):
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the no-answer score."""
         found = []
-        for best, nothing in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
+        for best, no_answer in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
             scored = [{"text": text, "score": score} for score, text in best]
-            unanswerable = not best or (facts.has_unanswerable and nothing - best[0][0] >= self.no_answer_threshold)
+            unanswerable = not best or (facts.has_unanswerable and no_answer - best[0][0] >= self.no_answer_threshold)
             answer = {"prediction": "" if unanswerable else best[0][1], "n_best": scored}
-            found.append(answer | ({"no_answer_score": nothing} if facts.has_unanswerable else {}))
+            found.append(answer | ({"no_answer_score": no_answer} if facts.has_unanswerable else {}))
         return found
 
     def document(self, predictions: list[dict[str, Any]]) -> dict[str, str]:

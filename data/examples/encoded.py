@@ -81,21 +81,22 @@ class ContextWindows(Encoded):
         at [CLS], which represents no answer (arXiv 1810.04805, section 4.3).
         """
         found: list[dict[str, float]] = [{} for _ in self.questions]
-        nothing = np.full(len(self.questions), np.inf)
+        no_answer = np.full(len(self.questions), np.inf)
         for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
             size = len(offsets)
             scores = start[row, :size, None] + end[row, None, :size]
             real = offsets[:, 0] >= 0
             allowed = np.tri(size, size, MAX_ANSWER - 1, bool) & ~np.tri(size, size, -1, bool)
             inside = np.where(allowed & real & real[:, None], scores, -np.inf).ravel()
-            nothing[question] = min(nothing[question], scores[0, 0])
+            no_answer[question] = min(no_answer[question], scores[0, 0])
             best = np.argpartition(-inside, min(count, inside.size) - 1)[:count]
             for place in best[inside[best] > -np.inf]:
                 first, last = np.unravel_index(place, scores.shape)
                 text = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
                 found[question][text] = max(found[question].get(text, -np.inf), float(inside[place]))
-        ordered = [sorted(((score, text) for text, score in some.items()), key=lambda pair: -pair[0]) for some in found]
-        return [(some[:count], null) for some, null in zip(ordered, nothing.tolist())]
+        pairs = ([(score, text) for text, score in answers.items()] for answers in found)
+        ordered = [sorted(answers, key=lambda pair: -pair[0])[:count] for answers in pairs]
+        return list(zip(ordered, no_answer.tolist()))
 
 
 def check_length(length: int, least: int = 4) -> None:

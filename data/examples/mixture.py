@@ -77,10 +77,10 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
     for number in range(len(weights) - 1):
         share = weights[number] / sum(weights[number:])
         before, after = (np.floor((ranks[rest] + more) * share).astype(np.int64) for more in (0, 1))
-        mine = after > before
-        part[rest[mine]] = number
-        ranks[rest] = np.where(mine, before, ranks[rest] - before)
-        rest = rest[~mine]
+        assigned = after > before
+        part[rest[assigned]] = number
+        ranks[rest] = np.where(assigned, before, ranks[rest] - before)
+        rest = rest[~assigned]
     return part, ranks
 
 

@@ -122,7 +122,7 @@ class VOC(PathSource):
         for file, each in zip(files, found):
             if unknown := {name for name, *_ in each} - number.keys():
                 raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
-            objects.append([(box, number[name], hard and not self.difficult) for name, box, hard in each])
+            objects.append([(box, number[name], difficult and not self.difficult) for name, box, difficult in each])
         return BoxedImages(files, sizes, [boxed(each) for each in objects])
 
 
@@ -257,8 +257,8 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
             left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in sides)
             if not (left <= right and top <= bottom):
                 raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty")
-            hard = item.findtext("difficult", "0").strip() == "1"
-            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), hard))
+            difficult = item.findtext("difficult", "0").strip() == "1"
+            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
     except (ValueError, ElementTree.ParseError) as error:
         raise ValueError(f"{path} is not an annotation of VOC: {error}.") from None
