@@ -208,6 +208,13 @@ def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
+def check_length(length: int, least: int, content: str = "") -> None:
+    """Raise ValueError for sequences of fewer than `least` tokens, the number that `content` has."""
+    if length < least:
+        reason = f", for {content}" if content else ""
+        raise ValueError(f"task.sequence_length is {length}: it must be {least} or more{reason}.")
+
+
 def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:
     """Return N arrays of at most T = `length` numbers as one array [N, T], padded with `fill`."""
     out = np.full((len(rows), length), fill, rows[0].dtype)

@@ -149,7 +149,8 @@ def _hits(kind, perl):
 
 
 def _shared(output, reference):
-    return (output & reference).total(), output.total(), reference.total()
+    hits = sum(min(count, reference[key]) for key, count in output.items() if key in reference)
+    return hits, output.total(), reference.total()
 
 
 def ngrams(tokens: Sequence[Any], size: int) -> Counter[tuple[Any, ...]]:

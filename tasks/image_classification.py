@@ -145,13 +145,13 @@ def mixed(
     cutmix: float,
     binary: bool = False,
 ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B V"]]:
-    """Mix each image and its target with those of the next example, by mixup or CutMix (see `kept`)."""
-    pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
+    """Mix each image and its target with those of the next example, by mixup or CutMix (see `mixing_ratios`)."""
+    pixels, mean = mixing_ratios(key, image.shape[1:3], mixup, cutmix)
     both = jnp.maximum(target, jnp.roll(target, 1, axis=0))
-    return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, share)
+    return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, mean)
 
 
-def kept(
+def mixing_ratios(
     key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
 ) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
     """Return the mixing ratio of each pixel, drawn once per batch, and its mean, the ratio of labels.
@@ -163,10 +163,10 @@ def kept(
         cutmix: parameter a of Beta(a, a), the fraction of the image outside of a box whose center is uniform; the
             pixels in the box are replaced (arXiv 1905.04899, section 3.1).
     """
-    share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
+    ratio, in_box = jnp.float32(1), jnp.zeros((*size, 1), bool)
     if mixup:
-        share = jax.random.beta(key, mixup, mixup)
-        share = jnp.maximum(share, 1 - share)
+        ratio = jax.random.beta(key, mixup, mixup)
+        ratio = jnp.maximum(ratio, 1 - ratio)
     if cutmix:
         keys = jax.random.split(jax.random.fold_in(key, 1), 3)
         side = jnp.sqrt(1 - jax.random.beta(keys[0], cutmix, cutmix))
@@ -174,14 +174,14 @@ def kept(
         row, column = (
             jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, center)
         )
-        inside = (row[:, None] & column)[..., None]
+        in_box = (row[:, None] & column)[..., None]
         if mixup:
             cut = jax.random.bernoulli(keys[2])
-            share, inside = jnp.where(cut, 1, share), inside & cut
-    pixels = jnp.where(inside, 0, share)
+            ratio, in_box = jnp.where(cut, 1, ratio), in_box & cut
+    pixels = jnp.where(in_box, 0, ratio)
     return pixels, pixels.mean()
 
 
-def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:
+def mix(values: Float[Array, "B *N"], ratio: Float[Array, "..."]) -> Float[Array, "B *N"]:
     """Return the weighted mean of each example's values and the next one's."""
-    return part * values + (1 - part) * jnp.roll(values, 1, axis=0)
+    return ratio * values + (1 - ratio) * jnp.roll(values, 1, axis=0)

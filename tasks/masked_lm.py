@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
-from lineage.data.content import padded
+from lineage.data.content import check_length, padded
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
@@ -196,8 +196,7 @@ class SentencePairPretraining(MaskedLM):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        if length < 5:
-            raise ValueError(f"task.sequence_length is {length}: it must be 5 or more: two texts and 3 other tokens.")
+        check_length(length, 5, "two texts and three special tokens")
         documents = self.texts(content)
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
@@ -218,12 +217,11 @@ class SentencePairPretraining(MaskedLM):
         The pair loss is weighted by M, so that the total is the sum of both mean losses if every example has M masked
         tokens.
         """
-        mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
-        logits, scores = model(
-            batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=batch["masked_positions"]
-        )
-        words, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
-        texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
-        aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
-        loss = words + batch["masked_positions"].shape[1] * texts.total
-        return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}
+        mask, positions, label = batch["tokens_mask"], batch["masked_positions"], batch["label"]
+        logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=positions)
+        masked_loss, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
+        pair_loss = Mean.empty().update(cross_entropy(scores, label), mask[:, 0])
+        aux["sentence_accuracy"] = Mean.empty().update(correct(scores, label), mask[:, 0])
+        loss = masked_loss + positions.shape[1] * pair_loss.total
+        losses = {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": pair_loss}
+        return loss, weight, aux | losses

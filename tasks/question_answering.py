@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, ExampleSource, Facts, Question, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
@@ -88,7 +89,7 @@ class QuestionAnswering(EncoderTask):
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> encoded.ContextWindows:
     """Encode questions with windows of their contexts, `stride` tokens apart (0: no overlap)."""
-    encoded.check_length(length, least=16)
+    check_length(length, 16)
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}
     contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))

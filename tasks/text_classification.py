@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
@@ -141,7 +142,7 @@ class Fit:
     count: int  # number of training texts, for "key_sentences"
 
     def __post_init__(self):
-        encoded.check_length(self.length)
+        check_length(self.length, 4)
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: np.ndarray | None = None) -> Encoded:
         """Encode texts with their `labels` [N], if any; raise ValueError for pairs if the rule is for single texts."""

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from lineage.data import shuffle
+from lineage.data.content import check_length
 from lineage.data.examples.masking import present
 from lineage.data.examples.pairs import ended, shifted
 from lineage.data.loader import Batch
@@ -31,8 +32,7 @@ def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
 
     The window is the longest one whose inputs have at most `inputs_length` tokens, including sentinels and end.
     """
-    if inputs_length < 3:
-        raise ValueError(f"task.sequence_length is {inputs_length}: it must be 3 or more.")
+    check_length(inputs_length, 3)
     length = 2
     while _sizes(rate, length + 1)[0] <= inputs_length:
         length += 1

@@ -99,12 +99,6 @@ class ContextWindows(Encoded):
         return list(zip(ordered, no_answer.tolist()))
 
 
-def check_length(length: int, least: int = 4) -> None:
-    """Raise ValueError if sequences are too short."""
-    if length < least:
-        raise ValueError(f"task.sequence_length is {length}: it must be at least {least}.")
-
-
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
     """Return the sequence of one or two texts, and the position at which the second text starts."""
     sequence = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]

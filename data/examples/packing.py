@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+from lineage.data.content import check_length
 from lineage.data.loader import ExampleSource
 from lineage.data.tokens import Stream
 
@@ -23,8 +24,7 @@ class Packed(ExampleSource):
     """
 
     def __init__(self, stream: Stream, length: int):
-        if length < 1:
-            raise ValueError(f"task.sequence_length is {length}: it must be at least 1.")
+        check_length(length, 1)
         starts = np.append(0, stream.ends)[:-1]
         targets = np.maximum(stream.ends - starts - 1, 0)
         counts = -(-targets // length)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lineage.data.content import PairedTexts, padded
+from lineage.data.content import PairedTexts, check_length, padded
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -117,8 +117,7 @@ def encode(
     kind: type[EncodedPairs] = EncodedPairs,
 ) -> EncodedPairs:
     """Encode pairs of texts; `drop` omits pairs that do not fit."""
-    if length < 2:
-        raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
+    check_length(length, 2, "a token and the end")
     if tokenizer.end_of_text is None:
         raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)

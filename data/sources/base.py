@@ -31,14 +31,10 @@ class Source:
     Content is returned for each split: "train" and, if they exist, "validation" and "test".
 
     A path in the options may be remote (see `lineage.configs.storage`); content is then read from a local copy.
-
-    Class attributes:
-        headerless: whether the files begin with an example instead of a header.
-        suffixes: suffixes of the files to read in folders, before any suffix of compression; (): all files.
     """
 
-    headerless: ClassVar[bool] = False
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    headerless: ClassVar[bool] = False  # whether the files begin with an example instead of a header
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before one of compression; (): any
     known: ClassVar[Facts | None] = None  # metadata of training data that are not read, see `evaluating`
 
     def __post_init__(self):

@@ -145,8 +145,6 @@ class Words(CasedKind):
         vocab_size: maximum number of tokens, including special tokens; 0: every word of the texts.
     """
 
-    vocab_size: Annotated[int, Range(0)] = 0
-
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         model = models.WordLevel(unk_token=self.special_name("unknown"))
         backend = _assembled(model, pre_tokenizers.Whitespace(), None, self.normalizer)

@@ -145,7 +145,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         ("a\tyes\n", {"long_text": "middle"}, "task.long_text is 'middle'. Available: head, tail"),
         ("a\tb\tyes\n", {"long_text": "segments"}, "'segments': it must be head, tail or head_tail for pairs"),
         ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride is 7: it must be from 0 \(no overlap\) to 6"),
-        ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be at least 4"),
+        ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be 4 or more"),
         ("\n", {}, "is empty: it must have"),
         ("a\tyes\n", {"mask_rate": 0.5}, "TextClassification has no key 'mask_rate'"),
     ],
