@@ -325,8 +325,7 @@ def _is(value: Any, hint: Any) -> bool:
 class Examples:
     """Examples of each split, including "train", and the transforms of their batches.
 
-    A transform is called with a batch and a random key for each example. `evaluation_transform` is one transform for
-    all splits, or one for each.
+    A transform is called with a batch and a key for each example; `evaluation_transform` is one or one for each split.
     """
 
     splits: Mapping[str, ExampleSource]

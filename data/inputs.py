@@ -1,7 +1,6 @@
 """Inputs of predictions: texts, words, questions and images, from files or from the content of a source.
 
-Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by spaces or given as
-a list.
+Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
 import json
@@ -34,8 +33,7 @@ class Inputs:
     """Inputs of one kind of content, in order.
 
     Attributes:
-        rows: a text for each document or pair, the tuple of each labeled text, a `TaggedSentence`, a `Question`, or
-            examples with an `image`.
+        rows: texts to continue or convert, tuples of texts to classify, `TaggedSentence`s, `Question`s, or images.
         about: entries of each prediction that identify its input, such as the name of a file; may be empty.
         categories: id of each class by name, from a file in COCO's format.
     """

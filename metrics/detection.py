@@ -50,8 +50,7 @@ def _ratio(shared, area, truth_area, crowd):
 class Detections:
     """Metric state of the detections and annotated objects of each image, by its unique number.
 
-    Ties between scores are broken in the order of these numbers, as in pycocotools, so the result does not depend on
-    the order of the merges.
+    Ties between scores are broken by these numbers, as in pycocotools, so the order of merges does not matter.
     """
 
     num_classes: int
@@ -290,8 +289,7 @@ def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = 
 def mean_over_images(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> float:
     """Return the mean of the average precisions of each class in each image that contains it, as textbooks define mAP.
 
-    An image counts as much as any other, however many objects it has. The options are those of `voc`; nan without
-    objects.
+    Images count equally, whatever their numbers of objects. The options are those of `voc`; nan without objects.
     """
     images = [Detections(state.num_classes, {number: image}) for number, image in state.images.items()]
     return _mean(np.array([score for image in images for score in voc(image, threshold, points)]))

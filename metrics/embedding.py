@@ -1,7 +1,6 @@
 """Similarity of texts by contextual token embeddings: BERTScore (arXiv 1904.09675), MoverScore (arXiv 1909.02622).
 
-Both take `embed`, a function from texts to `Embedded`, such as `evaluation.encoder.Encoder`. It is called once with all
-texts, without duplicates.
+Both take `embed`, a function from texts to `Embedded` such as `evaluation.encoder.Encoder`; each text is embedded once.
 """
 
 import csv

@@ -30,8 +30,7 @@ class ImageClassification(LabeledImageTask):
     """Predict the class of an image.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over all classes, in training only
-            (arXiv 1512.00567, section 7).
+        label_smoothing: probability mass spread evenly over all classes, in training (arXiv 1512.00567, section 7).
         mixup: parameter a of the distribution Beta(a, a) of the mixing ratio (mixup, arXiv 1710.09412); 0 disables it.
         cutmix: parameter a of the distribution Beta(a, a) of the area of pasted boxes (CutMix, arXiv 1905.04899); 0
             disables it. With both mixup and CutMix, each is applied with probability 1/2.
@@ -95,8 +94,7 @@ class DistilledImageClassification(ImageClassification):
     One head is trained on the labels, with label smoothing, the other on the teacher's predictions for mixed images.
 
     Attributes:
-        temperature: distillation temperature; 0: hard distillation, with the most probable class of the teacher as the
-            label.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable class as the label.
         weights: weights of the label loss and of the distillation loss.
     """
 

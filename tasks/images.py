@@ -72,11 +72,9 @@ class LabeledImageTask(ImageTask):
 
     Attributes:
         evaluation_crop: central fraction of a resized image to keep; also in training, unless `augment` crops.
-        squash: whether to resize images that are not square without preserving their aspect ratio; otherwise their
-            longer side is cropped.
+        squash: whether to resize images without preserving their aspect ratio, instead of cropping their longer side.
         resample: interpolation of resized images and of crops.
-        max_examples: number of training images, a random subset determined by the seed that contains all smaller
-            subsets; 0: all.
+        max_examples: number of training images, a random subset (by the seed) that contains smaller ones; 0: all.
         in_memory: whether to decode all images at the start.
     """
 

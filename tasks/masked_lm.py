@@ -128,8 +128,7 @@ class MaskedLMDistillation(MaskedLM):
     """Masked language modeling with distillation from a teacher (DistilBERT, arXiv 1910.01108, section 3).
 
     Attributes:
-        temperature: distillation temperature of both models (arXiv 1503.02531); 0: hard distillation, with the most
-            probable token of the teacher as the target.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable token as the target.
         weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
             similarity of the last hidden states of both models.
     """
@@ -214,8 +213,7 @@ class SentencePairPretraining(MaskedLM):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the loss of `masked_lm`, plus the cross-entropy of the `label` [B] of the pair.
 
-        The pair loss is weighted by M, so that the total is the sum of both mean losses if every example has M masked
-        tokens.
+        The pair loss is weighted by M, so that the total is the sum of both means if all examples have M masked tokens.
         """
         mask, positions, label = batch["tokens_mask"], batch["masked_positions"], batch["label"]
         logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=positions)

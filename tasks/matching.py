@@ -31,8 +31,7 @@ def set_loss(
     Args:
         logits: class logits of each query in each layer; the last class is "no object".
         weights: weights of the three costs and losses.
-        whole: number of images (`mask`) and objects (`boxes_mask`) of the whole batch, which may consist of several
-            micro-batches.
+        whole: numbers of images (`mask`) and objects (`boxes_mask`) of the whole batch, of which `batch` may be a part.
     """
     classes, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
     queries, no_object = logits.shape[2], logits.shape[3] - 1

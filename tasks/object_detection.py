@@ -30,8 +30,7 @@ class ObjectDetection(ImageTask):
 
     Attributes:
         image_size: height and width that images are padded to, in pixels; 0 stands for 64.
-        shorter_side: shorter side of images, in pixels, if the longer side then fits into `image_size`; 0: as large as
-            fits.
+        shorter_side: shorter side of images, in pixels, if the longer one fits into `image_size`; 0: as large as fits.
         max_boxes: maximum number of objects in an image.
         augment: augmentation of training images, such as "flip | crop(384, 600) | resize(480, 800)"; empty: none.
         weights: weights of the class loss, of the L1 distance of boxes, and of their generalized IoU.

@@ -26,8 +26,7 @@ class EncoderDecoderTask(TextTask):
     """Base class of encoder-decoder tasks.
 
     Attributes:
-        scheduled_sampling: scheduled-sampling probability at the end of training, rising from 0 (arXiv 1506.03099);
-            recurrent decoders only.
+        scheduled_sampling: sampling probability at the end of training (arXiv 1506.03099); for recurrent decoders.
         decay: schedule of the teacher-forcing probability.
     """
 

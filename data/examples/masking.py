@@ -32,9 +32,8 @@ class MaskTokens:
     tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
     of a word are selected or none, as long as whole words fit.
 
-    The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), and for the selected tokens
-    `masked_positions` int32 [B, M], `targets` int32 [B, M], the original tokens, and `mask` bool [B, M], False where
-    fewer tokens could be selected.
+    The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), `masked_positions` and
+    `targets` (the original tokens) int32 [B, M], and `mask` bool [B, M], False where fewer tokens could be selected.
     """
 
     def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):

@@ -27,8 +27,7 @@ class COCO(SplitFiles):
     The classes are the categories in the order of their ids, numbered from 0.
 
     Attributes:
-        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or the JSON file of the
-            training data.
+        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or a training JSON file.
         validation_path: JSON file of the validation data; "": the folder's, if any.
         test_path: JSON file of the test data; "": the folder's, if any.
         images_path: folder of the images; "": the first of the folders NAME, images/NAME, images and . next to

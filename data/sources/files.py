@@ -54,8 +54,7 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Links to folders are followed. Hidden files and folders in a folder are left out, as are files without one of the
-    suffixes, if any are given.
+    Links to folders are followed. Hidden files and folders in a folder are left out, and files of other suffixes.
     """
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]

@@ -189,8 +189,7 @@ class WordBPE(CasedKind):
 class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
-    Decoding puts one space between words; characters that are not in the training texts are unknown. `lowercase` also
-    removes accents.
+    Decoding puts a space between words; characters not in the training texts are unknown; `lowercase` removes accents.
     """
 
     style = "["
@@ -255,8 +254,7 @@ def find_tokenizer(
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of the given kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
-    Tokenizers of the kinds in this module are kept in the folder `cache_dir` ("": the cache of the user); one of
-    several processes trains them.
+    One of several processes trains it; if its kind is in this module, `cache_dir` keeps it ("": the cache of the user).
 
     Raises:
         FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
