@@ -94,7 +94,7 @@ class DistilledImageClassification(ImageClassification):
     One head is trained on the labels, with label smoothing, the other on the teacher's predictions for mixed images.
 
     Attributes:
-        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable class as the label.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable class as label.
         weights: weights of the label loss and of the distillation loss.
     """
 

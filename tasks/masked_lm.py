@@ -128,7 +128,7 @@ class MaskedLMDistillation(MaskedLM):
     """Masked language modeling with distillation from a teacher (DistilBERT, arXiv 1910.01108, section 3).
 
     Attributes:
-        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable token as the target.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable token as target.
         weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
             similarity of the last hidden states of both models.
     """
