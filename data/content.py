@@ -255,11 +255,16 @@ def in_memory(source: ExampleSource) -> Arrays:
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
 
 
+def _of_each_split() -> Any:
+    """Return a field of `Facts` that maps the names of splits to values."""
+    return field(default_factory=dict, metadata={"by_split": True})
+
+
 @dataclass(frozen=True)
 class Facts:
     """Metadata of the data of a run; fields that do not apply are None or empty."""
 
-    examples: Mapping[str, int] = field(default_factory=dict)  # number of examples in each split, set by `data.load`
+    examples: Mapping[str, int] = _of_each_split()  # number of examples, set by `data.load`
     vocab_size: int | None = None  # number of token ids
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
@@ -270,9 +275,9 @@ class Facts:
     channels: int | None = None  # number of channels of an image
     mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
     std: tuple[float, ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)  # number of tokens in each split of documents
-    characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
-    bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
+    tokens: Mapping[str, int] = _of_each_split()  # number of tokens of documents
+    characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
+    bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 

@@ -58,7 +58,7 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     if isinstance(part, ExampleSource):
         return Inputs(part, [{"image_id": number} for number in range(len(part))] if kind == BOXES else ())
     part = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
-    return Inputs(rows := list(part), _about(rows))
+    return Inputs(rows := list(part), _about(rows, kind))
 
 
 def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None) -> Inputs:
@@ -84,10 +84,10 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         rows = reading.readers[suffix](path)
     else:
         rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns)))
-        rows = rows if reading.streamed else rows[:]
+        rows = rows[:] if reading.about else rows
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, () if reading.streamed else _about(rows))
+    return Inputs(rows, _about(rows, kind))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -107,7 +107,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     reading = KINDS[kind]
     single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
-    return Inputs(rows, _about(rows))
+    return Inputs(rows, _about(rows, kind))
 
 
 class Rows(Sequence):
@@ -152,13 +152,10 @@ class _MemoryImages(ExampleSource):
         return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
 
 
-def _about(rows):
-    """Return the words of sentences and the ids of questions."""
-    if isinstance(rows[0], TaggedSentence):
-        return [{"words": [word.strip() for word in row.words]} for row in rows]
-    if isinstance(rows[0], Question):
-        return [{"id": row.id or str(number)} for number, row in enumerate(rows)]
-    return ()
+def _about(rows, kind):
+    """Return the entries that identify each row (see `Kind.about`), if the kind has any."""
+    about = KINDS[kind].about
+    return [about(number, row) for number, row in enumerate(rows)] if about else ()
 
 
 def _words(values, where):
@@ -196,15 +193,24 @@ class Kind:
         row: function that returns the input for the values of a row and its name in error messages.
         columns: default names of the columns.
         readers: suffix -> function that reads a file of another format.
-        streamed: whether the inputs of a file are read in parts instead of all together.
+        about: function of the number of an input and the input that returns the entries of its prediction that identify
+            it. The inputs of a file are then read all together instead of in parts.
         is_list: whether a list is one value of a row instead of the row.
     """
 
     row: Callable[[Sequence[Any], str], Any]
     columns: tuple[str, ...]
     readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)
-    streamed: bool = True
+    about: Callable[[int, Any], Mapping[str, Any]] | None = None
     is_list: bool = False
+
+
+def _words_of(number, sentence):
+    return {"words": [word.strip() for word in sentence.words]}
+
+
+def _id_of(number, question):
+    return {"id": question.id or str(number)}
 
 
 QUESTION_FILES = {".json": partial(read_questions, answered=False)}
@@ -212,8 +218,8 @@ KINDS = {
     "documents": Kind(_text, ("text",)),
     "pairs": Kind(_text, ("input",)),
     "labeled_texts": Kind(_texts, ("text",)),
-    "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, streamed=False, is_list=True),
-    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, streamed=False),
+    "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, _words_of, is_list=True),
+    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, _id_of),
 }
 
 

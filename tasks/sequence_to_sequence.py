@@ -38,7 +38,7 @@ class EncoderDecoderTask(TextTask):
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
     scheduled_sampling: Smoothing = 0.0
-    decay: Literal["linear", "exponential", "inverse_sigmoid"] = "linear"
+    decay: Literal[*DECAYS] = "linear"
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)

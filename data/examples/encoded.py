@@ -13,6 +13,7 @@ from lineage.data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
 MAX_ANSWER = 30  # tokens, as in BERT's recipe (arXiv 1810.04805)
+Answers = tuple[list[tuple[float, str]], float]  # scores and texts of the best answers, and the score of no answer
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class ContextWindows(Encoded):
     questions: Sequence[Question] = ()
     offsets: Sequence[np.ndarray] = ()
 
-    def answers(
-        self, start: np.ndarray, end: np.ndarray, count: int = 1
-    ) -> list[tuple[list[tuple[float, str]], float]]:
+    def answers(self, start: np.ndarray, end: np.ndarray, count: int = 1) -> list[Answers]:
         """Return the best answers to each question, given the logits [N, T] of first and last tokens in each window.
 
         The answers are the `count` spans of at most `MAX_ANSWER` tokens with the highest sums of both logits in any

@@ -11,7 +11,7 @@ from lineage.data import shuffle
 from lineage.data.content import Examples, Facts
 from lineage.data.loader import ExampleSource
 
-BY_SPLIT = ("examples", "tokens", "characters_per_token", "bytes_per_token")  # facts of each split
+BY_SPLIT = tuple(field.name for field in fields(Facts) if field.metadata.get("by_split"))
 DIFFERENT = (*BY_SPLIT, "has_unanswerable")  # facts that may differ between the sources
 
 

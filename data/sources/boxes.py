@@ -216,9 +216,7 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
         except (KeyError, TypeError, ValueError):
-            needed = (
-                "the ids of an image and of a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
-            )
+            needed = "the ids of an image and a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
     return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])

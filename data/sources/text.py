@@ -133,9 +133,7 @@ def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Docum
         else:
             texts["train"] = TextFiles(files["train"], 0, 1 - fraction)
             texts["validation"] = TextFiles(files["train"], 1 - fraction, 1)
-    return {
-        split: Documents(part, partial(identity, part.files, part.start, part.stop)) for split, part in texts.items()
-    }
+    return {name: Documents(part, partial(identity, part.files, part.start, part.stop)) for name, part in texts.items()}
 
 
 def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:

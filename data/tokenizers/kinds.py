@@ -303,10 +303,7 @@ def _kept(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
 
 def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = split
-    for name, part in (("decoder", decoder), ("normalizer", normalizer)):
-        if part is not None:
-            setattr(backend, name, part)
+    backend.pre_tokenizer, backend.decoder, backend.normalizer = split, decoder, normalizer
     return backend
 
 
