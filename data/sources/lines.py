@@ -110,6 +110,7 @@ class BIO(TaggedFiles):
 
     def read_file(self, path: str) -> list[TaggedSentence]:
         sentences, words, tags, width = [], [], [], 0
+        needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
         for number, line in enumerate([*read_lines(path), ""], 1):
             row = re.split(r"[ \t]+", line.strip(" \t"))
             if row == [""] or row[0] == "-DOCSTART-":
@@ -118,7 +119,6 @@ class BIO(TaggedFiles):
                 words, tags = [], []
                 continue
             width = width or len(row)
-            needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
             if len(row) != width or width < needed:
                 must = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
                 raise ValueError(f"{path}, line {number} has {len(row)} columns: {must}.")

@@ -103,9 +103,8 @@ class TFDS(PathSource):
             raise ValueError(f"{info.full_name} has no feature {key!r}: it has {', '.join(sorted(info.features))}.")
         return info.features[key]
 
-    def _records(self, split: str, key: str, decoders: Any = None) -> Any:
-        """Return the examples of a split, which must have the feature `key`."""
-        self._feature(key)
+    def _records(self, split: str, decoders: Any = None) -> Any:
+        """Return the examples of a split."""
         try:
             return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
         except ValueError as error:
@@ -118,13 +117,15 @@ class TFDS(PathSource):
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
-            records = list(self._records(split, keys[0]))
+            records = list(self._records(split))
             splits[name] = [[_decoded(row[key], key, number) for number, row in enumerate(records)] for key in keys]
         return splits
 
     def _texts(self, split: str) -> Documents:
         """Return the first texts of a split with at most `max_bytes` in total (0: all of them)."""
-        key, records = self.text_key, self._records(split, self.text_key)
+        key = self.text_key
+        self._feature(key)  # raises ValueError if there is none
+        records = self._records(split)
         length = len(records)
         if self.max_bytes:
             size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
@@ -139,7 +140,7 @@ class TFDS(PathSource):
 
         key, channels = self.image_key, self._feature(self.image_key).shape[-1]
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
-        found = {name: self._records(split, key, decoders) for name, split in self._splits.items()}
+        found = {name: self._records(split, decoders) for name, split in self._splits.items()}
         splits = {name: Records(records, key, label_key, channels) for name, records in found.items()}
         return Images(splits, [str(name) for name in class_names])
 
