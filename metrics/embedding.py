@@ -57,7 +57,7 @@ def bert_score(
     pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
     weights = {text: _weights(each, rarity) for text, each in known.items()}
-    scores = [_matched(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
+    scores = [_bert_score(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
     scores = np.maximum.reduceat(np.array(scores), first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
@@ -116,7 +116,7 @@ def mover_score(
     for side in (candidates, [reference for _, reference in pairs]):
         rarity = _idf([known[text] for text in side]) if idf else None
         grams.append({text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)})
-    scores = [_moved(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
+    scores = [_mover_score(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
     return np.add.reduceat(scores, first) / np.diff([*first, len(pairs)])
 
 
@@ -145,7 +145,7 @@ def _weights(text: Embedded, rarity: Mapping[int | None, float] | None):
     return weights
 
 
-def _matched(candidate: Embedded, reference: Embedded, weights, reference_weights):
+def _bert_score(candidate: Embedded, reference: Embedded, weights, reference_weights):
     """Return precision, recall and F1 of a pair of texts (arXiv 1904.09675, section 3)."""
     if min(len(candidate.ids), len(reference.ids)) <= 2:
         return 0.0, 0.0, 0.0
@@ -169,7 +169,7 @@ def _ngrams(text, rarity, skip, size):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), total[total > 0]
 
 
-def _moved(candidate, reference, version, entropy):
+def _mover_score(candidate, reference, version, entropy):
     """Return the score of the n-grams (see `_ngrams`) of a candidate against those of a reference."""
     import ot
 

@@ -11,7 +11,7 @@ import numpy as np
 from lineage.data import shuffle
 from lineage.data.content import check_length
 from lineage.data.examples.masking import present
-from lineage.data.examples.pairs import ended, shifted
+from lineage.data.examples.pairs import shifted, with_end
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.calls import parse_calls
@@ -202,6 +202,6 @@ class AddNoise:
             for step in self.steps:
                 new = step(new, random) if len(new) else new
             noisy.append(new)
-        inputs, inputs_mask = ended(noisy, self.length, self.end)
+        inputs, inputs_mask = with_end(noisy, self.length, self.end)
         targets, mask = pack(tokens, real, self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.end)

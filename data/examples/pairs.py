@@ -41,12 +41,12 @@ class EncodedPairs(ExampleSource):
         return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        inputs, inputs_mask = ended([self.inputs[index] for index in indices], self.length, self.end)
-        targets, mask = ended([self.targets[index] for index in indices], self.length, self.end)
+        inputs, inputs_mask = with_end([self.inputs[index] for index in indices], self.length, self.end)
+        targets, mask = with_end([self.targets[index] for index in indices], self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
 
-def ended(texts: Sequence[np.ndarray], length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+def with_end(texts: Sequence[np.ndarray], length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return token ids with `end`, truncated or padded to T = `length`, int32 [N, T], and the mask of the tokens."""
     kept = [tokens[: length - 1] for tokens in texts]
     return padded(kept, length, end), np.arange(length) <= np.array(list(map(len, kept)))[:, None]

@@ -60,7 +60,7 @@ class ImageNet(PathSource):
         classes = _training_classes(images)
         splits = {"train": _labeled(images / "train", classes)}
         if (images / "val").is_dir():
-            read = _labeled if _classes(images / "val") else partial(_solved, root / "LOC_val_solution.csv")
+            read = _labeled if _classes(images / "val") else partial(_read_solution, root / "LOC_val_solution.csv")
             splits["test" if self.validation_fraction else "validation"] = read(images / "val", classes)
         if self.validation_fraction:
             files, labels = splits["train"]
@@ -122,7 +122,7 @@ def _classes(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _solved(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
+def _read_solution(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
     """Return the image files in a folder and their classes, from a table such as "ImageId,PredictionString".
 
     A prediction is "n01751748 111 108 230 165": a class and a box, perhaps several times.

@@ -272,14 +272,14 @@ def find_tokenizer(
         documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
         contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
         about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
-        tokenizer = _kept(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
+        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
     return tokenizer
 
 
-def _kept(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
+def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer in a file, or train it and keep it there."""
     checksum = path.with_suffix(".sha256")
 

@@ -134,12 +134,12 @@ class Transform:
             random = shuffle.generator(key)
             for step in self.steps:
                 example = step(example, random)
-            self._put(out, row, example)
+            self._store(out, row, example)
         if self.training:
             del out["crowd"], out["size"]
         return out
 
-    def _put(self, out, row, example):
+    def _store(self, out, row, example):
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:
