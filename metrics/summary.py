@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+KINDS = ("1", "2", "L", "Lsum")  # default kinds
 WEIGHT = 1.2  # exponent of ROUGE-W: k consecutive matches count as k ** WEIGHT
 _CJK = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 
@@ -50,7 +51,7 @@ def words(text: str) -> list[str]:
 def rouge(
     output: str,
     references: str | Sequence[str],
-    kinds: Sequence[str] = ("1", "2", "L", "Lsum"),
+    kinds: Sequence[str] = KINDS,
     *,
     beta: float = 1.0,
     tokenize: Callable[[str], list[str]] = tokens,
@@ -79,7 +80,7 @@ def rouge(
 def corpus_rouge(
     outputs: Sequence[str],
     references: Sequence[str | Sequence[str]],
-    kinds: Sequence[str] = ("1", "2", "L", "Lsum"),
+    kinds: Sequence[str] = KINDS,
     *,
     samples: int = 1000,
     confidence: float = 0.95,

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lineage.configs.hub import COMPRESSED
 from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
