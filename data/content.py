@@ -242,11 +242,9 @@ class Subset(ExampleSource):
 
 def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
-    if not 0 < count <= len(source):
-        raise ValueError(
-            f"task.max_examples is {count}: it must be 0 (all) or at most {len(source)}, the number of examples."
-        )
-    return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
+    if not 0 < count <= (size := len(source)):
+        raise ValueError(f"task.max_examples is {count}: it must be 0 (all) or at most {size}, the number of examples.")
+    return Subset(source, shuffle.permute(np.arange(count), size, seed))
 
 
 def in_memory(source: ExampleSource) -> Arrays:
@@ -330,7 +328,7 @@ def _is(value: Any, hint: Any) -> bool:
 class Examples:
     """Examples of each split, including "train", and the transforms of their batches.
 
-    A transform is called with a batch and a key for each example; `evaluation_transform` is one or one for each split.
+    A transform is called with a batch and a key for each example. `evaluation_transform` is one, or one for each split.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -33,7 +33,7 @@ class Inputs:
     """Inputs of one kind of content, in order.
 
     Attributes:
-        rows: texts to continue or convert, tuples of texts to classify, `TaggedSentence`s, `Question`s, or images.
+        rows: texts of documents or pairs, tuples of texts to classify, `TaggedSentence`s, `Question`s, or images.
         about: entries of each prediction that identify its input, such as the name of a file; may be empty.
         categories: id of each class by name, from a file in COCO's format.
     """

@@ -26,7 +26,7 @@ class EncoderDecoderTask(TextTask):
     """Base class of encoder-decoder tasks.
 
     Attributes:
-        scheduled_sampling: sampling probability at the end of training (arXiv 1506.03099); for recurrent decoders.
+        scheduled_sampling: final probability of scheduled sampling (arXiv 1506.03099); for recurrent decoders only.
         decay: schedule of the teacher-forcing probability.
     """
 

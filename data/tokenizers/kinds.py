@@ -254,7 +254,7 @@ def find_tokenizer(
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of the given kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
-    One of several processes trains it; if its kind is in this module, `cache_dir` keeps it ("": the cache of the user).
+    Trained tokenizers of this module are kept in `cache_dir` ("": the cache of the user); one process trains for all.
 
     Raises:
         FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
