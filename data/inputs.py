@@ -30,17 +30,12 @@ BOXES = "images_with_boxes"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one kind of content, in order.
-
-    Attributes:
-        rows: texts of documents or pairs, tuples of texts to classify, `TaggedSentence`s, `Question`s, or images.
-        about: entries of each prediction that identify its input, such as the name of a file; may be empty.
-        categories: id of each class by name, from a file in COCO's format.
-    """
+    """Inputs of one kind of content, in order: texts of documents or pairs, tuples of texts to classify,
+    `TaggedSentence`s, `Question`s, or examples with an `image`."""
 
     rows: Sequence[Any] | ExampleSource
-    about: Sequence[Mapping[str, Any]] = ()
-    categories: Mapping[str, int] = field(default_factory=dict)
+    about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
+    categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
 
     def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
         """Return some of the rows."""
@@ -111,15 +106,10 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
 
 
 class Rows(Sequence):
-    """Rows of a file, read lazily; a slice that starts before the end of the previous one reads the file again.
-
-    Attributes:
-        path: the file.
-        read: function that yields all rows; it is called once in advance to count and check them.
-    """
+    """Rows of a file, read lazily; a slice that starts before the end of the previous one reads the file again."""
 
     def __init__(self, path: str, read: Callable[[], Iterator[Any]]):
-        self.path, self.read = path, read
+        self.path, self.read = path, read  # `read` yields all rows; the first call counts and checks them
         self._size = self._next = sum(1 for _ in read())
         self._rows: Iterator[Any] = iter(())
 
@@ -189,20 +179,15 @@ def _question(values, where):
 class Kind:
     """Format of the inputs of a kind of content.
 
-    Attributes:
-        row: function that returns the input for the values of a row and its name in error messages.
-        columns: default names of the columns.
-        readers: suffix -> function that reads a file of another format.
-        about: function of the number of an input and the input that returns the entries of its prediction that identify
-            it. The inputs of a file are then read all together instead of in parts.
-        is_list: whether a list is one value of a row instead of the row.
+    With `about`, which maps the number of an input and the input to the entries of its prediction that identify it, the
+    inputs of a file are read all together instead of in parts.
     """
 
-    row: Callable[[Sequence[Any], str], Any]
-    columns: tuple[str, ...]
-    readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)
+    row: Callable[[Sequence[Any], str], Any]  # function of the values of a row and its name in error messages
+    columns: tuple[str, ...]  # default names
+    readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)  # other formats, by suffix
     about: Callable[[int, Any], Mapping[str, Any]] | None = None
-    is_list: bool = False
+    is_list: bool = False  # whether a list is one value of a row instead of the row
 
 
 def _words_of(number, sentence):
@@ -273,23 +258,14 @@ def _images(path, kind, channels):
 
 @dataclass(frozen=True)
 class Readable(ExampleSource):
-    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones.
-
-    Attributes:
-        images: examples with an `image`.
-        shape: height, width and channels of the model's images.
-        resized: whether images are resized, so that they may have any height and width.
-        has_boxes: whether examples have (empty) boxes.
-        allowed: maximum number of `errors`.
-        errors: messages by the index of the image that could not be read.
-    """
+    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones."""
 
     images: ExampleSource
-    shape: tuple[int, int, int]
-    resized: bool
-    has_boxes: bool
+    shape: tuple[int, int, int]  # height, width and channels of the model's images
+    resized: bool  # whether images are resized, so that they may have any height and width
+    has_boxes: bool  # whether examples have (empty) boxes
     allowed: int = 0
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)  # messages by the index of the image that cannot be read
 
     def __len__(self) -> int:
         return len(self.images)

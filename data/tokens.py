@@ -44,17 +44,12 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens [N] of documents, and the numbers of characters and UTF-8 bytes of their texts.
+    """Tokens [N] of documents, and the numbers of characters and UTF-8 bytes of their texts."""
 
-    Attributes:
-        tokens: an array, or `Shards`.
-        document_ends: position after each document, int64 [D]; None: the shards contain it.
-    """
-
-    tokens: "np.ndarray | Shards"
+    tokens: np.ndarray | Shards
     characters: int
     bytes: int
-    document_ends: np.ndarray | None = None
+    document_ends: np.ndarray | None = None  # position after each document, int64 [D]; None: the shards contain it
 
     @property
     def ends(self) -> np.ndarray:

@@ -166,10 +166,8 @@ def _boxes(boxes, box_format, image):
 class Coco:
     """Precision and recall by COCO's definition; nan (-1 in pycocotools) where a class has no objects of an area range.
 
-    Attributes:
-        precision: interpolated precision [T, R, V, A] at `THRESHOLDS`, `RECALLS`, each class and `AREAS`: the highest
-            precision at that recall or a higher one.
-        recall: [T, V, A, 3], with at most 1, 10 and 100 detections per class and image.
+    The axes are `THRESHOLDS`, `RECALLS`, the classes, `AREAS` and `LIMITS`. The precision is interpolated: it is the
+    highest one at that recall or a higher one.
     """
 
     precision: Float[np.ndarray, "T R V A"]
@@ -236,19 +234,12 @@ def _precision(correct, wrong, count):
 
 
 class Ranked(NamedTuple):
-    """Detections of a class in descending order of score, with the precision and recall of those up to each one.
-
-    Attributes:
-        scores: scores of the detections [N].
-        correct: whether each detection is correct [N].
-        precision: fraction of the detections so far that are correct [N].
-        recall: fraction of the objects that have been found so far [N]; nan if there are no objects.
-    """
+    """Detections of a class in descending order of score, with the precision and recall of those up to each one."""
 
     scores: Float[np.ndarray, "N"]
     correct: Bool[np.ndarray, "N"]
     precision: Float[np.ndarray, "N"]
-    recall: Float[np.ndarray, "N"]
+    recall: Float[np.ndarray, "N"]  # nan if there are no objects
 
 
 def rank(state: Detections, number: int, threshold: float = 0.5) -> Ranked:

@@ -127,17 +127,11 @@ class VOC(PathSource):
 
 @dataclass(frozen=True)
 class BoxedImages(ExampleSource):
-    """Image files with boxes, decoded on access.
-
-    Attributes:
-        files: paths of the images.
-        sizes: width and height of each image in its annotation; 0: unknown.
-        objects: `boxes`, `classes` and `crowd` of each image, see `content.Images`.
-    """
+    """Image files with boxes, decoded on access."""
 
     files: Sequence[Path]
-    sizes: Sequence[tuple[int, int]]
-    objects: Sequence[dict[str, np.ndarray]]
+    sizes: Sequence[tuple[int, int]]  # width and height of each image in its annotation; 0: unknown
+    objects: Sequence[dict[str, np.ndarray]]  # `boxes`, `classes` and `crowd` of each image, see `content.Images`
 
     def __len__(self) -> int:
         return len(self.files)

@@ -107,23 +107,13 @@ class Parquet(Table):
 
 @dataclass(frozen=True)
 class ParquetImages(ExampleSource):
-    """Images in the rows of Parquet files, with labels; they are read and decoded on access.
-
-    Attributes:
-        files: paths of the files.
-        groups: index after the last row of each row group, for each file.
-        file: index of each example's file, int32 [N].
-        row: each example's row in its file, int32 [N].
-        label: class of each example, int32 [N].
-        column: name of the column.
-        channels: number of channels of the images.
-    """
+    """Images in the rows of Parquet files, with labels; they are read and decoded on access."""
 
     files: Sequence[str]
-    groups: Sequence[np.ndarray]
-    file: np.ndarray
-    row: np.ndarray
-    label: np.ndarray
+    groups: Sequence[np.ndarray]  # index after the last row of each row group, for each file
+    file: np.ndarray  # index of each example's file, int32 [N]
+    row: np.ndarray  # each example's row in its file, int32 [N]
+    label: np.ndarray  # class of each example, int32 [N]
     column: str
     channels: int
 
