@@ -67,9 +67,8 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is empty or of another format, or a column is missing; the message names the line.
+    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, or has no such
+    column; the message names the line.
     """
     path = local(path, ())
     if kind not in KINDS:

@@ -33,8 +33,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
     """Yield notes on few classes, a header among examples, truncated texts, and a batch larger than the data.
 
-    Args:
-        classes: number of classes that the model predicts for each example; None if it does not classify examples.
+    `classes` is the number of classes that the model predicts for each example; None if it does not classify examples.
     """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
     names = facts.class_names

@@ -128,11 +128,9 @@ class Task:
             raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        """Return the fields of `Facts` that follow from the task's options, for a model without its training data.
+        """Return the fields of `Facts` that follow from the options, for a trained model without its training data.
 
-        Args:
-            model: the trained model.
-            tokenizer: function that loads the model's tokenizer.
+        `tokenizer` loads the model's tokenizer.
         """
         return {}
 

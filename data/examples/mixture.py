@@ -63,10 +63,7 @@ def _joined(values, order):
 
 
 def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Assign the positions int64 [N] of a stream to sources in proportion to their weights.
-
-    Returns:
-        The source of each position, int64 [N], and the number of earlier positions of the same source, int64 [N].
+    """Return the source of each position int64 [N] of a stream, and the number of earlier positions of that source.
 
     Positions are split between the first source and the others by a Beatty sequence, those of the others between the
     second and the rest, and so on. Among the first n positions, the count of each source therefore differs from its
@@ -87,12 +84,8 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
 def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]], Sequence[float]]) -> Examples:
     """Return the training examples of several sources as one split, and their other splits as "validation_NAME".
 
-    Args:
-        examples: examples of each source, by name.
-        proportions: function that maps the numbers of training examples to the weights of the sources.
-
-    Raises:
-        ValueError: the sources differ in what a model depends on, such as their classes.
+    `proportions` maps the numbers of training examples to the weights of the sources. ValueError is raised if the
+    sources differ in what a model depends on, such as their classes.
     """
     names, parts = list(examples), list(examples.values())
     first, training = parts[0], [part.splits["train"] for part in parts]

@@ -68,9 +68,8 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:
     """Return the files of each split in a folder, by the names of the files or else of the folders that contain them.
 
-    Raises:
-        FileNotFoundError: there is no file of the training split or, if `training` is False, of any split.
-        ValueError: the files of a split are in several folders.
+    Raises FileNotFoundError if there is no file of the training split or, without `training`, of any split, and
+    ValueError if the files of a split are in several folders.
     """
     splits: dict[str, list[str]] = {}
     for file in find_files(folder, suffixes):
@@ -108,9 +107,7 @@ def held_out(index: Any, fraction: float) -> Any:
 def iterate_lines(path: str) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not UTF-8 (the message has the line number), or cannot be decompressed.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not UTF-8 or cannot be decompressed.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")

@@ -62,11 +62,7 @@ class Table(DataFiles):
             yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
     def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-        """Yield the file and the number of each row of a split, and its values in some columns.
-
-        Raises:
-            ValueError: the split has no rows.
-        """
+        """Yield the file and number of each row of a split, and its values; raise ValueError if there are no rows."""
         found, index, kept = self.found(), -1, 0
         held = split not in found  # whether it consists of training rows
         fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0

@@ -255,9 +255,7 @@ def find_tokenizer(
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
     Trained tokenizers of this module are kept in `cache_dir` ("": the cache of the user); one process trains for all.
-
-    Raises:
-        FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
+    FileNotFoundError is raised if the workdir has no tokenizer and the texts have no training split.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
