@@ -27,14 +27,19 @@ class Documents:
     """Texts in a fixed order, which may be read again in each pass.
 
     Args:
-        texts: the texts; a long one may be an iterable of its consecutive blocks, which need not be in memory together.
+        texts: the texts, or a function that yields them; a long one may be an iterable of its consecutive blocks, which
+            need not be in memory together.
         fingerprint: string that identifies the texts, or a function that returns it, with the argument `cache_dir` of
             `lineage.data.fingerprint.fingerprint`; "": computed from the texts.
     """
 
     always_ended = False  # whether an end of text also follows a single document
 
-    def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[..., str] = ""):
+    def __init__(
+        self,
+        texts: Iterable[str | Iterable[str]] | Callable[[], Iterator[str]],
+        fingerprint: str | Callable[..., str] = "",
+    ):
         self._texts = texts
         self._fingerprint = fingerprint
 
@@ -44,7 +49,7 @@ class Documents:
 
     def items(self) -> Iterator[str | Iterable[str]]:
         """Yield each text as it was given: whole, or as an iterable of its blocks."""
-        yield from self._texts
+        yield from self._texts() if callable(self._texts) else self._texts
 
     def parts(self) -> Iterator[tuple[str, bool]]:
         """Yield the pieces of the texts (see `split_lines`), each with whether it is the last piece of its text."""

@@ -76,7 +76,17 @@ class Table(DataFiles):
             raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
 
     def documents(self) -> dict[str, Documents]:
-        return {split: Documents(_Texts(self, split), partial(self._identity, split)) for split in self.splits()}
+        splits = self.splits()
+        return {split: Documents(partial(self._limited, split), partial(self._identity, split)) for split in splits}
+
+    def _limited(self, split: str) -> Iterator[str]:
+        """Yield the first texts of a split, with at most `max_bytes` in total."""
+        size = 0
+        for (text,) in self.texts(split, [self.text_key]):
+            size += len(text.encode()) if self.max_bytes else 0
+            if size > self.max_bytes:
+                return
+            yield text
 
     def pairs(self) -> dict[str, PairedTexts]:
         keys = self.input_key, self.target_key
@@ -101,22 +111,6 @@ class Table(DataFiles):
         found = self.found()
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
         return identity(found[split if split in found else "train"], self.name, split, options, cache_dir=cache_dir)
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """Texts of a split, at most `max_bytes` in total, which are read again in each pass."""
-
-    table: Table
-    split: str
-
-    def __iter__(self) -> Iterator[str]:
-        size, limit = 0, self.table.max_bytes
-        for (text,) in self.table.texts(self.split, [self.table.text_key]):
-            size += len(text.encode()) if limit else 0
-            if size > limit:
-                return
-            yield text
 
 
 @SOURCES.register("csv")

@@ -1,7 +1,7 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -132,7 +132,7 @@ class TFDS(PathSource):
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
         info = self._builder.info
         fingerprint = f"{info.full_name} {info.splits[split].num_bytes} {split} {key} {length}"
-        return Documents(Texts(records, key, length), fingerprint)
+        return Documents(lambda: (_decoded(records[i][key], key, i) for i in range(length)), fingerprint)
 
     def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:
         """Return the images of all splits, with labels, or with boxes if there is no `label_key`."""
@@ -170,18 +170,6 @@ def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndar
     boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
     crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
     return {"image": image, "boxes": boxes, "classes": np.asarray(objects["label"], np.int32), "crowd": crowd}
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Values of a text feature in the first `length` examples of a split."""
-
-    records: Any
-    key: str
-    length: int
-
-    def __iter__(self) -> Iterator[str]:
-        return (_decoded(self.records[index][self.key], self.key, index) for index in range(self.length))
 
 
 def _question(text: str, context: str, answers: Any) -> Question:
