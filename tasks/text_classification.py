@@ -56,17 +56,17 @@ class LabeledTextTask(EncoderTask):
         labels, names = self.labels(content)
         counted = content["train"].texts if "train" in content and self.long_text == "key_sentences" else ()
         words = self.known.document_frequencies if self.known else dict(document_frequencies(counted))
-        fit = self._fit(tokenizer, words, self.known.examples["train"] if self.known else len(counted))
-        splits = {name: fit.encode(part.texts, labels[name]) for name, part in content.items()}
+        encoder = self._encoder(tokenizer, words, self.known.examples["train"] if self.known else len(counted))
+        splits = {name: encoder.encode(part.texts, labels[name]) for name, part in content.items()}
         facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
         return Examples(splits, facts)
 
     def input_examples(self, rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        fit = self._fit(tokenizer, facts.document_frequencies, facts.examples.get("train", 0))
-        return InputExamples(fit.encode(rows))
+        encoder = self._encoder(tokenizer, facts.document_frequencies, facts.examples.get("train", 0))
+        return InputExamples(encoder.encode(rows))
 
-    def _fit(self, tokenizer: Tokenizer, words: Mapping[str, int], count: int) -> "Fit":
-        return Fit(self.long_text, tokenizer, self.sequence_length, self.stride, words, count)
+    def _encoder(self, tokenizer: Tokenizer, words: Mapping[str, int], count: int) -> "TextEncoder":
+        return TextEncoder(self.long_text, tokenizer, self.sequence_length, self.stride, words, count)
 
 
 @TASKS.register("text_classification")
@@ -125,7 +125,7 @@ def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarra
 
 
 @dataclass(frozen=True)
-class Fit:
+class TextEncoder:
     """Encoder of texts that applies the rule `long_text` to those that do not fit into sequences of `length` tokens.
 
     - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and

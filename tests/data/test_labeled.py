@@ -15,7 +15,13 @@ from lineage.data.examples import encoded
 from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
-from lineage.tasks.text_classification import Fit, TextClassification, TextRegression, class_names, document_frequencies
+from lineage.tasks.text_classification import (
+    TextClassification,
+    TextEncoder,
+    TextRegression,
+    class_names,
+    document_frequencies,
+)
 from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -23,7 +29,7 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = Fit(rule, CODER, length, stride, document_frequencies(texts), len(texts))
+    made = TextEncoder(rule, CODER, length, stride, document_frequencies(texts), len(texts))
     made.encode(texts)
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
