@@ -83,7 +83,7 @@ class LabeledImageTask(ImageTask):
 
     evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
     squash: bool = False
-    resample: Literal["bilinear", "bicubic"] = "bilinear"
+    resample: Literal[*augmentation.RESAMPLING] = "bilinear"
     max_examples: Count = 0
     in_memory: bool = False
 

@@ -21,6 +21,7 @@ from lineage.data.transforms.pillow import PerImage, Picture, crop, from_pillow,
 Images = Sequence[np.ndarray | Picture] | np.ndarray
 Step = Callable[[Images, np.ndarray], np.ndarray]  # function of images and a key for each
 Fraction = Annotated[float, Range(above=0, high=1)]
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 class RandomBox(Checked):
@@ -67,7 +68,7 @@ class CenterCrop:
             scales = [shorter / (side if self.squash else min(sides)) for side in sides]
             width, height = (max(round(side * scale), self.size) for side, scale in zip(sides, scales))
             if (width, height) != picture.size:
-                picture = picture.resize((width, height), Image.Resampling[self.resample.upper()])
+                picture = picture.resize((width, height), RESAMPLING[self.resample])
             left, top = (width - self.size) // 2, (height - self.size) // 2
             return from_pillow(picture.crop((left, top, left + self.size, top + self.size)))
 
@@ -82,10 +83,15 @@ class RandomCrop(RandomBox, PerImage):
     max_aspect: Annotated[float, Range(1)] = 4 / 3
     resample: str = "bilinear"
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.resample not in RESAMPLING:
+            raise ValueError(f"task.resample is {self.resample!r}: it must be {' or '.join(RESAMPLING)}.")
+
     def transform(self, image: np.ndarray | Picture, random: np.random.Generator) -> np.ndarray:
         with opened(image) as picture:
             box = self.box(picture.height, picture.width, random)
-            return from_pillow(crop(picture, box, self.size, Image.Resampling[self.resample.upper()]))
+            return from_pillow(crop(picture, box, self.size, RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
         return super().box(height, width, random) or (0, 0, height, width)
