@@ -68,7 +68,7 @@ def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
     """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams."""
     if n < 1:
         raise ValueError(f"n is {n}: it must be at least 1.")
-    counts = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for tokens in texts:
         counts.update(ngrams(tokens, n))
     return len(counts) / counts.total() if counts else float("nan")
