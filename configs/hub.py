@@ -17,7 +17,7 @@ MODEL = (
     "preprocessor_config.json",
 )
 UNSAFE = tuple(f"*.{kind}" for kind in ("bin", "ckpt", "pickle", "pkl", "pt", "pth", "py"))
-COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class NoFileError(FileNotFoundError):
@@ -46,7 +46,7 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
     repository, revision, inside = found.groups("")
     if suffixes:
         folder = f"{inside}/" if inside else ""
-        allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in COMPRESSED]
+        allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in ("", *COMPRESSED)]
     elif inside:
         allowed = [inside, f"{inside}/*"]
     else:

@@ -59,8 +59,7 @@ def load(
         workdir: folder of the run, whose tokenizer is used if it has one.
         workers: number of processes that encode the texts missing from `task.cache_dir`, after verifying those in it;
             0: this process encodes them.
-        known: metadata of the training data, with which only the evaluation splits are read where possible; None: all
-            splits are read.
+        known: metadata of the training data, to read only the evaluation splits where possible; None: read all splits.
     """
     task.check_loader(loader)
     if known is not None:

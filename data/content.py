@@ -19,7 +19,7 @@ from lineage.data.transforms.pillow import stack
 
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
-_PIECE = 1 << 18
+_PIECE, _CHUNK = 1 << 18, 1 << 20  # characters of a piece of a text, and of a group of pieces
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
@@ -27,14 +27,19 @@ class Documents:
     """Texts in a fixed order, which may be read again in each pass.
 
     Args:
-        texts: the texts; a long one may be an iterable of its consecutive blocks, which need not be in memory together.
+        texts: the texts, or a function that yields them; a long one may be an iterable of its consecutive blocks, which
+            need not be in memory together.
         fingerprint: string that identifies the texts, or a function that returns it, with the argument `cache_dir` of
             `lineage.data.fingerprint.fingerprint`; "": computed from the texts.
     """
 
     always_ended = False  # whether an end of text also follows a single document
 
-    def __init__(self, texts: Iterable[str | Iterable[str]], fingerprint: str | Callable[..., str] = ""):
+    def __init__(
+        self,
+        texts: Iterable[str | Iterable[str]] | Callable[[], Iterator[str]],
+        fingerprint: str | Callable[..., str] = "",
+    ):
         self._texts = texts
         self._fingerprint = fingerprint
 
@@ -44,7 +49,7 @@ class Documents:
 
     def items(self) -> Iterator[str | Iterable[str]]:
         """Yield each text as it was given: whole, or as an iterable of its blocks."""
-        yield from self._texts
+        yield from self._texts() if callable(self._texts) else self._texts
 
     def parts(self) -> Iterator[tuple[str, bool]]:
         """Yield the pieces of the texts (see `split_lines`), each with whether it is the last piece of its text."""
@@ -56,13 +61,13 @@ class Documents:
                 before = piece
             yield before, True
 
-    def chunks(self, characters: int = 1 << 20) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the `parts` in groups of about `characters` characters."""
+    def chunks(self) -> Iterator[list[tuple[str, bool]]]:
+        """Yield the `parts` in groups of about 1 Mi characters."""
         group, size = [], 0
         for part in self.parts():
             group.append(part)
             size += len(part[0]) + 1
-            if size >= characters:
+            if size >= _CHUNK:
                 yield group
                 group, size = [], 0
         if group:
@@ -208,6 +213,13 @@ def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
+def check_length(length: int, least: int, content: str = "") -> None:
+    """Raise ValueError for sequences of fewer than `least` tokens, the number that `content` has."""
+    if length < least:
+        reason = f", for {content}" if content else ""
+        raise ValueError(f"task.sequence_length is {length}: it must be {least} or more{reason}.")
+
+
 def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:
     """Return N arrays of at most T = `length` numbers as one array [N, T], padded with `fill`."""
     out = np.full((len(rows), length), fill, rows[0].dtype)
@@ -235,11 +247,9 @@ class Subset(ExampleSource):
 
 def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
-    if not 0 < count <= len(source):
-        raise ValueError(
-            f"task.max_examples is {count}: it must be 0 (all) or at most {len(source)}, the number of examples."
-        )
-    return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
+    if not 0 < count <= (size := len(source)):
+        raise ValueError(f"task.max_examples is {count}: it must be 0 (all) or at most {size}, the number of examples.")
+    return Subset(source, shuffle.permute(np.arange(count), size, seed))
 
 
 def in_memory(source: ExampleSource) -> Arrays:
@@ -248,11 +258,16 @@ def in_memory(source: ExampleSource) -> Arrays:
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
 
 
+def _of_each_split() -> Any:
+    """Return a field of `Facts` that maps the names of splits to values."""
+    return field(default_factory=dict, metadata={"by_split": True})
+
+
 @dataclass(frozen=True)
 class Facts:
     """Metadata of the data of a run; fields that do not apply are None or empty."""
 
-    examples: Mapping[str, int] = field(default_factory=dict)  # number of examples in each split, set by `data.load`
+    examples: Mapping[str, int] = _of_each_split()  # number of examples, set by `data.load`
     vocab_size: int | None = None  # number of token ids
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
@@ -263,9 +278,9 @@ class Facts:
     channels: int | None = None  # number of channels of an image
     mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
     std: tuple[float, ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)  # number of tokens in each split of documents
-    characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
-    bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
+    tokens: Mapping[str, int] = _of_each_split()  # number of tokens of documents
+    characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
+    bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 
@@ -318,8 +333,7 @@ def _is(value: Any, hint: Any) -> bool:
 class Examples:
     """Examples of each split, including "train", and the transforms of their batches.
 
-    A transform is called with a batch and a random key for each example. `evaluation_transform` is one transform for
-    all splits, or one for each.
+    A transform is called with a batch and a key for each example. `evaluation_transform` is one, or one for each split.
     """
 
     splits: Mapping[str, ExampleSource]

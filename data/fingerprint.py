@@ -35,16 +35,15 @@ def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path 
         cache_dir: folder that keeps the CRC-32s; "": the cache of the user, if there is one.
     """
     files = sorted({file for path in paths for file in _files(local(path, ()))})
-    facts = [file.stat() for file in files]
-    total = sum(about.st_size for about in facts)
+    stamps = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in map(Path.stat, files)]
+    total = sum(size for size, *_ in stamps)
     share = limit if total <= limit else limit // len(files)
-    stamps = [(about.st_size, about.st_mtime_ns, about.st_ctime_ns) for about in facts]
     folder = (cache_dir or cache.folder("fingerprints")) if total >= LARGE else None
-    sums = _kept(files, stamps, share, Path(folder)) if folder else [crc(file, share) for file in files]
+    sums = _cached(files, stamps, share, Path(folder)) if folder else [crc(file, share) for file in files]
     return {name(file): [size, value] for file, (size, *_), value in zip(files, stamps, sums)}
 
 
-def _kept(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share: int, folder: Path) -> list[int]:
+def _cached(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share: int, folder: Path) -> list[int]:
     """Return the CRC-32 of each file: the one kept in a folder if the file has the same stamp, else computed and kept.
 
     The CRC-32 of a file that has just been written is not kept, as the file could change again with the same time.

@@ -1,7 +1,6 @@
 """Inputs of predictions: texts, words, questions and images, from files or from the content of a source.
 
-Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by spaces or given as
-a list.
+Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
 import json
@@ -20,29 +19,23 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
-from lineage.data.sources.files import COMPRESSED, iterate_lines, read_lines
+from lineage.data.sources.files import iterate_lines, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
+from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.transforms.pillow import decode
 
-TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are file suffixes
 BOXES = "images_with_boxes"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one kind of content, in order.
-
-    Attributes:
-        rows: a text for each document or pair, the tuple of each labeled text, a `TaggedSentence`, a `Question`, or
-            examples with an `image`.
-        about: entries of each prediction that identify its input, such as the name of a file; may be empty.
-        categories: id of each class by name, from a file in COCO's format.
-    """
+    """Inputs of one kind of content, in order: texts of documents or pairs, tuples of texts to classify,
+    `TaggedSentence`s, `Question`s, or examples with an `image`."""
 
     rows: Sequence[Any] | ExampleSource
-    about: Sequence[Mapping[str, Any]] = ()
-    categories: Mapping[str, int] = field(default_factory=dict)
+    about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
+    categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
 
     def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
         """Return some of the rows."""
@@ -60,7 +53,7 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     if isinstance(part, ExampleSource):
         return Inputs(part, [{"image_id": number} for number in range(len(part))] if kind == BOXES else ())
     part = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
-    return Inputs(rows := list(part), _about(rows))
+    return Inputs(rows := list(part), _about(rows, kind))
 
 
 def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None) -> Inputs:
@@ -74,23 +67,21 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is empty or of another format, or a column is missing; the message names the line.
+    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, or has no such
+    column; the message names the line.
     """
     path = local(path, ())
     if kind not in KINDS:
         return _images(path, kind, channels)
-    suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
-    reading = KINDS[kind]
+    suffix, reading = suffix_of(path), KINDS[kind]
     if suffix in reading.readers:
         rows = reading.readers[suffix](path)
     else:
         rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns)))
-        rows = rows if reading.streamed else rows[:]
+        rows = rows[:] if reading.about else rows
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, () if reading.streamed else _about(rows))
+    return Inputs(rows, _about(rows, kind))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -110,19 +101,14 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     reading = KINDS[kind]
     single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
-    return Inputs(rows, _about(rows))
+    return Inputs(rows, _about(rows, kind))
 
 
 class Rows(Sequence):
-    """Rows of a file, read lazily; a slice that starts before the end of the previous one reads the file again.
-
-    Attributes:
-        path: the file.
-        read: function that yields all rows; it is called once in advance to count and check them.
-    """
+    """Rows of a file, read lazily; a slice that starts before the end of the previous one reads the file again."""
 
     def __init__(self, path: str, read: Callable[[], Iterator[Any]]):
-        self.path, self.read = path, read
+        self.path, self.read = path, read  # `read` yields all rows; the first call counts and checks them
         self._size = self._next = sum(1 for _ in read())
         self._rows: Iterator[Any] = iter(())
 
@@ -155,13 +141,10 @@ class _MemoryImages(ExampleSource):
         return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
 
 
-def _about(rows):
-    """Return the words of sentences and the ids of questions."""
-    if isinstance(rows[0], TaggedSentence):
-        return [{"words": [word.strip() for word in row.words]} for row in rows]
-    if isinstance(rows[0], Question):
-        return [{"id": row.id or str(number)} for number, row in enumerate(rows)]
-    return ()
+def _about(rows, kind):
+    """Return the entries that identify each row (see `Kind.about`), if the kind has any."""
+    about = KINDS[kind].about
+    return [about(number, row) for number, row in enumerate(rows)] if about else ()
 
 
 def _words(values, where):
@@ -195,19 +178,23 @@ def _question(values, where):
 class Kind:
     """Format of the inputs of a kind of content.
 
-    Attributes:
-        row: function that returns the input for the values of a row and its name in error messages.
-        columns: default names of the columns.
-        readers: suffix -> function that reads a file of another format.
-        streamed: whether the inputs of a file are read in parts instead of all together.
-        is_list: whether a list is one value of a row instead of the row.
+    With `about`, which maps the number of an input and the input to the entries of its prediction that identify it, the
+    inputs of a file are read all together instead of in parts.
     """
 
-    row: Callable[[Sequence[Any], str], Any]
-    columns: tuple[str, ...]
-    readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)
-    streamed: bool = True
-    is_list: bool = False
+    row: Callable[[Sequence[Any], str], Any]  # function of the values of a row and its name in error messages
+    columns: tuple[str, ...]  # default names
+    readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)  # other formats, by suffix
+    about: Callable[[int, Any], Mapping[str, Any]] | None = None
+    is_list: bool = False  # whether a list is one value of a row instead of the row
+
+
+def _words_of(number, sentence):
+    return {"words": [word.strip() for word in sentence.words]}
+
+
+def _id_of(number, question):
+    return {"id": question.id or str(number)}
 
 
 QUESTION_FILES = {".json": partial(read_questions, answered=False)}
@@ -215,29 +202,22 @@ KINDS = {
     "documents": Kind(_text, ("text",)),
     "pairs": Kind(_text, ("input",)),
     "labeled_texts": Kind(_texts, ("text",)),
-    "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, streamed=False, is_list=True),
-    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, streamed=False),
+    "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, _words_of, is_list=True),
+    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, _id_of),
 }
 
 
 def _rows(path, row, suffix, names):
     """Yield the inputs in a file."""
-    for number, values in _table(path, suffix, names):
-        yield row(values, f"{path}, line {number}")
-
-
-def _table(path, suffix, names):
-    """Yield the number of each line or row of a file and its values in the columns `names`."""
     if suffix == ".txt" and len(names) == 1:
-        yield from ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
+        lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
     elif suffix[1:] in TABLES:
-        for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
-            yield number, values
+        lines = ((number, values) for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names))
     else:
-        kinds = [f".{kind}" for kind in TABLES]
-        if len(names) == 1:
-            kinds.insert(0, ".txt")
-        raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
+        known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])
+        raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")
+    for number, values in lines:
+        yield row(values, f"{path}, line {number}")
 
 
 def image_files(folder: str) -> list[Path]:
@@ -277,23 +257,14 @@ def _images(path, kind, channels):
 
 @dataclass(frozen=True)
 class Readable(ExampleSource):
-    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones.
-
-    Attributes:
-        images: examples with an `image`.
-        shape: height, width and channels of the model's images.
-        resized: whether images are resized, so that they may have any height and width.
-        has_boxes: whether examples have (empty) boxes.
-        allowed: maximum number of `errors`.
-        errors: messages by the index of the image that could not be read.
-    """
+    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones."""
 
     images: ExampleSource
-    shape: tuple[int, int, int]
-    resized: bool
-    has_boxes: bool
+    shape: tuple[int, int, int]  # height, width and channels of the model's images
+    resized: bool  # whether images are resized, so that they may have any height and width
+    has_boxes: bool  # whether examples have (empty) boxes
     allowed: int = 0
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)  # messages by the index of the image that cannot be read
 
     def __len__(self) -> int:
         return len(self.images)

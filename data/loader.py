@@ -50,15 +50,10 @@ class Loader:
 
 
 class ExampleSource:
-    """Base class of sources of examples with random access to many examples at a time.
+    """Base class of sources of examples with random access to many examples at a time."""
 
-    Attributes:
-        cut: number of examples whose texts are truncated.
-        left_out: number of examples that are not in the source because they are too long.
-    """
-
-    cut: int = 0
-    left_out: int = 0
+    cut: int = 0  # number of examples whose texts are truncated
+    left_out: int = 0  # number of examples that are not in the source because they are too long
 
     def __len__(self) -> int:
         """Return the number of examples."""

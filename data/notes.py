@@ -33,8 +33,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
     """Yield notes on few classes, a header among examples, truncated texts, and a batch larger than the data.
 
-    Args:
-        classes: number of classes that the model predicts for each example; None if it does not classify examples.
+    `classes` is the number of classes that the model predicts for each example; None if it does not classify examples.
     """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
     names = facts.class_names
@@ -47,16 +46,11 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
         counts = np.bincount(labels)
         if counts[labels[0]] == 1 and (counts == 1).sum() == 1:
             yield f"only the first example has the label {names[labels[0]]!r}: if it is a header, delete it."
-    if examples.cut:
-        yield (
-            f"{examples.cut:,} of {len(examples):,} training examples are longer than task.sequence_length, "
-            f"{facts.sequence_length}, and are truncated."
-        )
-    if examples.left_out:
-        yield (
-            f"{examples.left_out:,} of {len(examples) + examples.left_out:,} training examples are longer than "
-            f"task.sequence_length, {facts.sequence_length}, and are left out."
-        )
+    shortened = ("truncated", examples.cut, 0), ("left out", examples.left_out, examples.left_out)
+    for result, count, others in shortened:
+        if count:
+            longer = f"are longer than task.sequence_length, {facts.sequence_length}, and are {result}"
+            yield f"{count:,} of {len(examples) + others:,} training examples {longer}."
     if len(examples) < size:
         yield (
             f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch contains some "

@@ -81,11 +81,7 @@ class Shards:
 
 
 class ShardFile:
-    """File of a shard, memory-mapped; see `Shards`.
-
-    Args:
-        delete: whether the file is deleted if it is damaged.
-    """
+    """File of a shard, memory-mapped; see `Shards`. With `delete`, the file is deleted if it is damaged."""
 
     def __init__(self, path: Path, dtype: np.dtype, shard: Shard, delete: bool = True):
         self._path, self._delete = path, delete

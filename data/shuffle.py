@@ -38,8 +38,7 @@ def generator(key: np.uint64) -> np.random.Generator:
 
 
 def permute(positions: np.ndarray, length: int, seed: int) -> np.ndarray:
-    """Return the indices int64 [N] at `positions` int64 [N] of an endless stream, in which each epoch permutes `length`
-    examples anew.
+    """Return the indices int64 [N] at `positions` int64 [N] of an endless stream of permutations of `length` examples.
 
     The permutation is an alternating Feistel network over Z_a x Z_b with ab >= length, applied again to results that
     are `length` or more (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).

@@ -44,17 +44,12 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens [N] of documents, and the numbers of characters and UTF-8 bytes of their texts.
+    """Tokens [N] of documents, and the numbers of characters and UTF-8 bytes of their texts."""
 
-    Attributes:
-        tokens: an array, or `Shards`.
-        document_ends: position after each document, int64 [D]; None: the shards contain it.
-    """
-
-    tokens: "np.ndarray | Shards"
+    tokens: np.ndarray | Shards
     characters: int
     bytes: int
-    document_ends: np.ndarray | None = None
+    document_ends: np.ndarray | None = None  # position after each document, int64 [D]; None: the shards contain it
 
     @property
     def ends(self) -> np.ndarray:
@@ -77,18 +72,21 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     encode = _Encode(tokenizer, ended, dtype)
     if not (kept := cache_dir or cache.folder("tokens")):
         parts = list(map(encode, documents.chunks()))
-        totals = (sum(getattr(part, name) for part in parts) for name in ("characters", "bytes"))
-        return Stream(np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)]), *totals, _ends(parts))
+        tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
+        return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
     key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if workers or not _is_complete(folder, dtype):
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
-            if not _is_complete(folder, dtype, verify=workers > 0):
-                _write(folder, documents, encode, workers)
+            _write(folder, documents, encode, workers)
     shards, _ = read_index(folder)
-    totals = (sum(getattr(shard, name) for shard in shards) for name in ("characters", "bytes"))
-    return Stream(Shards(os.fspath(folder), dtype.name, shards), *totals)
+    return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
+
+
+def _sizes(parts: Sequence[_Part] | Sequence[Shard]) -> dict[str, int]:
+    """Return the total numbers of characters and UTF-8 bytes."""
+    return {name: sum(getattr(part, name) for part in parts) for name in ("characters", "bytes")}
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,13 @@ class _Encode:
         return _Part(np.concatenate(tokens), ends, sum(map(len, texts)), sum(len(text.encode()) for text in texts))
 
 
-def _is_complete(folder: Path, dtype: np.dtype, verify: bool = False) -> bool:
-    """Return whether all shards of a corpus exist, see `_is_whole`."""
+def _is_complete(folder: Path, dtype: np.dtype) -> bool:
+    """Return whether all shards of a corpus exist and have the right sizes."""
     shards, complete = read_index(folder)
-    return complete and all(_is_whole(folder, number, shard, dtype, verify) for number, shard in enumerate(shards))
+    return complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
 
 
-def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool) -> bool:
+def _is_intact(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool = False) -> bool:
     """Return whether the file of a shard has the right size and, with `verify`, the right checksums."""
     try:
         if verify:
@@ -125,9 +123,12 @@ def _is_whole(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: 
 
 
 def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) -> None:
-    """Write the missing shards, and the index after each one."""
-    known, _ = read_index(folder)
-    kept = {number for number, shard in enumerate(known) if _is_whole(folder, number, shard, encode.dtype, workers > 0)}
+    """Write the missing shards, and the index after each one; with workers, verify the checksums of the others."""
+    known, complete = read_index(folder)
+    verify = workers > 0
+    kept = {number for number, shard in enumerate(known) if _is_intact(folder, number, shard, encode.dtype, verify)}
+    if complete and len(kept) == len(known):
+        return
     firsts = [0, *accumulate(shard.chunks for shard in known)]
     skipped = {chunk for number in kept for chunk in range(firsts[number], firsts[number + 1])}
     missing = (chunk for number, chunk in enumerate(documents.chunks()) if number not in skipped)
@@ -137,8 +138,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
             path = shard_path(folder, len(shards))
             if len(shards) in kept:
                 shards.append(known[len(shards)])
-            elif some := _take(parts):
-                shards.append(_write_shard(path, some, sum(shard.tokens for shard in shards)))
+            elif content := _take(parts):
+                shards.append(_write_shard(path, content, sum(shard.tokens for shard in shards)))
                 _write_index(folder, [*shards, *known[len(shards) :]], complete=False)
                 if workers:
                     print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
@@ -155,11 +156,11 @@ def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:
     """Return the parts of the next shard."""
-    some, count = [], 0
+    taken, count = [], 0
     while count < SHARD and (part := next(parts, None)):
-        some.append(part)
+        taken.append(part)
         count += len(part.tokens)
-    return some
+    return taken
 
 
 def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
@@ -173,8 +174,7 @@ def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
         file.seek(0, os.SEEK_END)
         file.write(sums)
     counts = {"tokens": sum(len(part.tokens) for part in parts), "documents": sum(len(part.ends) for part in parts)}
-    texts = {name: sum(getattr(part, name) for part in parts) for name in ("characters", "bytes")}
-    return Shard(**counts, **texts, chunks=len(parts), crc32=zlib.crc32(sums))
+    return Shard(**counts, **_sizes(parts), chunks=len(parts), crc32=zlib.crc32(sums))
 
 
 def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:

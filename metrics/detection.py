@@ -50,8 +50,7 @@ def _ratio(shared, area, truth_area, crowd):
 class Detections:
     """Metric state of the detections and annotated objects of each image, by its unique number.
 
-    Ties between scores are broken in the order of these numbers, as in pycocotools, so the result does not depend on
-    the order of the merges.
+    Ties between scores are broken by these numbers, as in pycocotools, so the order of merges does not matter.
     """
 
     num_classes: int
@@ -167,10 +166,8 @@ def _boxes(boxes, box_format, image):
 class Coco:
     """Precision and recall by COCO's definition; nan (-1 in pycocotools) where a class has no objects of an area range.
 
-    Attributes:
-        precision: interpolated precision [T, R, V, A] at `THRESHOLDS`, `RECALLS`, each class and `AREAS`: the highest
-            precision at that recall or a higher one.
-        recall: [T, V, A, 3], with at most 1, 10 and 100 detections per class and image.
+    The axes are `THRESHOLDS`, `RECALLS`, the classes, `AREAS` and `LIMITS`. The precision is interpolated: it is the
+    highest one at that recall or a higher one.
     """
 
     precision: Float[np.ndarray, "T R V A"]
@@ -219,10 +216,10 @@ def coco(state: Detections) -> Coco:
     for number in range(classes):
         counts = (~ignore[:, truths.classes == number]).sum(axis=1)
         for area in np.flatnonzero(counts):
-            mine, count = correct[area][:, own[number]], counts[area]
-            precision[:, :, number, area] = _precision(mine, wrong[area][:, own[number]], count)
+            hits, count = correct[area][:, own[number]], counts[area]
+            precision[:, :, number, area] = _precision(hits, wrong[area][:, own[number]], count)
             for column, limit in enumerate(LIMITS):
-                recall[:, number, area, column] = mine[:, found.ranks[own[number]] < limit].sum(axis=1) / count
+                recall[:, number, area, column] = hits[:, found.ranks[own[number]] < limit].sum(axis=1) / count
     return Coco(precision, recall)
 
 
@@ -237,19 +234,12 @@ def _precision(correct, wrong, count):
 
 
 class Ranked(NamedTuple):
-    """Detections of a class in descending order of score, with the precision and recall of those up to each one.
-
-    Attributes:
-        scores: scores of the detections [N].
-        correct: whether each detection is correct [N].
-        precision: fraction of the detections so far that are correct [N].
-        recall: fraction of the objects that have been found so far [N]; nan if there are no objects.
-    """
+    """Detections of a class in descending order of score, with the precision and recall of those up to each one."""
 
     scores: Float[np.ndarray, "N"]
     correct: Bool[np.ndarray, "N"]
     precision: Float[np.ndarray, "N"]
-    recall: Float[np.ndarray, "N"]
+    recall: Float[np.ndarray, "N"]  # nan if there are no objects
 
 
 def rank(state: Detections, number: int, threshold: float = 0.5) -> Ranked:
@@ -290,8 +280,7 @@ def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = 
 def mean_over_images(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> float:
     """Return the mean of the average precisions of each class in each image that contains it, as textbooks define mAP.
 
-    An image counts as much as any other, however many objects it has. The options are those of `voc`; nan without
-    objects.
+    Images count equally, whatever their numbers of objects. The options are those of `voc`; nan without objects.
     """
     images = [Detections(state.num_classes, {number: image}) for number, image in state.images.items()]
     return _mean(np.array([score for image in images for score in voc(image, threshold, points)]))

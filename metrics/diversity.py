@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sacrebleu.metrics import BLEU
 
-from lineage.metrics.summary import words
+from lineage.metrics.summary import ngrams, words
 
 # Full stops that do not end a sentence: those of abbreviations and of single letters (initials, "e.g.").
 _ABBREVIATIONS = re.compile(
@@ -68,7 +68,9 @@ def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
     """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams."""
     if n < 1:
         raise ValueError(f"n is {n}: it must be at least 1.")
-    counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
+    counts: Counter[tuple[str, ...]] = Counter()
+    for tokens in texts:
+        counts.update(ngrams(tokens, n))
     return len(counts) / counts.total() if counts else float("nan")
 
 

@@ -1,7 +1,6 @@
 """Similarity of texts by contextual token embeddings: BERTScore (arXiv 1904.09675), MoverScore (arXiv 1909.02622).
 
-Both take `embed`, a function from texts to `Embedded`, such as `evaluation.encoder.Encoder`. It is called once with all
-texts, without duplicates.
+Both take `embed`, a function from texts to `Embedded` such as `evaluation.encoder.Encoder`; each text is embedded once.
 """
 
 import csv
@@ -58,7 +57,7 @@ def bert_score(
     pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
     weights = {text: _weights(each, rarity) for text, each in known.items()}
-    scores = [_matched(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
+    scores = [_bert_score(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
     scores = np.maximum.reduceat(np.array(scores), first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
@@ -117,7 +116,7 @@ def mover_score(
     for side in (candidates, [reference for _, reference in pairs]):
         rarity = _idf([known[text] for text in side]) if idf else None
         grams.append({text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)})
-    scores = [_moved(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
+    scores = [_mover_score(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
     return np.add.reduceat(scores, first) / np.diff([*first, len(pairs)])
 
 
@@ -146,13 +145,13 @@ def _weights(text: Embedded, rarity: Mapping[int | None, float] | None):
     return weights
 
 
-def _matched(ours: Embedded, theirs: Embedded, weights, others):
+def _bert_score(candidate: Embedded, reference: Embedded, weights, reference_weights):
     """Return precision, recall and F1 of a pair of texts (arXiv 1904.09675, section 3)."""
-    if min(len(ours.ids), len(theirs.ids)) <= 2:
+    if min(len(candidate.ids), len(reference.ids)) <= 2:
         return 0.0, 0.0, 0.0
-    one, other = (each.vectors / np.linalg.norm(each.vectors, axis=-1, keepdims=True) for each in (ours, theirs))
-    similarity = one @ other.T
-    sides = (similarity.max(axis=1), weights), (similarity.max(axis=0), others)
+    pair = (text.vectors / np.linalg.norm(text.vectors, axis=-1, keepdims=True) for text in (candidate, reference))
+    similarity = next(pair) @ next(pair).T
+    sides = (similarity.max(axis=1), weights), (similarity.max(axis=0), reference_weights)
     precision, recall = ((best * weight).sum() / (weight.sum() or 1) for best, weight in sides)
     total = precision + recall
     return precision, recall, 2 * precision * recall / total if total else 0.0
@@ -170,15 +169,15 @@ def _ngrams(text, rarity, skip, size):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), total[total > 0]
 
 
-def _moved(ours, theirs, version, entropy):
-    """Return the score of the n-grams of a text against those of a reference."""
+def _mover_score(candidate, reference, version, entropy):
+    """Return the score of the n-grams (see `_ngrams`) of a candidate against those of a reference."""
     import ot
 
-    (ours, weights), (theirs, other) = ours, theirs
-    if not len(ours) or not len(theirs):
+    (vectors, weights), (reference_vectors, reference_weights) = candidate, reference
+    if not len(vectors) or not len(reference_vectors):
         return 0.0
-    costs = np.clip(2 - 2 * ours @ theirs.T, 0, None)
+    costs = np.clip(2 - 2 * vectors @ reference_vectors.T, 0, None)
     costs = costs if version == 1 else costs**0.5
-    masses = weights / weights.sum(), other / other.sum()
+    masses = weights / weights.sum(), reference_weights / reference_weights.sum()
     distance = ot.sinkhorn2(*masses, costs, entropy, "sinkhorn_log") if entropy else ot.emd2(*masses, costs)
     return 1 - float(distance) if version == 1 else 1 / (1 + float(distance))

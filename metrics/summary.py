@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+KINDS = ("1", "2", "L", "Lsum")  # default kinds
 WEIGHT = 1.2  # exponent of ROUGE-W: k consecutive matches count as k ** WEIGHT
 _CJK = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 
@@ -50,7 +51,7 @@ def words(text: str) -> list[str]:
 def rouge(
     output: str,
     references: str | Sequence[str],
-    kinds: Sequence[str] = ("1", "2", "L", "Lsum"),
+    kinds: Sequence[str] = KINDS,
     *,
     beta: float = 1.0,
     tokenize: Callable[[str], list[str]] = tokens,
@@ -71,15 +72,15 @@ def rouge(
         raise ValueError("There is no reference: at least one is needed.")
     if not beta > 0:
         raise ValueError(f"beta is {beta}: it must be above 0.")
-    ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
-    scores = {kind: [_scored(_hits(kind, perl)(ours, text), beta) for text in theirs] for kind in kinds}
-    return {kind: max(some, key=lambda score: score.f) for kind, some in scores.items()}
+    found, expected = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
+    scores = {kind: [_scored(_hits(kind, perl)(found, text), beta) for text in expected] for kind in kinds}
+    return {kind: max(each, key=lambda score: score.f) for kind, each in scores.items()}
 
 
 def corpus_rouge(
     outputs: Sequence[str],
     references: Sequence[str | Sequence[str]],
-    kinds: Sequence[str] = ("1", "2", "L", "Lsum"),
+    kinds: Sequence[str] = KINDS,
     *,
     samples: int = 1000,
     confidence: float = 0.95,
@@ -91,7 +92,7 @@ def corpus_rouge(
     The bounds are percentiles of the means of bootstrap samples. The kinds and options are those of `rouge`.
     """
     check_numbers(outputs, references)
-    each = [rouge(output, some, kinds, **options) for output, some in zip(outputs, references)]
+    each = [rouge(output, group, kinds, **options) for output, group in zip(outputs, references)]
     scores = np.array([[row[kind] for kind in kinds] for row in each])  # [N, kinds, 3]
     drawn = np.random.default_rng(seed).multinomial(len(scores), np.full(len(scores), 1 / len(scores)), samples)
     means = np.tensordot(drawn / len(scores), scores, axes=1)
@@ -126,8 +127,8 @@ class _Text:
 
 def _scored(counts, beta):
     """Compute precision, recall and F from the numbers of matches, output units and reference units."""
-    hits, ours, theirs = counts
-    precision, recall = hits / ours if ours else 0.0, hits / theirs if theirs else 0.0
+    hits, found, expected = counts
+    precision, recall = hits / found if found else 0.0, hits / expected if expected else 0.0
     whole = recall + beta**2 * precision
     return Score(precision, recall, (1 + beta**2) * precision * recall / whole if whole else 0.0)
 
@@ -140,17 +141,17 @@ def _hits(kind, perl):
         return known[kind]
     if re.fullmatch("[1-9][0-9]*", kind):
         size = int(kind)
-        return lambda ours, theirs: _shared(*(ngrams(text.tokens, size) for text in (ours, theirs)))
+        return lambda *texts: _shared(*(ngrams(text.tokens, size) for text in texts))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
         singles = slice(0 if match[1] == "S" else -1 if perl else None)
-        return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, singles) for text in (ours, theirs)))
+        return lambda *texts: _shared(*(_skip_bigrams(text.tokens, limit, singles) for text in texts))
     raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
 
-def _shared(ours, theirs):
-    hits = sum(min(count, theirs[key]) for key, count in ours.items() if key in theirs)
-    return hits, ours.total(), theirs.total()
+def _shared(output, reference):
+    hits = sum(min(count, reference[key]) for key, count in output.items() if key in reference)
+    return hits, output.total(), reference.total()
 
 
 def ngrams(tokens: Sequence[Any], size: int) -> Counter[tuple[Any, ...]]:
@@ -165,9 +166,10 @@ def _skip_bigrams(tokens, limit, singles):
     return pairs + Counter(tokens[singles])
 
 
-def _longest(ours, theirs):
+def _longest(output, reference):
     """Return the length of the longest common subsequence, and the lengths of both texts."""
-    return _growths(_positions(theirs.tokens), ours.tokens)[-1][1].bit_count(), len(ours.tokens), len(theirs.tokens)
+    hits = _growths(_positions(reference.tokens), output.tokens)[-1][1].bit_count()
+    return hits, len(output.tokens), len(reference.tokens)
 
 
 def _positions(rows):
@@ -196,18 +198,18 @@ def _growths(positions, columns):
     return found
 
 
-def _longest_of_sentences(ours, theirs):
+def _longest_of_sentences(output, reference):
     """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths."""
-    left, hits = Counter(ours.tokens) & Counter(theirs.tokens), 0
-    for sentence in theirs.sentences:
+    left, hits = Counter(output.tokens) & Counter(reference.tokens), 0
+    for sentence in reference.sentences:
         positions, common = _positions(sentence), 0
-        for other in ours.sentences:
+        for other in output.sentences:
             common |= _common(positions, other)
         for row, token in enumerate(sentence):
             if common >> row & 1:  # a token counts at most as often as it occurs in both texts
                 hits += left[token] > 0
                 left[token] -= 1
-    return hits, len(ours.tokens), len(theirs.tokens)
+    return hits, len(output.tokens), len(reference.tokens)
 
 
 def _common(positions, columns):
@@ -225,10 +227,10 @@ def _common(positions, columns):
     return found
 
 
-def _weighted(ours, theirs):
+def _weighted(output, reference):
     """Return the weighted LCS score as an equivalent number of consecutive matches, and both lengths."""
-    score, _ = _weighted_table(theirs.tokens, ours.tokens)[-1][-1]
-    return score ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)
+    score, _ = _weighted_table(reference.tokens, output.tokens)[-1][-1]
+    return score ** (1 / WEIGHT), len(output.tokens), len(reference.tokens)
 
 
 def _weighted_table(rows, columns):
@@ -244,11 +246,11 @@ def _weighted_table(rows, columns):
     return table
 
 
-def _weighted_of_sentences(ours, theirs):
+def _weighted_of_sentences(output, reference):
     """Return the counts of ROUGE 1.5.5: runs of matches in the union of the weighted LCS with each sentence."""
-    left, hits, size = Counter(ours.tokens) & Counter(theirs.tokens), 0.0, 0.0
-    for sentence in theirs.sentences:
-        found, run = set().union(*(_weighted_common(sentence, other) for other in ours.sentences)), 0
+    left, hits, size = Counter(output.tokens) & Counter(reference.tokens), 0.0, 0.0
+    for sentence in reference.sentences:
+        found, run = set().union(*(_weighted_common(sentence, other) for other in output.sentences)), 0
         for row in sorted(found):
             if left[sentence[row]] > 0:  # else a run goes on after this token, as it does in ROUGE 1.5.5
                 left[sentence[row]] -= 1
@@ -256,7 +258,7 @@ def _weighted_of_sentences(ours, theirs):
                 if row + 1 not in found:
                     hits, run = hits + run**WEIGHT, 0
         size += len(sentence) ** WEIGHT
-    return hits ** (1 / WEIGHT), len(ours.tokens), size
+    return hits ** (1 / WEIGHT), len(output.tokens), size
 
 
 def _weighted_common(rows, columns):

@@ -59,7 +59,7 @@ def is_chunk(tag: str) -> bool:
 
 def word_accuracy(tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]]) -> float:
     """Return the fraction of the words of some sentences whose tags are correct."""
-    words = [ours == theirs for pair in _pairs(tags, true_tags) for ours, theirs in zip(*pair)]
+    words = [tag == true for pair in _pairs(tags, true_tags) for tag, true in zip(*pair)]
     return sum(words) / len(words)
 
 
@@ -100,17 +100,16 @@ class Spans:
         self, tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]], scheme: str | None = None
     ) -> "Spans":
         """Add sentences; for `scheme`, see `spans`."""
-        ours, theirs = [], []
+        predicted, actual = [], []
         for number, (guess, truth) in enumerate(_pairs(tags, true_tags)):
-            ours += [(number, *span) for span in spans(guess, scheme)]
-            theirs += [(number, *span) for span in spans(truth, scheme)]
-        correct = set(ours) & set(theirs)
-        return self.merge(Spans(*(Counter(kind for _, kind, *_ in some) for some in (correct, ours, theirs))))
+            predicted += [(number, *span) for span in spans(guess, scheme)]
+            actual += [(number, *span) for span in spans(truth, scheme)]
+        correct = set(predicted) & set(actual)
+        return self.merge(Spans(*(Counter(kind for _, kind, *_ in each) for each in (correct, predicted, actual))))
 
     def merge(self, other: "Spans") -> "Spans":
         """Return the state of the sentences of both states."""
-        predicted, actual = self.predicted + other.predicted, self.actual + other.actual
-        return Spans(self.correct + other.correct, predicted, actual)
+        return Spans(self.correct + other.correct, self.predicted + other.predicted, self.actual + other.actual)
 
     @property
     def types(self) -> list[str]:
@@ -120,4 +119,4 @@ class Spans:
     def compute(self, average: str | None = "micro") -> Scores:
         """Return precision, recall and F1, averaged as in `classification.precision_recall_f1`; None: by `types`."""
         counts = (self.correct, self.predicted, self.actual)
-        return from_counts(*([some[kind] for kind in self.types] for some in counts), average)
+        return from_counts(*([count[kind] for kind in self.types] for count in counts), average)

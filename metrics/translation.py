@@ -124,8 +124,8 @@ def _d2l_bleu(output, reference, order):
         return 0.0
     score = math.exp(min(0, 1 - len(reference) / len(output)))
     for n in range(1, min(order, len(output)) + 1):
-        ours, theirs = (ngrams(tokens, n) for tokens in (output, reference))
-        score *= ((ours & theirs).total() / ours.total()) ** 0.5**n
+        found, expected = (ngrams(tokens, n) for tokens in (output, reference))
+        score *= ((found & expected).total() / found.total()) ** 0.5**n
     return score
 
 

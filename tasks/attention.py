@@ -18,8 +18,8 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
 
     For a model with only an encoder or only a decoder, the key is "attention".
     """
-    look = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
-    found = look(variables, *inputs).attention
+    run = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
+    found = run(variables, *inputs).attention
     names = {} if len(found) > 1 else {"encoder": "attention", "decoder": "attention"}
     return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
 
@@ -41,8 +41,8 @@ def attention_of_texts(
     model: Model, variables: Mapping[str, Any], batch: Mapping[str, np.ndarray], tokenizer: Tokenizer
 ) -> Pictures:
     """Return the attention weights of each layer for the first tokens of a text, or of an input and its target."""
-    real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
-    texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in real.items() if name in batch}
+    masks = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
+    texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in masks.items() if name in batch}
     weights = attention_weights(model, variables, *texts.values())
     if not weights:
         return {}

@@ -64,7 +64,7 @@ class Task:
     reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
     needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`, of which the model must provide one
     arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
-    losses: ClassVar[tuple[str, ...]] = ()  # names of the losses that the option `weights`, if any, weights
+    losses: ClassVar[tuple[str, ...]] = ()  # names of the losses whose weights are in the option `weights`
     head: ClassVar[str | None] = None  # default head for models with a choice of heads
     evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
     special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
@@ -128,11 +128,9 @@ class Task:
             raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        """Return the fields of `Facts` that follow from the task's options, for a model without its training data.
+        """Return the fields of `Facts` that follow from the options, for a trained model without its training data.
 
-        Args:
-            model: the trained model.
-            tokenizer: function that loads the model's tokenizer.
+        `tokenizer` loads the model's tokenizer.
         """
         return {}
 

@@ -23,12 +23,10 @@ class CausalLM(DocumentTask):
     """Predict each token of a text from those before it.
 
     Attributes:
-        packing: whether a row contains as many whole documents as fit, without attention between documents and with
-            positions from 0 for each (longer documents are split); otherwise a row is a window of the stream of all
-            documents.
-        evaluation_stride: distance between the starts of consecutive evaluation windows, in tokens; 0: the length of a
-            window. Each token is predicted once, from at least `sequence_length - evaluation_stride` preceding
-            tokens, if there are as many.
+        packing: whether a row has as many whole documents as fit, each with its own attention and positions from 0
+            (longer documents are split), instead of a window of the stream of all documents.
+        evaluation_stride: distance between the starts of evaluation windows, in tokens; 0: the length of a window. Each
+            token is predicted once, given `sequence_length - evaluation_stride` tokens or more, if there are as many.
     """
 
     needs = ("next_token",)

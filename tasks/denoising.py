@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lineage.data import Documents, Examples, Facts, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import corruption, pairs
 from lineage.tasks.base import TASKS, InputExamples, Rate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
@@ -18,8 +19,8 @@ class CorruptionTask(EncoderDecoderTask, DocumentTask):
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
-        sizes = self.sequence_length, tokenizer.end_of_text, facts.start_token
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *sizes, pairs.EncodedPairs))
+        settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
+        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *settings))
 
 
 @TASKS.register("denoising")
@@ -37,8 +38,7 @@ class Denoising(CorruptionTask):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length = self.sequence_length
-        if length < 2:
-            raise ValueError(f"task.sequence_length is {length}: it must be 2 or more, for a token and the end.")
+        check_length(length, 2, "a token and the end")
         noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
         return self.windows(content, tokenizer, length - 1, noise)
 

@@ -30,8 +30,7 @@ class ImageClassification(LabeledImageTask):
     """Predict the class of an image.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over all classes, in training only
-            (arXiv 1512.00567, section 7).
+        label_smoothing: probability mass spread evenly over all classes, in training (arXiv 1512.00567, section 7).
         mixup: parameter a of the distribution Beta(a, a) of the mixing ratio (mixup, arXiv 1710.09412); 0 disables it.
         cutmix: parameter a of the distribution Beta(a, a) of the area of pasted boxes (CutMix, arXiv 1905.04899); 0
             disables it. With both mixup and CutMix, each is applied with probability 1/2.
@@ -66,16 +65,16 @@ class ImageClassification(LabeledImageTask):
         """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
         model, facts, first = context.model, split.facts, split.batches[0]
         names = np.asarray(facts.class_names)
-        ask = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
+        predict = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
         confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
-            chances = np.asarray(ask(variables, batch["image"]))
-            predictions = chances.argmax(axis=-1)
+            scores = np.asarray(predict(variables, batch["image"]))
+            predictions = scores.argmax(axis=-1)
             if confusion is not None:
                 confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
             for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
-                mistakes.append((chances[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
+                mistakes.append((scores[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
         found: Pictures = {}
         if confusion is not None:
@@ -95,8 +94,7 @@ class DistilledImageClassification(ImageClassification):
     One head is trained on the labels, with label smoothing, the other on the teacher's predictions for mixed images.
 
     Attributes:
-        temperature: distillation temperature; 0: hard distillation, with the most probable class of the teacher as the
-            label.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable class as label.
         weights: weights of the label loss and of the distillation loss.
     """
 
@@ -123,17 +121,17 @@ class DistilledImageClassification(ImageClassification):
 
         The label is `label` [B], or `target` [B, V] of mixed images. The accuracy is for the mean of both heads.
         """
-        ours, logits = model.heads(batch["image"])
-        label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
-        if logits.shape != theirs.shape:
-            raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-        target = smoothed(model, batch.get("target", jax.nn.one_hot(label, ours.shape[-1])), self.label_smoothing)
-        parts = {
-            "label_loss": optax.softmax_cross_entropy(ours.astype(jnp.float32), target),
-            "teacher_loss": divergence(theirs, logits, self.temperature),
+        logits, distilled = model.heads(batch["image"])
+        label, mask, teacher = batch["label"], batch["mask"], batch["teacher_logits"]
+        if distilled.shape != teacher.shape:
+            raise ValueError(f"model.num_classes is {distilled.shape[-1]}: the teacher's is {teacher.shape[-1]}.")
+        target = smoothed(model, batch.get("target", jax.nn.one_hot(label, logits.shape[-1])), self.label_smoothing)
+        losses = {
+            "label_loss": optax.softmax_cross_entropy(logits.astype(jnp.float32), target),
+            "teacher_loss": divergence(teacher, distilled, self.temperature),
         }
-        right = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)}
-        return weighted(self.weights, parts, mask, **right)
+        accuracies = {"accuracy": correct(logits + distilled, label), "teacher_accuracy": correct(teacher, label)}
+        return weighted(self.weights, losses, mask, **accuracies)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
@@ -145,13 +143,13 @@ def mixed(
     cutmix: float,
     binary: bool = False,
 ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B V"]]:
-    """Mix each image and its target with those of the next example, by mixup or CutMix (see `kept`)."""
-    pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
+    """Mix each image and its target with those of the next example, by mixup or CutMix (see `mixing_ratios`)."""
+    pixels, mean = mixing_ratios(key, image.shape[1:3], mixup, cutmix)
     both = jnp.maximum(target, jnp.roll(target, 1, axis=0))
-    return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, share)
+    return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, mean)
 
 
-def kept(
+def mixing_ratios(
     key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
 ) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
     """Return the mixing ratio of each pixel, drawn once per batch, and its mean, the ratio of labels.
@@ -163,10 +161,10 @@ def kept(
         cutmix: parameter a of Beta(a, a), the fraction of the image outside of a box whose center is uniform; the
             pixels in the box are replaced (arXiv 1905.04899, section 3.1).
     """
-    share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
+    ratio, in_box = jnp.float32(1), jnp.zeros((*size, 1), bool)
     if mixup:
-        share = jax.random.beta(key, mixup, mixup)
-        share = jnp.maximum(share, 1 - share)
+        ratio = jax.random.beta(key, mixup, mixup)
+        ratio = jnp.maximum(ratio, 1 - ratio)
     if cutmix:
         keys = jax.random.split(jax.random.fold_in(key, 1), 3)
         side = jnp.sqrt(1 - jax.random.beta(keys[0], cutmix, cutmix))
@@ -174,14 +172,14 @@ def kept(
         row, column = (
             jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, center)
         )
-        inside = (row[:, None] & column)[..., None]
+        in_box = (row[:, None] & column)[..., None]
         if mixup:
             cut = jax.random.bernoulli(keys[2])
-            share, inside = jnp.where(cut, 1, share), inside & cut
-    pixels = jnp.where(inside, 0, share)
+            ratio, in_box = jnp.where(cut, 1, ratio), in_box & cut
+    pixels = jnp.where(in_box, 0, ratio)
     return pixels, pixels.mean()
 
 
-def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:
+def mix(values: Float[Array, "B *N"], ratio: Float[Array, "..."]) -> Float[Array, "B *N"]:
     """Return the weighted mean of each example's values and the next one's."""
-    return part * values + (1 - part) * jnp.roll(values, 1, axis=0)
+    return ratio * values + (1 - ratio) * jnp.roll(values, 1, axis=0)

@@ -72,11 +72,9 @@ class LabeledImageTask(ImageTask):
 
     Attributes:
         evaluation_crop: central fraction of a resized image to keep; also in training, unless `augment` crops.
-        squash: whether to resize images that are not square without preserving their aspect ratio; otherwise their
-            longer side is cropped.
+        squash: whether to resize images without preserving their aspect ratio, instead of cropping their longer side.
         resample: interpolation of resized images and of crops.
-        max_examples: number of training images, a random subset determined by the seed that contains all smaller
-            subsets; 0: all.
+        max_examples: number of training images, a random subset (by the seed) that contains smaller ones; 0: all.
         in_memory: whether to decode all images at the start.
     """
 
@@ -85,7 +83,7 @@ class LabeledImageTask(ImageTask):
 
     evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
     squash: bool = False
-    resample: Literal["bilinear", "bicubic"] = "bilinear"
+    resample: Literal[*augmentation.RESAMPLING] = "bilinear"
     max_examples: Count = 0
     in_memory: bool = False
 

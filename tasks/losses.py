@@ -58,16 +58,16 @@ def smoothed(model: nn.Module, target: Float[Array, "B V"], label_smoothing: flo
     return optax.smooth_labels(target, label_smoothing) if model.has_rng("dropout") else target
 
 
-def divergence(theirs: Float[Array, "*B V"], ours: Float[Array, "*B V"], temperature: float) -> Float[Array, "*B"]:
+def divergence(teacher: Float[Array, "*B V"], student: Float[Array, "*B V"], temperature: float) -> Float[Array, "*B"]:
     """Return the KL divergence between teacher and student distributions, from logits (arXiv 1503.02531).
 
     Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, the
     result is the cross-entropy of the most probable class of the teacher.
     """
     if not temperature:
-        return cross_entropy(ours, theirs.argmax(axis=-1))
-    target, given = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (theirs, ours))
-    return (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
+        return cross_entropy(student, teacher.argmax(axis=-1))
+    target, predicted = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (teacher, student))
+    return (jnp.exp(target) * (target - predicted)).sum(axis=-1) * temperature**2
 
 
 def weighted(weights: Sequence[float], losses: Mapping[str, Array], mask: Bool[Array, "..."], **means: Array) -> Result:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
-from lineage.data.examples.masking import MaskPatches
+from lineage.data.examples.masking import PATTERNS, MaskPatches
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
 from lineage.tasks.images import LabeledImageTask, to_pixels
@@ -37,7 +37,7 @@ class MaskedAutoencoding(LabeledImageTask):
     arrays = LabeledImageTask.arrays | {"noise": "int32 B P"}
 
     mask_rate: Rate = 0.15
-    masking: Literal["random", "block", "grid"] = "random"
+    masking: Literal[*PATTERNS] = "random"
     patch_size: Annotated[int | None, Range(1)] = None
 
     def adapt(self, model: Mapping[str, Any]) -> Task:

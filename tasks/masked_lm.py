@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
-from lineage.data.content import padded
+from lineage.data.content import check_length, padded
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
@@ -86,18 +86,18 @@ class MaskedLM(DocumentTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
-        found, coder = [], inputs.coder
+        found, tokenizer = [], inputs.tokenizer
         for tokens, *best in zip(inputs.tokens, *outputs):
-            places = np.flatnonzero(tokens == coder.mask)
-            chances, ids = (values[: len(places)] for values in best)
+            is_mask = tokens == tokenizer.mask
+            probabilities, ids = (values[: is_mask.sum()] for values in best)
             filled = tokens.copy()
-            filled[places] = ids[:, 0]
-            kept = filled[(tokens == coder.mask) | ~coder.special[tokens]]
+            filled[is_mask] = ids[:, 0]
             masks = [
-                [{"token": coder.decode([id]), "probability": float(chance)} for id, chance in zip(*mask)]
-                for mask in zip(ids, chances)
+                [{"token": tokenizer.decode([id]), "probability": float(chance)} for id, chance in zip(*mask)]
+                for mask in zip(ids, probabilities)
             ]
-            found.append({"prediction": coder.decode(kept), "masks": masks})
+            text = tokenizer.decode(filled[is_mask | ~tokenizer.special[tokens]])
+            found.append({"prediction": text, "masks": masks})
         return found
 
     def features(self, model: Model, batch: Batch) -> Any:
@@ -108,7 +108,7 @@ class MaskedLM(DocumentTask):
 class MaskedTexts(Encoded):
     """Sequences with at most M masks each; `masked_positions` int32 [M] are padded with 0."""
 
-    coder: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None
 
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
@@ -118,7 +118,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
     rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
     positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
-    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer, "cut": cut}
+    others = {"per_sequence": {"masked_positions": positions}, "tokenizer": tokenizer, "cut": cut}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
 
@@ -128,8 +128,7 @@ class MaskedLMDistillation(MaskedLM):
     """Masked language modeling with distillation from a teacher (DistilBERT, arXiv 1910.01108, section 3).
 
     Attributes:
-        temperature: distillation temperature of both models (arXiv 1503.02531); 0: hard distillation, with the most
-            probable token of the teacher as the target.
+        temperature: distillation temperature; 0: hard distillation, with the teacher's most probable token as target.
         weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
             similarity of the last hidden states of both models.
     """
@@ -149,17 +148,18 @@ class MaskedLMDistillation(MaskedLM):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the weighted sum of the three losses, given `teacher_logits` [B, M, V], `teacher_hidden` [B, T, D]."""
         hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch))
-        their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
-        for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
-            if ours.shape != theirs.shape:
-                raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-        soft = divergence(their_logits, logits, self.temperature)
-        hard = cross_entropy(logits, batch["targets"])
-        real, mask = batch["tokens_mask"], batch["mask"]
-        cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
-        apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
-        parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
-        return weighted(self.weights, parts, mask, accuracy=correct(logits, batch["targets"]))
+        target_hidden, target_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
+        for student, teacher, name in ((logits, target_logits, "vocab_size"), (hidden, target_hidden, "width")):
+            if student.shape != teacher.shape:
+                raise ValueError(f"model.{name} is {student.shape[-1]}: the teacher's is {teacher.shape[-1]}.")
+        soft = divergence(target_logits, logits, self.temperature)
+        real, targets = batch["tokens_mask"], batch["targets"]
+        norms = jnp.linalg.norm(hidden, axis=-1) * jnp.linalg.norm(target_hidden, axis=-1)
+        cosine = (hidden * target_hidden).sum(-1) / jnp.maximum(norms, 1e-8)
+        distance = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+        losses = {"soft_loss": soft, "masked_lm_loss": cross_entropy(logits, targets)}
+        losses["cosine_loss"] = jnp.broadcast_to(distance, soft.shape)
+        return weighted(self.weights, losses, batch["mask"], accuracy=correct(logits, targets))
 
 
 def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
@@ -167,10 +167,6 @@ def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"]
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
     outputs: Any = model.apply_head(hidden, batch["masked_positions"])
     return hidden, outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def _norm(x):
-    return jnp.linalg.norm(x, axis=-1)
 
 
 @TASKS.register("sentence_pair_pretraining")
@@ -199,8 +195,7 @@ class SentencePairPretraining(MaskedLM):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        if length < 5:
-            raise ValueError(f"task.sequence_length is {length}: it must be 5 or more: two texts and 3 other tokens.")
+        check_length(length, 5, "two texts and three special tokens")
         documents = self.texts(content)
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
@@ -218,15 +213,13 @@ class SentencePairPretraining(MaskedLM):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the loss of `masked_lm`, plus the cross-entropy of the `label` [B] of the pair.
 
-        The pair loss is weighted by M, so that the total is the sum of both mean losses if every example has M masked
-        tokens.
+        The pair loss is weighted by M, so that the total is the sum of both means if all examples have M masked tokens.
         """
-        mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
-        logits, scores = model(
-            batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=batch["masked_positions"]
-        )
-        words, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
-        texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
-        aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
-        loss = words + batch["masked_positions"].shape[1] * texts.total
-        return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}
+        mask, positions, label = batch["tokens_mask"], batch["masked_positions"], batch["label"]
+        logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=positions)
+        masked_loss, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
+        pair_loss = Mean.empty().update(cross_entropy(scores, label), mask[:, 0])
+        aux["sentence_accuracy"] = Mean.empty().update(correct(scores, label), mask[:, 0])
+        loss = masked_loss + positions.shape[1] * pair_loss.total
+        losses = {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": pair_loss}
+        return loss, weight, aux | losses

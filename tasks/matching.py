@@ -31,41 +31,40 @@ def set_loss(
     Args:
         logits: class logits of each query in each layer; the last class is "no object".
         weights: weights of the three costs and losses.
-        whole: number of images (`mask`) and objects (`boxes_mask`) of the whole batch, which may consist of several
-            micro-batches.
+        whole: numbers of images (`mask`) and objects (`boxes_mask`) of the whole batch, of which `batch` may be a part.
     """
-    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
-    queries, nothing = logits.shape[2], logits.shape[3] - 1
-    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
-    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], like the other costs
-    overlap = generalized_iou(to_corners(found), to_corners(truth))
-    chance = jax.nn.softmax(logits.astype(jnp.float32))
-    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
-    costs = zip(weights, (-chance, apart, -overlap))
-    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
+    classes, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
+    queries, no_object = logits.shape[2], logits.shape[3] - 1
+    predicted, true = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
+    distance = jnp.abs(predicted - true).sum(axis=-1)  # [L, B, N, Q], like the other costs
+    overlap = generalized_iou(to_corners(predicted), to_corners(true))
+    probability = jax.nn.softmax(logits.astype(jnp.float32))
+    probability = jnp.take_along_axis(probability, classes[None, :, None], axis=-1).swapaxes(2, 3)
+    costs = zip(weights, (-probability, distance, -overlap))
+    query = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
 
-    taken = choice[..., None] == jnp.arange(queries)
-    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
-    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
+    matched = query[..., None] == jnp.arange(queries)
+    target = jnp.where(matched.any(axis=2), (matched * classes[..., None]).sum(axis=2), no_object)
+    query_weight = jnp.where(target == no_object, NO_OBJECT, 1.0) * batch["mask"][:, None]
     losses = {
-        "class_loss": cross_entropy(logits, target) * share,
-        "box_loss": jnp.where(taken, apart, 0),
-        "giou_loss": jnp.where(taken, 1 - overlap, 0),
+        "class_loss": cross_entropy(logits, target) * query_weight,
+        "box_loss": jnp.where(matched, distance, 0),
+        "giou_loss": jnp.where(matched, 1 - overlap, 0),
     }
     losses = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in losses.items()}  # [L]
-    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
+    objects, weight = real.sum().astype(jnp.float32), query_weight[-1].sum()
     divisors = {"class_loss": weight, "box_loss": objects, "giou_loss": objects}
     aux = {name: Mean(value[-1], divisors[name]) for name, value in losses.items()}
     for layer in range(len(logits) - 1):
         aux |= {f"{name}_layer_{layer + 1}": Mean(value[layer], divisors[name]) for name, value in losses.items()}
-    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
-    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
+    detected = (logits[-1].argmax(axis=-1) != no_object).sum(axis=-1)
+    aux["cardinality_error"] = Mean.empty().update(jnp.abs(detected - real.sum(axis=-1)), batch["mask"])
 
-    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, losses.values()))
-    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
+    class_loss, *box_losses = (factor * value.sum() for factor, value in zip(weights, losses.values()))
+    aux["loss"] = Total((Mean(class_loss, weight), Mean(sum(box_losses), objects)))
     # The losses are means over different counts; the ratios of the counts are those of the whole batch.
-    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
-    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
+    whole_weight = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
+    return class_loss + sum(box_losses) * whole_weight / jnp.maximum(whole["boxes_mask"], 1), weight, aux
 
 
 def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "B N"]:

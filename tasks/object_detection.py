@@ -30,8 +30,7 @@ class ObjectDetection(ImageTask):
 
     Attributes:
         image_size: height and width that images are padded to, in pixels; 0 stands for 64.
-        shorter_side: shorter side of images, in pixels, if the longer side then fits into `image_size`; 0: as large as
-            fits.
+        shorter_side: shorter side of images, in pixels, if the longer one fits into `image_size`; 0: as large as fits.
         max_boxes: maximum number of objects in an image.
         augment: augmentation of training images, such as "flip | crop(384, 600) | resize(480, 800)"; empty: none.
         weights: weights of the class loss, of the L1 distance of boxes, and of their generalized IoU.
@@ -96,14 +95,14 @@ class ObjectDetection(ImageTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the objects of each image; boxes are (left, top, width, height) in pixels of the image."""
-        *answer, sizes = outputs
+        *objects, sizes = outputs
         ids = facts.category_ids or range(1, facts.num_classes + 1)
         keys, predictions = ("category_id", "category", "bbox", "score"), []
-        for found, size in zip(found_objects(*answer), sizes):
+        for found, size in zip(found_objects(*objects), sizes):
             boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
-            rows = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
-            objects = [(ids[number], facts.class_names[number], box, score) for number, box, score in rows]
-            predictions.append({"objects": [dict(zip(keys, row)) for row in objects]})
+            columns = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
+            rows = [(ids[number], facts.class_names[number], box, score) for number, box, score in columns]
+            predictions.append({"objects": [dict(zip(keys, row)) for row in rows]})
         return predictions
 
     def document(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,16 +117,15 @@ class ObjectDetection(ImageTask):
         Objects are rows (image, class, score, left, top, width, height), with boxes relative to the padded image.
         """
         batch = {name: value[:PICTURES] for name, value in split.batches[0].items()}
-        ask = jax.jit(nn.apply(self.forward, context.model))
-        answer = ask(variables, {name: jnp.asarray(value) for name, value in batch.items()})
-        facts = split.facts
+        forward, facts = jax.jit(nn.apply(self.forward, context.model)), split.facts
+        outputs = forward(variables, {name: jnp.asarray(value) for name, value in batch.items()})
         arrays = {"image": to_pixels(batch["image"], facts), "class_names": np.asarray(facts.class_names)}
-        for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
+        for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, outputs))):
             rows = []
             for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
                 scores = objects.get("scores", np.ones(len(objects["classes"])))
-                numbers, placed = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
-                rows.append(np.column_stack([numbers, objects["classes"], scores, placed])[scores >= THRESHOLD])
+                numbers, boxes = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
+                rows.append(np.column_stack([numbers, objects["classes"], scores, boxes])[scores >= THRESHOLD])
             arrays[name] = np.concatenate(rows).astype(np.float32)
         return {f"objects_{split.name}": arrays}
 
@@ -136,21 +134,19 @@ def objects_of(
     batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
 ) -> tuple[list[dict], list[dict]]:
     """Return the true and the predicted objects of each real image of a batch, as arguments of `Detections`."""
-    truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
+    truth = {"boxes": _from_centers(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
     real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
-    return (
-        [{name: value[row][real[row]] for name, value in truth.items()} for row in rows],
-        [found for row, found in enumerate(found_objects(logits[-1], boxes[-1])) if batch["mask"][row]],
-    )
+    true = [{name: value[row][real[row]] for name, value in truth.items()} for row in rows]
+    return true, found_objects(logits[-1, rows], boxes[-1, rows])
 
 
 def found_objects(logits: Float[np.ndarray, "B Q V"], boxes: Float[np.ndarray, "B Q 4"]) -> list[dict[str, np.ndarray]]:
     """Return the predicted objects of each image, as arguments of `Detections`."""
-    chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
-    columns = _placed(boxes), chances.argmax(axis=-1), chances.max(axis=-1)
+    probabilities = softmax(logits.astype(np.float32), axis=-1)[..., :-1]  # without "no object"
+    columns = _from_centers(boxes), probabilities.argmax(axis=-1), probabilities.max(axis=-1)
     return [dict(zip(("boxes", "classes", "scores"), row)) for row in zip(*columns)]
 
 
-def _placed(boxes):
+def _from_centers(boxes):
     """Return boxes (center x, center y, width, height) as (left, top, width, height)."""
     return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., 2:]], axis=-1)

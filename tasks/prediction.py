@@ -16,11 +16,11 @@ def probabilities_of(logits: Float[np.ndarray, "N V"], binary: bool) -> Float[np
     return expit(logits) if binary else softmax(logits, axis=-1)
 
 
-def ranked(chances: Float[np.ndarray, "N V"], names: Sequence[str]) -> list[dict[str, Any]]:
+def ranked(probabilities: Float[np.ndarray, "N V"], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the most probable class as `label`, and the probabilities in descending order, at most 2 x `TOP`."""
-    count = TOP if chances.shape[-1] > 2 * TOP else chances.shape[-1]
+    count = TOP if probabilities.shape[-1] > 2 * TOP else probabilities.shape[-1]
     found = []
-    for row, order in zip(chances, np.argsort(-chances, axis=-1, kind="stable")[:, :count].tolist()):
+    for row, order in zip(probabilities, np.argsort(-probabilities, axis=-1, kind="stable")[:, :count].tolist()):
         labels = [names[number] if number < len(names) else str(number) for number in order]
         found.append({"label": labels[0], "probabilities": dict(zip(labels, row[order].tolist()))})
     return found

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, ExampleSource, Facts, Question, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
@@ -52,11 +53,9 @@ class QuestionAnswering(EncoderTask):
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        has_unanswerable = not all(question.answers for question in content.get("train", ()))
-        if self.known:
-            has_unanswerable = self.known.has_unanswerable
-        facts = self.facts(tokenizer, has_unanswerable=has_unanswerable)
-        return Examples(splits, facts)
+        answered = all(question.answers for question in content.get("train", ()))
+        has_unanswerable = self.known.has_unanswerable if self.known else not answered
+        return Examples(splits, self.facts(tokenizer, has_unanswerable=has_unanswerable))
 
     def input_examples(self, rows: Sequence[Question], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         return InputExamples(encode(rows, tokenizer, self.sequence_length, self.stride))
@@ -64,11 +63,11 @@ class QuestionAnswering(EncoderTask):
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the no-answer score."""
         found = []
-        for best, nothing in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
+        for best, no_answer in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
             scored = [{"text": text, "score": score} for score, text in best]
-            unanswerable = not best or (facts.has_unanswerable and nothing - best[0][0] >= self.no_answer_threshold)
+            unanswerable = not best or (facts.has_unanswerable and no_answer - best[0][0] >= self.no_answer_threshold)
             answer = {"prediction": "" if unanswerable else best[0][1], "n_best": scored}
-            found.append(answer | ({"no_answer_score": nothing} if facts.has_unanswerable else {}))
+            found.append(answer | ({"no_answer_score": no_answer} if facts.has_unanswerable else {}))
         return found
 
     def document(self, predictions: list[dict[str, Any]]) -> dict[str, str]:
@@ -90,7 +89,7 @@ class QuestionAnswering(EncoderTask):
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> encoded.ContextWindows:
     """Encode questions with windows of their contexts, `stride` tokens apart (0: no overlap)."""
-    encoded.check_length(length, least=16)
+    check_length(length, 16)
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}
     contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))
@@ -120,7 +119,7 @@ def _span(question, offsets):
         return None
     start, text = question.answers[0]
     stop = start + len(text)
-    if not text or offsets[0, 0] > start or offsets[-1, 1] < stop:
+    if offsets[0, 0] > start or offsets[-1, 1] < stop:
         return None
     first, last = np.argmax(offsets[:, 1] > start), len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop)
     return (int(first), int(last)) if first <= last else None

@@ -45,14 +45,14 @@ class Reinforcement(ConditionalLM):
             scores = -cross_entropy(policy.apply({**variables, "params": params}, read), written)
             return jnp.where(mask, scores, 0).sum(axis=1)
 
-        penalty, ours = 0.0, log_likelihood(variables["params"])
+        penalty, likelihood = 0.0, log_likelihood(variables["params"])
         if self.kl and training:
             if jax.tree.structure(base := variables.get("reference")) != jax.tree.structure(variables["params"]):
                 raise ValueError(f"task.kl is {self.kl}: it must be 0 without an adapter, or with adapter.trained.")
-            penalty = self.kl * (ours - log_likelihood(base))
-        right = jnp.where(mask, written == targets, True).all(axis=1)
+            penalty = self.kl * (likelihood - log_likelihood(base))
+        correct = jnp.where(mask, written == targets, True).all(axis=1)
         real = mask.any(axis=1)
-        return sums(policy_loss(ours, 2.0 * right - 1 - penalty, real), real, {"accuracy": right})
+        return sums(policy_loss(likelihood, 2.0 * correct - 1 - penalty, real), real, {"accuracy": correct})
 
 
 def policy_loss(

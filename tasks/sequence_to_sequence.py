@@ -26,8 +26,7 @@ class EncoderDecoderTask(TextTask):
     """Base class of encoder-decoder tasks.
 
     Attributes:
-        scheduled_sampling: scheduled-sampling probability at the end of training, rising from 0 (arXiv 1506.03099);
-            recurrent decoders only.
+        scheduled_sampling: final probability of scheduled sampling (arXiv 1506.03099); for recurrent decoders only.
         decay: schedule of the teacher-forcing probability.
     """
 
@@ -39,7 +38,7 @@ class EncoderDecoderTask(TextTask):
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
     scheduled_sampling: Smoothing = 0.0
-    decay: Literal["linear", "exponential", "inverse_sigmoid"] = "linear"
+    decay: Literal[*DECAYS] = "linear"
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
@@ -96,18 +95,15 @@ class PairTask(TextTask):
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
 
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        start_token = self.first_token(tokenizer)
-        start = tokenizer.end_of_text if start_token is None else start_token
-        splits = {}
+        splits, start = {}, self.first_token(tokenizer)
         for name, part in content.items():
             drop = name == "train" and not self.truncate
             splits[name] = pairs.encode(part, tokenizer, self.sequence_length, drop, start, self.kind)
         return Examples(splits, self.facts(tokenizer))
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        end, start = tokenizer.end_of_text, facts.start_token
-        sizes = self.sequence_length, end, end if start is None else start
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_batch(rows), *sizes, self.kind))
+        settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
+        return InputExamples(pairs.encode_inputs(tokenizer.encode_batch(rows), *settings, self.kind))
 
 
 @TASKS.register("sequence_to_sequence")

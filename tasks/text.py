@@ -24,8 +24,7 @@ class TextTask(Task):
 
     Attributes:
         sequence_length: number of tokens of an example, special tokens included.
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, or over all classes,
-            in training only.
+        label_smoothing: probability mass spread evenly over the vocabulary, or over all classes, in training.
     """
 
     arrays: ClassVar = {"tokens": "int32 B T", "targets": "int32 B T", "mask": "bool B T"}

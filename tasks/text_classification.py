@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
@@ -52,19 +53,20 @@ class LabeledTextTask(EncoderTask):
         raise NotImplementedError
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        (labels, names), length = self.labels(content), self.sequence_length
+        labels, names = self.labels(content)
         counted = content["train"].texts if "train" in content and self.long_text == "key_sentences" else ()
-        words = self.known.document_frequencies if self.known else document_frequencies(counted)
-        count = self.known.examples["train"] if self.known else len(counted)
-        fit = Fit(self.long_text, tokenizer, length, self.stride, Counter(words), count)
-        splits = {name: encode(part.texts, labels[name], tokenizer, length, fit) for name, part in content.items()}
-        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=dict(words))
+        words = self.known.document_frequencies if self.known else dict(document_frequencies(counted))
+        encoder = self._encoder(tokenizer, words, self.known.examples["train"] if self.known else len(counted))
+        splits = {name: encoder.encode(part.texts, labels[name]) for name, part in content.items()}
+        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
         return Examples(splits, facts)
 
     def input_examples(self, rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        length, words = self.sequence_length, Counter(facts.document_frequencies)
-        fit = Fit(self.long_text, tokenizer, length, self.stride, words, facts.examples.get("train", 0))
-        return InputExamples(encode(rows, None, tokenizer, length, fit))
+        encoder = self._encoder(tokenizer, facts.document_frequencies, facts.examples.get("train", 0))
+        return InputExamples(encoder.encode(rows))
+
+    def _encoder(self, tokenizer: Tokenizer, words: Mapping[str, int], count: int) -> "TextEncoder":
+        return TextEncoder(self.long_text, tokenizer, self.sequence_length, self.stride, words, count)
 
 
 @TASKS.register("text_classification")
@@ -82,9 +84,9 @@ class TextClassification(LabeledTextTask):
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         names = class_names(content, self.known.class_names if self.known else ())
-        number_of = {name: number for number, name in enumerate(names)}
-        numbers = {name: list(map(number_of.__getitem__, part.labels)) for name, part in content.items()}
-        return {name: np.array(labels, np.int32) for name, labels in numbers.items()}, tuple(names)
+        number = {name: index for index, name in enumerate(names)}
+        labels = {split: [number[label] for label in part.labels] for split, part in content.items()}
+        return {split: np.array(part, np.int32) for split, part in labels.items()}, tuple(names)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""
@@ -116,50 +118,45 @@ def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> l
     return found
 
 
-def encode(
-    texts: Sequence[tuple[str, ...]], labels: np.ndarray | None, tokenizer: Tokenizer, length: int, fit: "Fit"
-) -> Encoded:
-    """Encode texts with their `labels` [N], if any; `fit` may split a text into several sequences."""
-    fit.check(texts)
-    ids = zip(*map(tokenizer.encode_batch, zip(*texts)))
-    joined, origins, cut = [], [], 0
-    for origin, example in enumerate(zip(texts, ids)):
-        sequences = fit(*example)
-        cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, example[1]))
-        joined += [encoded.join(tokenizer, *parts) for parts in sequences]
-        origins += [origin] * len(sequences)
-    others = {} if labels is None else {"label": labels[origins]}
-    return encoded.collect(joined, origins, length, tokenizer, per_sequence=others, cut=cut)
-
-
 def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarray, "texts V"]:
     """Return the mean of the values of the sequences of each text."""
     first = source.firsts
     return np.add.reduceat(values, first) / np.diff(first, append=len(values))[:, None]
 
 
-class Fit:
-    """Rule `long_text` that makes texts fit into sequences of `length` tokens.
+@dataclass(frozen=True)
+class TextEncoder:
+    """Encoder of texts that applies the rule `long_text` to those that do not fit into sequences of `length` tokens.
 
     - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
       the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
     - "key_sentences": keep the sentences closest to the centroid of the text, in order;
     - "segments": split the text into sequences that start `stride` tokens apart (0: no overlap).
-
-    For "key_sentences", `spread` is the number of training texts with each word, `count` that of all training texts.
     """
 
-    def __init__(
-        self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, spread: Mapping[str, int], count: int
-    ):
-        encoded.check_length(length)
-        self.rule, self.encode, self.stride = long_text, tokenizer.encode, stride
-        self.length, self.spread, self.count = length, spread, count
+    rule: str
+    tokenizer: Tokenizer
+    length: int
+    stride: int
+    document_frequencies: Mapping[str, int]  # number of training texts with each word, for "key_sentences"
+    count: int  # number of training texts, for "key_sentences"
 
-    def check(self, texts: Sequence[tuple[str, ...]]) -> None:
-        """Raise ValueError if there are pairs of texts and the rule does not support them."""
+    def __post_init__(self):
+        check_length(self.length, 4)
+
+    def encode(self, texts: Sequence[tuple[str, ...]], labels: np.ndarray | None = None) -> Encoded:
+        """Encode texts with their `labels` [N], if any; raise ValueError for pairs if the rule is for single texts."""
         if self.rule in ("key_sentences", "segments") and any(len(row) > 1 for row in texts):
             raise ValueError(f"task.long_text is {self.rule!r}: it must be head, tail or head_tail for pairs of texts.")
+        ids = zip(*map(self.tokenizer.encode_batch, zip(*texts)))
+        joined, origins, cut = [], [], 0
+        for origin, example in enumerate(zip(texts, ids)):
+            sequences = self(*example)
+            cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, example[1]))
+            joined += [encoded.join(self.tokenizer, *parts) for parts in sequences]
+            origins += [origin] * len(sequences)
+        others = {} if labels is None else {"label": labels[origins]}
+        return encoded.collect(joined, origins, self.length, self.tokenizer, per_sequence=others, cut=cut)
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
@@ -183,15 +180,16 @@ class Fit:
     def _key_sentences(self, text, room):
         """Choose sentences by the weights of their words in the tf-idf centroid (Radev et al. 2004, section 3.1)."""
         sentences = ENDS.split(text)
-        idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
+        frequencies = self.document_frequencies
+        idf = {word: log((1 + self.count) / (1 + frequencies.get(word, 0))) for word in _words(text)}
         centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}
         scores = [sum(centroid[word] for word in set(_words(sentence))) for sentence in sentences]
-        ids, kept, left = [self.encode(sentence) for sentence in sentences], [], room
+        ids, kept, left = self.tokenizer.encode_batch(sentences), [], room
         for number in sorted(range(len(sentences)), key=lambda number: -scores[number]):
             if len(ids[number]) <= left:
                 kept.append(number)
                 left -= len(ids[number])
-        return np.concatenate([ids[number] for number in sorted(kept)]) if kept else self.encode(text)[:room]
+        return np.concatenate([ids[number] for number in sorted(kept)]) if kept else self.tokenizer.encode(text)[:room]
 
 
 def document_frequencies(texts: Iterable[tuple[str, ...]]) -> Counter[str]:

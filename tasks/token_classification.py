@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from lineage.data import Examples, ExampleSource, Facts, TaggedSentence, Tokenizer
+from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.tasks.base import TASKS, InputExamples
@@ -68,7 +69,7 @@ def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: 
     Without `tags`, the targets are 0. A sentence that does not fit continues in the next sequence. A word that is
     longer than a sequence is truncated. A word that has no tokens becomes a mask token.
     """
-    encoded.check_length(length)
+    check_length(length, 4)
     number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2
     joined, origins, targets, masks = [], [], [], []
     of_words = iter(tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))

@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 
 from lineage.data import shuffle
+from lineage.data.content import check_length
 from lineage.data.examples.masking import present
-from lineage.data.examples.pairs import shifted
+from lineage.data.examples.pairs import shifted, with_end
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.calls import parse_calls
@@ -31,8 +32,7 @@ def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
 
     The window is the longest one whose inputs have at most `inputs_length` tokens, including sentinels and end.
     """
-    if inputs_length < 3:
-        raise ValueError(f"task.sequence_length is {inputs_length}: it must be 3 or more.")
+    check_length(inputs_length, 3)
     length = 2
     while _sizes(rate, length + 1)[0] <= inputs_length:
         length += 1
@@ -65,9 +65,9 @@ def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
     noise, spans = np.array([count_noise(rate, n) if n > 1 else (0, 0) for n in size]).T
     parts = [draw_spans(n, spans, length, shuffle.fold(keys, use)) for use, n in enumerate((size - noise, noise))]
     stops = np.cumsum(np.stack(parts, axis=2).reshape(len(keys), -1), axis=1)
-    turns = np.zeros((len(keys), length + 1), np.int64)
-    np.add.at(turns, (np.arange(len(keys))[:, None], stops), 1)
-    return (np.cumsum(turns, axis=1)[:, :-1] % 2 == 1) & real
+    changes = np.zeros((len(keys), length + 1), np.int64)  # number of spans that end before each token
+    np.add.at(changes, (np.arange(len(keys))[:, None], stops), 1)
+    return (np.cumsum(changes, axis=1)[:, :-1] % 2 == 1) & real
 
 
 def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,10 +103,10 @@ class CorruptSpans:
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         tokens, real = batch["tokens"], present(batch)
         noise = draw_noise(self.rate, real, keys)
-        inputs, left = replace_spans(tokens, noise, self.sentinels)
-        targets, gone = replace_spans(tokens, real & ~noise, self.sentinels)
-        inputs, inputs_mask = pack(inputs, left & real, self.inputs_length, self.end)
-        targets, mask = pack(targets, gone & real, self.targets_length, self.end)
+        inputs, kept = replace_spans(tokens, noise, self.sentinels)
+        targets, removed = replace_spans(tokens, real & ~noise, self.sentinels)
+        inputs, inputs_mask = pack(inputs, kept & real, self.inputs_length, self.end)
+        targets, mask = pack(targets, removed & real, self.targets_length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.start)
 
 
@@ -196,13 +196,12 @@ class AddNoise:
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         tokens, real = batch["tokens"], present(batch)
-        noisy, kept = np.zeros((len(keys), self.length - 1), np.int32), np.zeros((len(keys), self.length - 1), bool)
-        for row, key in enumerate(keys):
-            new, random = tokens[row, real[row]], shuffle.generator(key)
+        noisy = []
+        for text, kept, key in zip(tokens, real, keys):
+            new, random = text[kept], shuffle.generator(key)
             for step in self.steps:
                 new = step(new, random) if len(new) else new
-            new = new[: self.length - 1]
-            noisy[row, : len(new)], kept[row, : len(new)] = new, True
-        inputs, inputs_mask = pack(noisy, kept, self.length, self.end)
+            noisy.append(new)
+        inputs, inputs_mask = with_end(noisy, self.length, self.end)
         targets, mask = pack(tokens, real, self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.end)

@@ -13,6 +13,7 @@ from lineage.data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
 MAX_ANSWER = 30  # tokens, as in BERT's recipe (arXiv 1810.04805)
+Answers = tuple[list[tuple[float, str]], float]  # scores and texts of the best answers, and the score of no answer
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Encoded(ExampleSource):
     @property
     def is_cut(self) -> bool:
         """True if some text has several sequences."""
-        return len(set(self.origins.tolist())) < len(self)
+        return len(self.firsts) < len(self)
 
     @property
     def firsts(self) -> np.ndarray:
@@ -71,9 +72,7 @@ class ContextWindows(Encoded):
     questions: Sequence[Question] = ()
     offsets: Sequence[np.ndarray] = ()
 
-    def answers(
-        self, start: np.ndarray, end: np.ndarray, count: int = 1
-    ) -> list[tuple[list[tuple[float, str]], float]]:
+    def answers(self, start: np.ndarray, end: np.ndarray, count: int = 1) -> list[Answers]:
         """Return the best answers to each question, given the logits [N, T] of first and last tokens in each window.
 
         The answers are the `count` spans of at most `MAX_ANSWER` tokens with the highest sums of both logits in any
@@ -81,27 +80,22 @@ class ContextWindows(Encoded):
         at [CLS], which represents no answer (arXiv 1810.04805, section 4.3).
         """
         found: list[dict[str, float]] = [{} for _ in self.questions]
-        nothing = np.full(len(self.questions), np.inf)
+        no_answer = np.full(len(self.questions), np.inf)
         for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
             size = len(offsets)
             scores = start[row, :size, None] + end[row, None, :size]
             real = offsets[:, 0] >= 0
             allowed = np.tri(size, size, MAX_ANSWER - 1, bool) & ~np.tri(size, size, -1, bool)
             inside = np.where(allowed & real & real[:, None], scores, -np.inf).ravel()
-            nothing[question] = min(nothing[question], scores[0, 0])
+            no_answer[question] = min(no_answer[question], scores[0, 0])
             best = np.argpartition(-inside, min(count, inside.size) - 1)[:count]
             for place in best[inside[best] > -np.inf]:
                 first, last = np.unravel_index(place, scores.shape)
                 text = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
                 found[question][text] = max(found[question].get(text, -np.inf), float(inside[place]))
-        ordered = [sorted(((score, text) for text, score in some.items()), key=lambda pair: -pair[0]) for some in found]
-        return [(some[:count], null) for some, null in zip(ordered, nothing.tolist())]
-
-
-def check_length(length: int, least: int = 4) -> None:
-    """Raise ValueError if sequences are too short."""
-    if length < least:
-        raise ValueError(f"task.sequence_length is {length}: it must be at least {least}.")
+        pairs = ([(score, text) for text, score in answers.items()] for answers in found)
+        ordered = [sorted(answers, key=lambda pair: -pair[0])[:count] for answers in pairs]
+        return list(zip(ordered, no_answer.tolist()))
 
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:

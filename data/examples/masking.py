@@ -32,9 +32,8 @@ class MaskTokens:
     tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
     of a word are selected or none, as long as whole words fit.
 
-    The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), and for the selected tokens
-    `masked_positions` int32 [B, M], `targets` int32 [B, M], the original tokens, and `mask` bool [B, M], False where
-    fewer tokens could be selected.
+    The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), `masked_positions` and
+    `targets` (the original tokens) int32 [B, M], and `mask` bool [B, M], False where fewer tokens could be selected.
     """
 
     def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
@@ -49,39 +48,39 @@ class MaskTokens:
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
         """Mask tokens int32 [B, T]; `real` bool [B, T] is False for padding."""
-        free = real & ~self.special[tokens]
-        count = count_masked(self.rate, tokens.shape[1])
-        share = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, count)[:, None]
+        selectable = real & ~self.special[tokens]
+        most = count_masked(self.rate, tokens.shape[1])
+        counts = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, most)[:, None]
         draws = shuffle.draw(shuffle.fold(keys, 0), tokens.shape[1])
         if self.word_marks:
-            free &= self._in_words(tokens, free, draws, share[:, 0])
-        order = np.where(free, draws, _LAST)
-        positions = np.argpartition(order, count - 1, axis=1)[:, :count]
+            selectable &= self._in_words(tokens, selectable, draws, counts[:, 0])
+        order = np.where(selectable, draws, _LAST)
+        positions = np.argpartition(order, most - 1, axis=1)[:, :most]
         ranks = np.argsort(np.take_along_axis(order, positions, axis=1), axis=1)
         positions = np.take_along_axis(positions, ranks, axis=1)
-        targets, chosen = (np.take_along_axis(a, positions, axis=1) for a in (tokens, free))
-        chosen &= np.arange(count) < share
-        tenth = shuffle.draw(shuffle.fold(keys, 1), count) % np.uint64(10)
-        random = (shuffle.draw(shuffle.fold(keys, 2), count) % np.uint64(self.vocab_size)).astype(np.int32)
+        targets, chosen = (np.take_along_axis(a, positions, axis=1) for a in (tokens, selectable))
+        chosen &= np.arange(most) < counts
+        tenth = shuffle.draw(shuffle.fold(keys, 1), most) % np.uint64(10)
+        random = (shuffle.draw(shuffle.fold(keys, 2), most) % np.uint64(self.vocab_size)).astype(np.int32)
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
         np.put_along_axis(tokens, positions, np.where(chosen, new, targets), axis=1)
         found = {"masked_positions": positions.astype(np.int32), "targets": targets, "mask": chosen}
         return {"tokens": tokens, "tokens_mask": real} | found
 
-    def _in_words(self, tokens, free, draws, share):
-        """Select whole words with at most `share` [B] free tokens in total, in random order, if they still fit."""
+    def _in_words(self, tokens, selectable, draws, counts):
+        """Select whole words in random order, if they still fit into `counts` [B] selectable tokens in total."""
         begins, ends = self.word_marks
         starts = begins[tokens]
         starts[:, 1:] |= ends[tokens[:, :-1]]
         starts[:, 0] = False
         word, rows = np.cumsum(starts, axis=1), np.arange(len(tokens))
         sizes, chosen = np.zeros(tokens.shape, np.int64), np.zeros(tokens.shape, bool)
-        np.add.at(sizes, (rows[:, None], word), free)
+        np.add.at(sizes, (rows[:, None], word), selectable)
         for column in np.argsort(np.where(sizes, draws, _LAST), axis=1).T:
             size = sizes[rows, column]
-            chosen[rows, column] = size <= share
-            share = share - np.where(size <= share, size, 0)
+            chosen[rows, column] = size <= counts
+            counts = counts - np.where(size <= counts, size, 0)
         return np.take_along_axis(chosen, word, axis=1)
 
 
@@ -107,7 +106,7 @@ class MaskPatches:
         return batch | {"noise": np.argsort(np.argsort(values, axis=1), axis=1).astype(np.int32)}
 
 
-def _anywhere(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
+def _uniform(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
     return random.random((rows, columns))
 
 
@@ -137,4 +136,4 @@ def _grid(rows: int, columns: int, masked: int, random: np.random.Generator) -> 
     return values
 
 
-PATTERNS = {"random": _anywhere, "block": _blocks, "grid": _grid}
+PATTERNS = {"random": _uniform, "block": _blocks, "grid": _grid}

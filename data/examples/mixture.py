@@ -11,7 +11,7 @@ from lineage.data import shuffle
 from lineage.data.content import Examples, Facts
 from lineage.data.loader import ExampleSource
 
-BY_SPLIT = ("examples", "tokens", "characters_per_token", "bytes_per_token")  # facts of each split
+BY_SPLIT = tuple(field.name for field in fields(Facts) if field.metadata.get("by_split"))
 DIFFERENT = (*BY_SPLIT, "has_unanswerable")  # facts that may differ between the sources
 
 
@@ -63,10 +63,7 @@ def _joined(values, order):
 
 
 def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Assign the positions int64 [N] of a stream to sources in proportion to their weights.
-
-    Returns:
-        The source of each position, int64 [N], and the number of earlier positions of the same source, int64 [N].
+    """Return the source of each position int64 [N] of a stream, and the number of earlier positions of that source.
 
     Positions are split between the first source and the others by a Beatty sequence, those of the others between the
     second and the rest, and so on. Among the first n positions, the count of each source therefore differs from its
@@ -77,22 +74,18 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
     for number in range(len(weights) - 1):
         share = weights[number] / sum(weights[number:])
         before, after = (np.floor((ranks[rest] + more) * share).astype(np.int64) for more in (0, 1))
-        mine = after > before
-        part[rest[mine]] = number
-        ranks[rest] = np.where(mine, before, ranks[rest] - before)
-        rest = rest[~mine]
+        assigned = after > before
+        part[rest[assigned]] = number
+        ranks[rest] = np.where(assigned, before, ranks[rest] - before)
+        rest = rest[~assigned]
     return part, ranks
 
 
 def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]], Sequence[float]]) -> Examples:
     """Return the training examples of several sources as one split, and their other splits as "validation_NAME".
 
-    Args:
-        examples: examples of each source, by name.
-        proportions: function that maps the numbers of training examples to the weights of the sources.
-
-    Raises:
-        ValueError: the sources differ in what a model depends on, such as their classes.
+    `proportions` maps the numbers of training examples to the weights of the sources. ValueError is raised if the
+    sources differ in what a model depends on, such as their classes.
     """
     names, parts = list(examples), list(examples.values())
     first, training = parts[0], [part.splits["train"] for part in parts]

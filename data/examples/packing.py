@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+from lineage.data.content import check_length
 from lineage.data.loader import ExampleSource
 from lineage.data.tokens import Stream
 
@@ -23,8 +24,7 @@ class Packed(ExampleSource):
     """
 
     def __init__(self, stream: Stream, length: int):
-        if length < 1:
-            raise ValueError(f"task.sequence_length is {length}: it must be at least 1.")
+        check_length(length, 1)
         starts = np.append(0, stream.ends)[:-1]
         targets = np.maximum(stream.ends - starts - 1, 0)
         counts = -(-targets // length)
@@ -67,10 +67,8 @@ def pack(lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
     From the longest to the shortest, each part goes into the fullest row that has room for it. Parts of equal length
     are distributed together (arXiv 2107.02027, section 3.1), so the time depends on the number of different lengths.
-
-    Returns:
-        The indices of the parts in the order of the rows, int64 [P], and the position of the first part of each row in
-        this order, followed by P, int64 [R + 1].
+    Return the indices of the parts in the order of the rows, int64 [P], and the position of the first part of each row
+    in this order, followed by P, int64 [R + 1].
     """
     counts = np.bincount(lengths, minlength=size + 1)
     found, firsts, left = [], [], np.cumsum(counts[::-1])[::-1] - counts  # position of the next part of each length

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lineage.data.content import PairedTexts, padded
+from lineage.data.content import PairedTexts, check_length, padded
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -23,7 +23,7 @@ class EncodedPairs(ExampleSource):
     references: Sequence[str]  # complete text of each target
     length: int
     end: int  # token that ends inputs and targets, and pads them
-    start: int
+    start: int | None  # first token of the decoder; None for `Continuations`
     left_out: int = 0  # number of pairs that do not fit
 
     def __len__(self) -> int:
@@ -41,13 +41,15 @@ class EncodedPairs(ExampleSource):
         return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
-        targets, mask = self._padded([self.targets[index] for index in indices])
+        inputs, inputs_mask = with_end([self.inputs[index] for index in indices], self.length, self.end)
+        targets, mask = with_end([self.targets[index] for index in indices], self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
-    def _padded(self, texts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        kept = [tokens[: self.length - 1] for tokens in texts]
-        return padded(kept, self.length, self.end), np.arange(self.length) <= np.array(list(map(len, kept)))[:, None]
+
+def with_end(texts: Sequence[np.ndarray], length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return token ids with `end`, truncated or padded to T = `length`, int32 [N, T], and the mask of the tokens."""
+    kept = [tokens[: length - 1] for tokens in texts]
+    return padded(kept, length, end), np.arange(length) <= np.array(list(map(len, kept)))[:, None]
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
@@ -99,17 +101,23 @@ class Prompts(ExampleSource):
         return {"tokens": padded(texts, -(-longest // 16) * 16), "lengths": np.array(list(map(len, texts)), np.int32)}
 
 
-def encode_inputs(texts: Sequence[np.ndarray], length: int, end: int, start: int, kind: type) -> EncodedPairs:
-    """Return token ids of inputs as an instance of a class such as `EncodedPairs`, with empty targets."""
+def encode_inputs(
+    texts: Sequence[np.ndarray], length: int, end: int, start: int | None, kind: type[EncodedPairs] = EncodedPairs
+) -> EncodedPairs:
+    """Return token ids of inputs, with empty targets."""
     return kind(texts, [np.zeros(0, np.int32)] * len(texts), [""] * len(texts), length, end, start)
 
 
 def encode(
-    texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type = EncodedPairs
+    texts: PairedTexts,
+    tokenizer: Tokenizer,
+    length: int,
+    drop: bool,
+    start: int | None,
+    kind: type[EncodedPairs] = EncodedPairs,
 ) -> EncodedPairs:
-    """Encode pairs of texts as an instance of a class such as `EncodedPairs`; `drop` omits pairs that do not fit."""
-    if length < 2:
-        raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
+    """Encode pairs of texts; `drop` omits pairs that do not fit."""
+    check_length(length, 2, "a token and the end")
     if tokenizer.end_of_text is None:
         raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)

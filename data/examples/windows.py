@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lineage.data import shuffle
-from lineage.data.content import Documents
+from lineage.data.content import Documents, check_length
 from lineage.data.examples.encoded import longest_first
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource
@@ -37,8 +37,7 @@ class Windows(ExampleSource):
 
     def __init__(self, tokens: np.ndarray | Shards, length: int, stride: int = 0, once: bool = False):
         self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
-        if length < 1:
-            raise ValueError(f"task.sequence_length is {length}: it must be at least 1.")
+        check_length(length, 1)
         if not 1 <= self.stride <= length:
             given = f"task.sequence_length is {length} and the stride {self.stride}"
             raise ValueError(f"{given}: the stride must be at least 1 and at most the length.")
@@ -147,20 +146,21 @@ class PairSentences:
         draws = shuffle.draw(keys, 5)
         label = (draws[:, 0] % np.uint64(2)).astype(np.int32)
         for row, first in enumerate(batch["first"]):
-            a, b = self._texts(int(first), bool(label[row]), *map(int, draws[row, 1:]))
+            a, b = self._pair(int(first), bool(label[row]), *map(int, draws[row, 1:]))
             whole = [coder.cls, *a, coder.sep, *b, coder.sep]
             tokens[row, : len(whole)] = whole
             segments[row, len(a) + 2 : len(whole)] = 1
             real[row, : len(whole)] = batch["mask"][row]
         return self.masked.hide(tokens, real, shuffle.fold(keys, 5)) | {"segments": segments, "label": label}
 
-    def _texts(self, first, other, shorter, size, cut, start):
+    def _pair(self, first, negative, shorter, size, cut, start):
+        """Return the tokens of A and B of a chunk with the first sentence `first`; all but `negative` are draws."""
         chunks = self.chunks
         size = 2 + size % (chunks.length - 1) if shorter % 10 == 0 else chunks.length
         count = max(chunks.whole(first, size), 2)
         middle = 1 + cut % (count - 1)
         a = chunks.read(first, middle)
-        if other and not self.order:
+        if negative and not self.order:
             stop = int(chunks.stops[first])
             begin = int(np.searchsorted(chunks.stops, stop))
             start = start % (len(chunks.starts) - (stop - begin))
@@ -168,7 +168,7 @@ class PairSentences:
             b = chunks.read(start, max(chunks.whole(start, size - len(a)), 1))
         else:
             b = chunks.read(first + middle, count - middle)
-        if other and self.order:
+        if negative and self.order:
             a, b = b, a
         kept, rest = longest_first(len(a), len(b), size)
         return a[len(a) - kept :], b[:rest]

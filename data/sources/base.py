@@ -10,6 +10,7 @@ from lineage.configs.storage import is_remote, local
 from lineage.data.content import Facts
 
 SOURCES: Registry = Registry("source")
+SPLITS = ("train", "validation", "test")
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
 
 
@@ -30,14 +31,10 @@ class Source:
     Content is returned for each split: "train" and, if they exist, "validation" and "test".
 
     A path in the options may be remote (see `lineage.configs.storage`); content is then read from a local copy.
-
-    Class attributes:
-        headerless: whether the files begin with an example instead of a header.
-        suffixes: suffixes of the files to read in folders, before any suffix of compression; (): all files.
     """
 
-    headerless: ClassVar[bool] = False
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    headerless: ClassVar[bool] = False  # whether the files begin with an example instead of a header
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before one of compression; (): any
     known: ClassVar[Facts | None] = None  # metadata of training data that are not read, see `evaluating`
 
     def __post_init__(self):
@@ -123,8 +120,8 @@ class SplitFiles(PathSource):
 
     def paths(self) -> dict[str, str]:
         """Return the path of each split."""
-        paths = {"train": self.path, "validation": self.validation_path, "test": self.test_path}
-        return {split: path for split, path in paths.items() if path}
+        paths = zip(SPLITS, (self.path, self.validation_path, self.test_path))
+        return {split: path for split, path in paths if path}
 
     def each(self, read: Callable[[str], Any]) -> dict[str, Any]:
         """Return the results of a function for the path of each split."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
 from lineage.data.sources.files import read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
@@ -27,8 +27,7 @@ class COCO(SplitFiles):
     The classes are the categories in the order of their ids, numbered from 0.
 
     Attributes:
-        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or the JSON file of the
-            training data.
+        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or a training JSON file.
         validation_path: JSON file of the validation data; "": the folder's, if any.
         test_path: JSON file of the test data; "": the folder's, if any.
         images_path: folder of the images; "": the first of the folders NAME, images/NAME, images and . next to
@@ -94,7 +93,7 @@ class VOC(PathSource):
     difficult: bool = False
 
     def images_with_boxes(self) -> Images:
-        sets = {"train": self.train_set, "validation": self.validation_set, "test": self.test_set}
+        sets = dict(zip(SPLITS, (self.train_set, self.validation_set, self.test_set)))
         found = {split: self._annotations(name) for split, name in sets.items() if name or split == "train"}
         found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
         for split, files in found.items():
@@ -122,23 +121,17 @@ class VOC(PathSource):
         for file, each in zip(files, found):
             if unknown := {name for name, *_ in each} - number.keys():
                 raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
-            objects.append([(box, number[name], hard and not self.difficult) for name, box, hard in each])
+            objects.append([(box, number[name], difficult and not self.difficult) for name, box, difficult in each])
         return BoxedImages(files, sizes, [boxed(each) for each in objects])
 
 
 @dataclass(frozen=True)
 class BoxedImages(ExampleSource):
-    """Image files with boxes, decoded on access.
-
-    Attributes:
-        files: paths of the images.
-        sizes: width and height of each image in its annotation; 0: unknown.
-        objects: `boxes`, `classes` and `crowd` of each image, see `content.Images`.
-    """
+    """Image files with boxes, decoded on access."""
 
     files: Sequence[Path]
-    sizes: Sequence[tuple[int, int]]
-    objects: Sequence[dict[str, np.ndarray]]
+    sizes: Sequence[tuple[int, int]]  # width and height of each image in its annotation; 0: unknown
+    objects: Sequence[dict[str, np.ndarray]]  # `boxes`, `classes` and `crowd` of each image, see `content.Images`
 
     def __len__(self) -> int:
         return len(self.files)
@@ -217,9 +210,7 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
         except (KeyError, TypeError, ValueError):
-            needed = (
-                "the ids of an image and of a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
-            )
+            needed = "the ids of an image and a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
     return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])
@@ -257,8 +248,8 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
             left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in sides)
             if not (left <= right and top <= bottom):
                 raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty")
-            hard = item.findtext("difficult", "0").strip() == "1"
-            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), hard))
+            difficult = item.findtext("difficult", "0").strip() == "1"
+            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
     except (ValueError, ElementTree.ParseError) as error:
         raise ValueError(f"{path} is not an annotation of VOC: {error}.") from None

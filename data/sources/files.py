@@ -8,17 +8,17 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lineage.configs.hub import COMPRESSED
 from lineage.data.fingerprint import files_below
-from lineage.data.sources.base import SplitFiles
+from lineage.data.sources.base import SPLITS, SplitFiles
 
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
@@ -45,13 +45,7 @@ class DataFiles(SplitFiles):
             splits[split] = [str(file) for file in find_files(path, self.suffixes)]
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
-        return self.without_training(
-            {split: splits[split] for split in ("train", "validation", "test") if split in splits}
-        )
-
-    def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
-        """Return the rows read by a function from the files of each split."""
-        return {split: [row for file in files for row in read(file)] for split, files in self.found().items()}
+        return self.without_training({split: splits[split] for split in SPLITS if split in splits})
 
     def files(self) -> list[str]:
         return [file for files in self.found().values() for file in files]
@@ -60,13 +54,12 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Links to folders are followed. Hidden files and folders in a folder are left out, as are files without one of the
-    suffixes, if any are given.
+    Links to folders are followed. Hidden files and folders in a folder are left out, and files of other suffixes.
     """
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
         found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
-        found = [file for file in found if not suffixes or _plain(file).endswith(suffixes)]
+        found = [file for file in found if not suffixes or _decompressed(file).endswith(suffixes)]
     else:
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     return sorted(file for file in found if file.is_file())
@@ -75,9 +68,8 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:
     """Return the files of each split in a folder, by the names of the files or else of the folders that contain them.
 
-    Raises:
-        FileNotFoundError: there is no file of the training split or, if `training` is False, of any split.
-        ValueError: the files of a split are in several folders.
+    Raises FileNotFoundError if there is no file of the training split or, without `training`, of any split, and
+    ValueError if the files of a split are in several folders.
     """
     splits: dict[str, list[str]] = {}
     for file in find_files(folder, suffixes):
@@ -115,9 +107,7 @@ def held_out(index: Any, fraction: float) -> Any:
 def iterate_lines(path: str) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not UTF-8 (the message has the line number), or cannot be decompressed.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not UTF-8 or cannot be decompressed.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -149,6 +139,11 @@ def _opened(path: str) -> BinaryIO:
     return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)(path, "rb")
 
 
-def _plain(file: Path) -> str:
+def suffix_of(path: str) -> str:
+    """Return the last suffix of a path before any suffix of compression."""
+    return Path(_decompressed(Path(path))).suffix
+
+
+def _decompressed(file: Path) -> str:
     """Return the name of a file without its compression suffix."""
     return file.stem if file.suffix in COMPRESSED else file.name

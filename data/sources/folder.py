@@ -13,11 +13,10 @@ import numpy as np
 from lineage.configs.registry import Range
 from lineage.data.content import Images
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import held_out, read_lines
 from lineage.data.transforms.pillow import Picture, channels_of
 
-SPLITS = ("train", "validation", "test")
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -61,7 +60,7 @@ class ImageNet(PathSource):
         classes = _training_classes(images)
         splits = {"train": _labeled(images / "train", classes)}
         if (images / "val").is_dir():
-            read = _labeled if _classes(images / "val") else partial(_solved, root / "LOC_val_solution.csv")
+            read = _labeled if _classes(images / "val") else partial(_read_solution, root / "LOC_val_solution.csv")
             splits["test" if self.validation_fraction else "validation"] = read(images / "val", classes)
         if self.validation_fraction:
             files, labels = splits["train"]
@@ -123,7 +122,7 @@ def _classes(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _solved(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
+def _read_solution(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
     """Return the image files in a folder and their classes, from a table such as "ImageId,PredictionString".
 
     A prediction is "n01751748 111 108 230 165": a class and a box, perhaps several times.

@@ -9,7 +9,7 @@ from lineage.configs.storage import local
 from lineage.data.sources.base import SOURCES, Source
 from lineage.data.sources.parquet import Parquet
 
-KINDS = ("parquet", "csv", "tsv", "jsonl")
+TABLES = ("parquet", "csv", "tsv", "jsonl")  # sources of tables, named after the suffixes of their files
 
 
 @SOURCES.register("hf")
@@ -30,9 +30,9 @@ class Hub(Parquet):
 
     def copied(self) -> Source:
         """Return the source of the files in the cache."""
-        for kind in KINDS:
-            cls = SOURCES[kind]
+        for table in TABLES:
+            cls = SOURCES[table]
             options = {field.name: getattr(self, field.name) for field in fields(cls) if hasattr(self, field.name)}
             with contextlib.suppress(NoFileError):
                 return cls(**options | {"path": local(f"hf:{self.path}", cls.suffixes)})
-        raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(KINDS)}.")
+        raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(TABLES)}.")

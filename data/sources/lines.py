@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
-from lineage.data.sources.files import COMPRESSED, DataFiles, read_lines
+from lineage.data.sources.files import DataFiles, read_lines, suffix_of
 from lineage.data.sources.tables import as_text, json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # ID of a word in CoNLL-U
@@ -69,7 +69,8 @@ class TaggedFiles(DataFiles):
         raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        return self.each_file(self.read_file)
+        splits = self.found().items()
+        return {split: [sentence for file in files for sentence in self.read_file(file)] for split, files in splits}
 
     def documents(self) -> dict[str, Documents]:
         splits = self.tagged_sentences().items()
@@ -109,6 +110,7 @@ class BIO(TaggedFiles):
 
     def read_file(self, path: str) -> list[TaggedSentence]:
         sentences, words, tags, width = [], [], [], 0
+        needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
         for number, line in enumerate([*read_lines(path), ""], 1):
             row = re.split(r"[ \t]+", line.strip(" \t"))
             if row == [""] or row[0] == "-DOCSTART-":
@@ -117,7 +119,6 @@ class BIO(TaggedFiles):
                 words, tags = [], []
                 continue
             width = width or len(row)
-            needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
             if len(row) != width or width < needed:
                 must = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
                 raise ValueError(f"{path}, line {number} has {len(row)} columns: {must}.")
@@ -217,21 +218,19 @@ def read_rows(
 
     The key `optional` may be missing; `columns` and `others` describe the columns and other files in error messages.
     """
-    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED]
-    needed = [key for key in keys if key != optional]
-    if suffixes[-1:] == [".jsonl"]:
-        found = json_objects(path)
-        given = [(number, [key for key in keys if key in needed or key in entry], entry) for number, entry in found]
-        rows = [
-            [as_text(entry.get(key), key, f"{path}, line {number}") for key in keys] for number, keys, entry in given
-        ]
-    elif suffixes[-1:] == [".tsv"]:
-        lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
-        if wrong := next((pair for pair in lines if not len(needed) <= len(pair[1]) <= len(keys)), None):
-            raise ValueError(f"{path}, line {wrong[0]} has {len(wrong[1])} columns: it must have {columns}.")
-        rows = [row for _, row in lines]
+    suffix, rows = suffix_of(path), []
+    if suffix == ".jsonl":
+        for number, entry in json_objects(path):
+            given = [key for key in keys if key != optional or key in entry]
+            rows.append(tuple(as_text(entry.get(key), key, f"{path}, line {number}") for key in given))
+    elif suffix == ".tsv":
+        for number, line in enumerate(read_lines(path), 1):
+            row = tuple(line.split("\t"))
+            if line.strip() and len(row) not in (len(keys), len(keys) - bool(optional)):
+                raise ValueError(f"{path}, line {number} has {len(row)} columns: it must have {columns}.")
+            rows += [row] if line.strip() else []
     else:
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
-    return list(map(tuple, rows))
+    return rows

@@ -25,9 +25,8 @@ class Mixture(Source):
 
     Without `weights`, a source with N training examples has the weight min(N, limit) ** (1 / temperature), as in T5
     (arXiv 1910.10683, section 3.5.2). The order of the sources is the same for any number of processes, and among the
-    first n examples of a run, each source has its share of n up to a constant. Each is reshuffled when all its examples
-    have been used; an epoch has as many examples as all sources together. Evaluation splits are named
-    "validation_NAME".
+    first n examples of a run, each source has its share of n up to a constant. Each is reshuffled when its examples are
+    used up; an epoch has as many examples as all sources together. Evaluation splits are named "validation_NAME".
 
     Attributes:
         parts: sources, each a string such as "text:PATH", or a dictionary with such a string as `source` and optionally

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lineage.data.content import Arrays, Images, PairedTexts
-from lineage.data.sources.base import SOURCES, Source
+from lineage.data.sources.base import SOURCES, SPLITS, Source
 
 _DAYS = range(datetime.date(1950, 1, 1).toordinal(), datetime.date(2050, 1, 1).toordinal())
 _LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr", "fi")
@@ -60,7 +60,7 @@ class Dates(Source):
     def pairs(self) -> dict[str, PairedTexts]:
         from babel.dates import format_date
 
-        splits = {name: PairedTexts([], []) for name in ("train", "validation", "test")}
+        splits = {split: PairedTexts([], []) for split in SPLITS}
         for ordinal in _DAYS:
             day = datetime.date.fromordinal(ordinal)
             draw = zlib.crc32(str(ordinal).encode())

@@ -43,7 +43,7 @@ class Parquet(Table):
 
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
         number = 0
-        with _errors(file, lambda: f" after row {number}"), _opened(file) as table:
+        with _opened(file, lambda: f" after row {number}") as table:
             check_columns(file, keys, _columns(table.schema_arrow))
             for batch in table.iter_batches(1024, columns=list(dict.fromkeys(keys))):
                 for values in zip(*(_values(batch, key) for key in keys)):
@@ -52,7 +52,7 @@ class Parquet(Table):
 
     def class_names(self, key: str) -> list[str]:
         file = next(iter(self.found().values()))[0]
-        with _errors(file), _opened(file) as table:
+        with _opened(file) as table:
             metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
         try:
             names = json.loads(metadata).get("info", {}).get("features", {}).get(key, {}).get("names") or []
@@ -107,23 +107,13 @@ class Parquet(Table):
 
 @dataclass(frozen=True)
 class ParquetImages(ExampleSource):
-    """Images in the rows of Parquet files, with labels; they are read and decoded on access.
-
-    Attributes:
-        files: paths of the files.
-        groups: index after the last row of each row group, for each file.
-        file: index of each example's file, int32 [N].
-        row: each example's row in its file, int32 [N].
-        label: class of each example, int32 [N].
-        column: name of the column.
-        channels: number of channels of the images.
-    """
+    """Images in the rows of Parquet files, with labels; they are read and decoded on access."""
 
     files: Sequence[str]
-    groups: Sequence[np.ndarray]
-    file: np.ndarray
-    row: np.ndarray
-    label: np.ndarray
+    groups: Sequence[np.ndarray]  # index after the last row of each row group, for each file
+    file: np.ndarray  # index of each example's file, int32 [N]
+    row: np.ndarray  # each example's row in its file, int32 [N]
+    label: np.ndarray  # class of each example, int32 [N]
     column: str
     channels: int
 
@@ -170,7 +160,7 @@ class _Recent:
             if key in self._groups:
                 self._groups.move_to_end(key)
                 return self._groups[key]
-        with _errors(file), _opened(file) as table:
+        with _opened(file) as table:
             found = table.read_row_group(number, columns=[column]).column(column)
         with self._lock:
             self._size += 0 if key in self._groups else found.nbytes
@@ -183,19 +173,14 @@ class _Recent:
 _RECENT = _Recent()
 
 
-def _opened(file: str) -> Any:
+@contextlib.contextmanager
+def _opened(file: str, where: Callable[[], str] = str) -> Iterator[Any]:
+    """Yield pyarrow's `ParquetFile`; raise ValueError with the path and `where()` for an error of pyarrow."""
     import pyarrow.parquet  # imported here because it is slow to import
 
-    return pyarrow.parquet.ParquetFile(file)
-
-
-@contextlib.contextmanager
-def _errors(file: str, where: Callable[[], str] = str) -> Iterator[None]:
-    """Raise ValueError with the path of the file for an error of pyarrow."""
-    import pyarrow
-
     try:
-        yield
+        with pyarrow.parquet.ParquetFile(file) as table:
+            yield table
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise ValueError(f"{file} cannot be read as a Parquet file{where()}: {reason}") from None
@@ -203,7 +188,7 @@ def _errors(file: str, where: Callable[[], str] = str) -> Iterator[None]:
 
 def _groups(file: str, column: str) -> np.ndarray:
     """Return the index after the last row of each row group, int64 [G]."""
-    with _errors(file), _opened(file) as table:
+    with _opened(file) as table:
         check_columns(file, [column], table.schema_arrow.names)
         return np.cumsum([table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)])
 

@@ -20,7 +20,8 @@ SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "triangle": lambda x, y: (2 * abs(x) <= y + 1) & (y <= 1),
     "cross": lambda x, y: (np.minimum(abs(x), abs(y)) <= 1 / 3) & (np.maximum(abs(x), abs(y)) <= 1),
 }
-SIZES = {"train": 20_000, "validation": 500, "test": 500}
+SIZES = {"train": 20_000, "validation": 500, "test": 500}  # number of images of each split
+MOST = 6  # maximum number of shapes in an image
 
 
 @SOURCES.register("shapes")
@@ -40,11 +41,10 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """Images of `size` x `size` pixels with at most `most` colored shapes on noise, by (seed, split, index)."""
+    """Images of `size` x `size` pixels with at most `MOST` colored shapes on noise, by (seed, split, index)."""
 
     split: str
     size: int = 64
-    most: int = 6
     seed: int = 0
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class DrawnShapes(ExampleSource):
         ground = random.uniform(0, 255, 3)
         image = ground + random.normal(0, 20, (size, size, 3))
         objects = []
-        for _ in range(random.integers(1, self.most + 1)):
+        for _ in range(random.integers(1, MOST + 1)):
             width, height = random.uniform(size / 8, size / 2.5, 2)
             left, top = random.uniform(0, size - width), random.uniform(0, size - height)
             x, y = (np.arange(size) + 0.5 - left) * 2 / width - 1, (np.arange(size) + 0.5 - top) * 2 / height - 1

@@ -28,8 +28,7 @@ class Table(DataFiles):
         label_key: column with the label.
         input_key: column with the input of a pair.
         target_key: column with the target of a pair.
-        validation_fraction: fraction of the training rows, evenly spread, that is held out where there are no
-            validation data; 0: none.
+        validation_fraction: evenly spread fraction of the training rows, held out without validation data; 0: none.
         max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
     """
 
@@ -63,11 +62,7 @@ class Table(DataFiles):
             yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
     def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-        """Yield the file and the number of each row of a split, and its values in some columns.
-
-        Raises:
-            ValueError: the split has no rows.
-        """
+        """Yield the file and number of each row of a split, and its values; raise ValueError if there are no rows."""
         found, index, kept = self.found(), -1, 0
         held = split not in found  # whether it consists of training rows
         fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
@@ -81,7 +76,17 @@ class Table(DataFiles):
             raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
 
     def documents(self) -> dict[str, Documents]:
-        return {split: Documents(_Texts(self, split), partial(self._identity, split)) for split in self.splits()}
+        splits = self.splits()
+        return {split: Documents(partial(self._limited, split), partial(self._identity, split)) for split in splits}
+
+    def _limited(self, split: str) -> Iterator[str]:
+        """Yield the first texts of a split, with at most `max_bytes` in total."""
+        size = 0
+        for (text,) in self.texts(split, [self.text_key]):
+            size += len(text.encode()) if self.max_bytes else 0
+            if size > self.max_bytes:
+                return
+            yield text
 
     def pairs(self) -> dict[str, PairedTexts]:
         keys = self.input_key, self.target_key
@@ -108,30 +113,14 @@ class Table(DataFiles):
         return identity(found[split if split in found else "train"], self.name, split, options, cache_dir=cache_dir)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Texts of a split, at most `max_bytes` in total, which are read again in each pass."""
-
-    table: Table
-    split: str
-
-    def __iter__(self) -> Iterator[str]:
-        size, limit = 0, self.table.max_bytes
-        for (text,) in self.table.texts(self.split, [self.table.text_key]):
-            size += len(text.encode()) if limit else 0
-            if size > limit:
-                return
-            yield text
-
-
 @SOURCES.register("csv")
 @dataclass(frozen=True)
 class CSV(Table):
     """Comma-separated UTF-8 files (.csv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
 
     Attributes:
-        quotes: whether a field may be in double quotes, in which commas and ends of lines are part of the field and a
-            double quote is written twice.
+        quotes: whether a field may be in double quotes, in which delimiters and ends of lines are part of the field
+            and a double quote is written twice; the TSV files of GLUE have no such fields.
     """
 
     suffixes = (".csv",)
@@ -162,12 +151,7 @@ class CSV(Table):
 @SOURCES.register("tsv")
 @dataclass(frozen=True)
 class TSV(CSV):
-    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
-
-    Attributes:
-        quotes: whether a field may be in double quotes, in which tabs and ends of lines are part of the field and a
-            double quote is written twice; the files of GLUE have no such fields.
-    """
+    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst)."""
 
     suffixes = (".tsv",)
     delimiter = "\t"

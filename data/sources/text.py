@@ -93,29 +93,18 @@ def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
             yield textwrap.dedent("\n".join(kept)), text.splitlines()[0]
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """Characters between two fractions of each of some UTF-8 files, which are read again in each pass.
+def _texts(files: Sequence[Path], start: float, stop: float) -> Iterator[Iterator[str]]:
+    """Yield the characters between two fractions of each UTF-8 file, in blocks."""
+    for file in files:
+        yield read_blocks(file) if (start, stop) == (0, 1) else _blocks(file, start, stop)
 
-    A text is an iterable of its blocks.
-    """
 
-    files: Sequence[Path]
-    start: float = 0.0
-    stop: float = 1.0
-
-    def __iter__(self) -> Iterator[Iterator[str]]:
-        return map(self._blocks, self.files)
-
-    def _blocks(self, file):
-        if (self.start, self.stop) == (0, 1):
-            yield from read_blocks(file)
-            return
-        length, place = sum(map(len, read_blocks(file))), 0
-        start, stop = int(length * self.start), int(length * self.stop)
-        for block in read_blocks(file):
-            yield block[max(start - place, 0) : max(stop - place, 0)]
-            place += len(block)
+def _blocks(file, start, stop):
+    length, place = sum(map(len, read_blocks(file))), 0
+    start, stop = int(length * start), int(length * stop)
+    for block in read_blocks(file):
+        yield block[max(start - place, 0) : max(stop - place, 0)]
+        place += len(block)
 
 
 def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Documents]:
@@ -124,18 +113,16 @@ def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Docum
     The held-out texts are evenly spread. If they would be none or all of the texts, the last `fraction` of the
     characters of each text is used for validation.
     """
-    texts = {split: TextFiles(part) for split, part in files.items()}
+    parts: dict[str, tuple[Sequence[Path], float, float]] = {split: (part, 0.0, 1.0) for split, part in files.items()}
     if "validation" not in files and fraction:
         held = held_out(np.arange(len(files["train"])), fraction)
         if held.any() and not held.all():
             for split, chosen in (("train", ~held), ("validation", held)):
-                texts[split] = TextFiles([files["train"][index] for index in np.flatnonzero(chosen)])
+                parts[split] = [files["train"][index] for index in np.flatnonzero(chosen)], 0.0, 1.0
         else:
-            texts["train"] = TextFiles(files["train"], 0, 1 - fraction)
-            texts["validation"] = TextFiles(files["train"], 1 - fraction, 1)
-    return {
-        split: Documents(part, partial(identity, part.files, part.start, part.stop)) for split, part in texts.items()
-    }
+            parts["train"] = files["train"], 0, 1 - fraction
+            parts["validation"] = files["train"], 1 - fraction, 1
+    return {name: Documents(partial(_texts, *part), partial(identity, *part)) for name, part in parts.items()}
 
 
 def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:

@@ -12,7 +12,7 @@ from lineage.configs.registry import Range
 from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
-from lineage.data.sources.base import SOURCES, PathSource
+from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.transforms.pillow import Picture
 
 
@@ -93,9 +93,9 @@ class TFDS(PathSource):
     @cached_property
     def _splits(self) -> dict[str, str]:
         """Splits to read, by their role."""
-        own = {name: name for name in ("validation", "test") if name in self._builder.info.splits}
-        asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
-        return {"train": "train"} | own | {name: split for name, split in asked.items() if split}
+        found = {role: role for role in SPLITS if role == "train" or role in self._builder.info.splits}
+        given = zip(SPLITS, (self.train_split, self.validation_split, self.test_split))
+        return found | {role: split for role, split in given if split}
 
     def _feature(self, key: str) -> Any:
         info = self._builder.info
@@ -103,9 +103,8 @@ class TFDS(PathSource):
             raise ValueError(f"{info.full_name} has no feature {key!r}: it has {', '.join(sorted(info.features))}.")
         return info.features[key]
 
-    def _records(self, split: str, key: str, decoders: Any = None) -> Any:
-        """Return the examples of a split, which must have the feature `key`."""
-        self._feature(key)
+    def _records(self, split: str, decoders: Any = None) -> Any:
+        """Return the examples of a split."""
         try:
             return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
         except ValueError as error:
@@ -118,20 +117,22 @@ class TFDS(PathSource):
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
-            records = list(self._records(split, keys[0]))
+            records = list(self._records(split))
             splits[name] = [[_decoded(row[key], key, number) for number, row in enumerate(records)] for key in keys]
         return splits
 
     def _texts(self, split: str) -> Documents:
         """Return the first texts of a split with at most `max_bytes` in total (0: all of them)."""
-        key, records = self.text_key, self._records(split, self.text_key)
+        key = self.text_key
+        self._feature(key)  # raises ValueError if there is none
+        records = self._records(split)
         length = len(records)
         if self.max_bytes:
             size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
         info = self._builder.info
         fingerprint = f"{info.full_name} {info.splits[split].num_bytes} {split} {key} {length}"
-        return Documents(Texts(records, key, length), fingerprint)
+        return Documents(lambda: (_decoded(records[i][key], key, i) for i in range(length)), fingerprint)
 
     def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:
         """Return the images of all splits, with labels, or with boxes if there is no `label_key`."""
@@ -139,7 +140,7 @@ class TFDS(PathSource):
 
         key, channels = self.image_key, self._feature(self.image_key).shape[-1]
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
-        found = {name: self._records(split, key, decoders) for name, split in self._splits.items()}
+        found = {name: self._records(split, decoders) for name, split in self._splits.items()}
         splits = {name: Records(records, key, label_key, channels) for name, records in found.items()}
         return Images(splits, [str(name) for name in class_names])
 
@@ -169,23 +170,6 @@ def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndar
     boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
     crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
     return {"image": image, "boxes": boxes, "classes": np.asarray(objects["label"], np.int32), "crowd": crowd}
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Values of a text feature in the first `length` examples of a split."""
-
-    records: Any
-    key: str
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> str:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return _decoded(self.records[index][self.key], self.key, index)
 
 
 def _question(text: str, context: str, answers: Any) -> Question:

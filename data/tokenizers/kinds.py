@@ -145,8 +145,6 @@ class Words(CasedKind):
         vocab_size: maximum number of tokens, including special tokens; 0: every word of the texts.
     """
 
-    vocab_size: Annotated[int, Range(0)] = 0
-
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         model = models.WordLevel(unk_token=self.special_name("unknown"))
         backend = _assembled(model, pre_tokenizers.Whitespace(), None, self.normalizer)
@@ -191,8 +189,7 @@ class WordBPE(CasedKind):
 class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
-    Decoding puts one space between words; characters that are not in the training texts are unknown. `lowercase` also
-    removes accents.
+    Decoding puts a space between words; characters not in the training texts are unknown; `lowercase` removes accents.
     """
 
     style = "["
@@ -257,11 +254,8 @@ def find_tokenizer(
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of the given kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
-    Tokenizers of the kinds in this module are kept in the folder `cache_dir` ("": the cache of the user); one of
-    several processes trains them.
-
-    Raises:
-        FileNotFoundError: the workdir has no tokenizer, and the texts have no training split.
+    Trained tokenizers of this module are kept in `cache_dir` ("": the cache of the user); one process trains for all.
+    FileNotFoundError is raised if the workdir has no tokenizer and the texts have no training split.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
@@ -276,14 +270,14 @@ def find_tokenizer(
         documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
         contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
         about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
-        tokenizer = _kept(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
+        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
     return tokenizer
 
 
-def _kept(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
+def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer in a file, or train it and keep it there."""
     checksum = path.with_suffix(".sha256")
 
@@ -307,10 +301,7 @@ def _kept(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
 
 def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = split
-    for name, part in (("decoder", decoder), ("normalizer", normalizer)):
-        if part is not None:
-            setattr(backend, name, part)
+    backend.pre_tokenizer, backend.decoder, backend.normalizer = split, decoder, normalizer
     return backend
 
 

@@ -117,8 +117,7 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the token ids int32 [N] of each text, and the first character and the one after the last of each token
-        in it, int64 [N, 2]."""
+        """Return the token ids int32 [N] of each text, and the start and end of each token in it, int64 [N, 2]."""
         if self._characters is not None:
             self.encode_batch(texts)  # raises ValueError for an unknown character
         with self._errors():

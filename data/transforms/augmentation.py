@@ -19,6 +19,7 @@ from lineage.data.transforms.distortions import Jitter, RandAugment
 from lineage.data.transforms.pillow import PerImage, Picture, crop, from_pillow, opened, stack
 
 Images = Sequence[np.ndarray | Picture] | np.ndarray
+Step = Callable[[Images, np.ndarray], np.ndarray]  # function of images and a key for each
 Fraction = Annotated[float, Range(above=0, high=1)]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -142,9 +143,7 @@ class Erase(RandomBox):
         return images
 
 
-def parse(
-    augment: str, image_size: int = 0, resample: str = "bilinear"
-) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
+def parse(augment: str, image_size: int = 0, resample: str = "bilinear") -> list[Step]:
     """Return the transforms of a pipeline such as `crop | flip | shift(2)`; the other options are those of `crop`."""
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
@@ -163,7 +162,7 @@ class Transform:
     """Transform of batches of decoded images into batches for the model, (pixel / 255 - mean) / std in float32."""
 
     resize: CenterCrop | RandomCrop | None  # None if the images have one size
-    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]  # transforms of images uint8
+    steps: Sequence[Step]  # transforms of images uint8
     mean: tuple[float, ...]
     std: tuple[float, ...]
     erase: Erase | None = None  # after the normalization

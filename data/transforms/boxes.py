@@ -13,6 +13,7 @@ from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 Example = dict[str, np.ndarray]
+Step = Callable[[Example, np.random.Generator], Example]
 
 
 def flip(example: Example) -> Example:
@@ -95,7 +96,7 @@ class Crop(Checked):
         return crop(example, *start, *size)
 
 
-def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Generator], Example]]:
+def parse(augment: str, longest: int) -> list[Step]:
     """Return the transforms of a pipeline such as `flip | crop(384, 600) | resize(480, 800)`."""
     known = {"flip": Flip, "crop": Crop, "resize": lambda low, high: Resize(low, high, longest)}
     return parse_calls("task.augment", augment, known)
@@ -113,7 +114,7 @@ class Transform:
     and `size` int32 [B, 2] is the height and width of each image before the steps, in pixels.
     """
 
-    steps: Sequence[Callable[[Example, np.random.Generator], Example]]
+    steps: Sequence[Step]
     size: int
     most: int
     mean: tuple[float, ...]
@@ -133,12 +134,12 @@ class Transform:
             random = shuffle.generator(key)
             for step in self.steps:
                 example = step(example, random)
-            self._put(out, row, example)
+            self._store(out, row, example)
         if self.training:
             del out["crowd"], out["size"]
         return out
 
-    def _put(self, out, row, example):
+    def _store(self, out, row, example):
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:

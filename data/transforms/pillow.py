@@ -22,8 +22,7 @@ ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # last bytes of the file
 def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
     """Decode an image file, its content, or a Pillow image to uint8 [h, w, channels].
 
-    1 channel is gray, 3 are RGB and 4 RGBA. The error for a file that is not an image begins with `where`, by default
-    the path.
+    1 channel is gray, 3 are RGB and 4 RGBA. Errors for a file that is not an image begin with `where`, or the path.
     """
     with opened(Picture(file, channels, where)) as image:
         return from_pillow(image)

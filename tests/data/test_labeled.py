@@ -15,7 +15,13 @@ from lineage.data.examples import encoded
 from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
-from lineage.tasks.text_classification import Fit, TextClassification, TextRegression, class_names, document_frequencies
+from lineage.tasks.text_classification import (
+    TextClassification,
+    TextEncoder,
+    TextRegression,
+    class_names,
+    document_frequencies,
+)
 from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -23,8 +29,8 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = Fit(rule, CODER, length, stride, document_frequencies(texts), len(texts))
-    made.check(texts)
+    made = TextEncoder(rule, CODER, length, stride, document_frequencies(texts), len(texts))
+    made.encode(texts)
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
@@ -145,7 +151,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         ("a\tyes\n", {"long_text": "middle"}, "task.long_text is 'middle'. Available: head, tail"),
         ("a\tb\tyes\n", {"long_text": "segments"}, "'segments': it must be head, tail or head_tail for pairs"),
         ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride is 7: it must be from 0 \(no overlap\) to 6"),
-        ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be at least 4"),
+        ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be 4 or more"),
         ("\n", {}, "is empty: it must have"),
         ("a\tyes\n", {"mask_rate": 0.5}, "TextClassification has no key 'mask_rate'"),
     ],

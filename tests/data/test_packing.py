@@ -127,7 +127,7 @@ def test_options_that_packing_does_not_allow_raise(options):
 
 
 def test_invalid_length_raises():
-    with pytest.raises(ValueError, match=r"task.sequence_length is 0: it must be at least 1"):
+    with pytest.raises(ValueError, match=r"task.sequence_length is 0: it must be 1 or more"):
         Packed(stream([3, 4]), 0)
 
 

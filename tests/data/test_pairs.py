@@ -94,7 +94,7 @@ def test_load(tmp_path):
         schema.section(TASKS, "sequence_to_sequence", image_size=8)
     with pytest.raises(ValueError, match=r"None of 3 pairs fits task.sequence_length, which is 3"):
         load(source, SequenceToSequence(sequence_length=3), Characters())
-    with pytest.raises(ValueError, match=r"task.sequence_length is 0: pairs need at least 2"):
+    with pytest.raises(ValueError, match=r"task.sequence_length is 0: it must be 2 or more, for a token and"):
         load(source, SequenceToSequence(), Characters())
 
 

@@ -120,7 +120,7 @@ def test_negative_sentences_are_uniform_over_other_documents(chunks):
     firsts = np.full(10_000, chunks.firsts[5])
     pair = PairSentences(chunks, coder, MaskTokens(0.15, coder))
     draws = np.random.default_rng(0).integers(0, 2**63, (len(firsts), 4))
-    begun = [read(coder, pair._texts(int(firsts[0]), True, *map(int, draw))[1][:1])[0] for draw in draws]
+    begun = [read(coder, pair._pair(int(firsts[0]), True, *map(int, draw))[1][:1])[0] for draw in draws]
     own = begins(chunks, coder)[firsts[0]][0]
     others = [word for word in begins(chunks, coder) if word[0] != own]
     counts = np.array([begun.count(word) for word in others])

@@ -65,7 +65,7 @@ def test_invalid_strides_raise(length, stride):
 
 
 def test_windows_without_tokens_raise():
-    with pytest.raises(ValueError, match=r"^task.sequence_length is 0: it must be at least 1.$"):
+    with pytest.raises(ValueError, match=r"^task.sequence_length is 0: it must be 1 or more.$"):
         Windows(np.arange(10), 0)
 
 

@@ -71,7 +71,7 @@ def entries(index):
 @pytest.fixture
 def small(monkeypatch):
     """Make groups of about 100 characters and shards of about 500 tokens."""
-    monkeypatch.setattr(Documents.chunks, "__defaults__", (100,))
+    monkeypatch.setattr(content, "_CHUNK", 100)
     monkeypatch.setattr(tokens, "SHARD", 500)
 
 
@@ -111,7 +111,7 @@ def test_pieces_do_not_depend_on_blocks(text, sizes):
 def test_tokens_do_not_depend_on_chunks_and_blocks(monkeypatch):
     texts = [f"line {i}\n" * i for i in range(40)]
     whole = tokenize(Documents(texts), BYTES)
-    monkeypatch.setattr(Documents.chunks, "__defaults__", (20,))
+    monkeypatch.setattr(content, "_CHUNK", 20)
     monkeypatch.setattr(content, "_PIECE", 10)
     documents = Documents([iter([text[:7], text[7:]]) for text in texts])
     found = tokenize(documents, BYTES)
@@ -151,7 +151,7 @@ def kept_texts(tmp_path_factory):
     """Tokens in memory, and the same in shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "SHARD", 500)
-        patch.setattr(Documents.chunks, "__defaults__", (100,))
+        patch.setattr(content, "_CHUNK", 100)
         folder, documents = tmp_path_factory.mktemp("tokens"), Documents(TEXTS)
         kept = tokenize(documents, BYTES, folder)
         assert len(files(folder)) > 10

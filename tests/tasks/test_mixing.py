@@ -10,7 +10,7 @@ import torch
 
 from lineage.configs.run import Run
 from lineage.models import Model
-from lineage.tasks.image_classification import ImageClassification, kept, mix
+from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
 from lineage.train.step import TrainState, make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
@@ -18,7 +18,7 @@ BOTH = {"mixup": 0.8, "cutmix": 1.0}
 
 
 def draws(size=(12, 10), mixup=0.0, cutmix=0.0):
-    pixels, share = jax.jit(jax.vmap(lambda key: kept(key, size, mixup, cutmix)))(KEYS)
+    pixels, share = jax.jit(jax.vmap(lambda key: mixing_ratios(key, size, mixup, cutmix)))(KEYS)
     return np.asarray(pixels)[..., 0], np.asarray(share)
 
 
