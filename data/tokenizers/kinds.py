@@ -220,6 +220,11 @@ class Unigram(CasedKind):
         spec = json.loads(backend.to_str())
         pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
         own = sorted(pieces[len(names) :], key=lambda piece: (-piece[1], piece[0]))
+        # It adds the characters that training has dropped in no fixed order, with scores 0.0001 apart: sort them, too.
+        limit = own[-1][1] + 1e-4 * sum(len(piece) == 1 for piece, _ in own)
+        dropped = [index for index, (piece, score) in enumerate(own) if len(piece) == 1 and score < limit]
+        for index, character in zip(dropped, sorted(own[index][0] for index in dropped)):
+            own[index] = character, own[index][1]
         spec["model"]["vocab"] = pieces[: len(names)] + own
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 

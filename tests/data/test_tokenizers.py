@@ -210,6 +210,12 @@ def test_training_is_deterministic(kind):
         assert json.loads(again.to_str()) == json.loads(first.to_str())
 
 
+def test_unigram_orders_characters_that_training_drops():
+    words = [" ".join(f"word{i}" for i in range(start, start + 9)) for start in range(50)]
+    first = train("unigram", words, vocab_size=120).to_str()
+    assert all(train("unigram", words, vocab_size=120).to_str() == first for _ in range(5))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
     text = (TEXT + "\n\n \n\t\n a\r\n b\n'll\n x\u2028\ny\n1\u00a0\n2\ns \n\tt \nu\n") * 20
