@@ -205,7 +205,7 @@ def _settings(family, config, names, overrides):
     for name, value, allowed in [("architectures", architecture, family.architectures), *given]:
         if value not in allowed:
             raise ValueError(f"{name} is {_shown(value)}: it must be {' or '.join(map(repr, allowed))}.")
-    settings, origin = family.settings(config, architecture, names) | overrides, {}
+    settings, origin = {**family.settings(config, architecture, names), **family.kind, **overrides}, {}
     for name, (setting, default) in family.fields.items():
         if setting in overrides:
             continue

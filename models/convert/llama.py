@@ -1,16 +1,16 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
-The reference has dropout on the attention weights only; ours is on the output of each sublayer too.
+The reference has dropout on the attention weights only; ours also on the output of each sublayer.
 """
 
 from lineage.models.convert.family import Family, Rule, register
 
-# The supported rope types, and their names of the two values of `rope_turns`.
+# Supported rope types -> their names of the two values of `rope_turns`.
 TURNS = {"default": (), "linear": ()}
 TURNS |= {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 ROPE_FIXED = {"attention_factor": None, "mscale": None, "mscale_all_dim": None}
 ROPE_FIXED |= {"truncate": True, "partial_rotary_factor": 1.0}
-# First and last token of the published vocabularies, by their size.
+# Size of a published vocabulary -> its first and last token of a text.
 ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
 
 
@@ -34,6 +34,8 @@ class Llama(Family):
     }
     fixed = {"attention_bias": False, "mlp_bias": False}
     sizes = {"H": "num_heads", "K": "kv_heads"}
+    kind = {"window": None}
+    unread = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
     tied = (("lm_head.weight", "model.embed_tokens.weight"),)
 
     def rules(self, model):
@@ -103,12 +105,6 @@ class Llama(Family):
             "eos_token_id": last,
         }
 
-    def fits(self, model):
-        return model.window is None
-
-    def ignored(self, model):
-        return r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
-
 
 @register("mistral")
 class Mistral(Llama):
@@ -120,6 +116,7 @@ class Mistral(Llama):
         "sliding_window": ("window", None),
     }
     fixed = {}
+    kind = {}
 
     def settings(self, config, architecture, names):
         config.setdefault("sliding_window", 4096)

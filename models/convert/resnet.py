@@ -7,7 +7,7 @@ import numpy as np
 
 from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels, register
 
-# Fields of Big Transfer and of the stem of hybrid ViTs, by our padding.
+# Fields of Big Transfer and of the stem of hybrid ViTs, by our `padding`.
 BITS = {
     "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
     "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
@@ -50,7 +50,6 @@ def _blocks(model):
 @register("resnet")
 class ResNet(Family):
     model = "resnet"
-    norm = "batch"
     architectures = ("ResNetForImageClassification", "ResNetModel")
     prefix = "resnet."
     fields = {
@@ -60,7 +59,9 @@ class ResNet(Family):
         "hidden_sizes": ("widths", (256, 512, 1024, 2048)),
     }
     fixed = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
+    kind = {"norm": "batch"}
     sizes = {}
+    unread = r".*\.num_batches_tracked"
 
     def example(self, model):
         return (np.zeros((1, 64, 64, model.channels), np.float32),)
@@ -87,20 +88,14 @@ class ResNet(Family):
         own = {"architectures": [self.architectures[not model.num_classes]]}
         return own | labels(model) | {"layer_type": "bottleneck" if model.bottleneck else "basic"}
 
-    def fits(self, model):
-        return model.norm == self.norm
-
-    def ignored(self, model):
-        return r".*\.num_batches_tracked"
-
 
 @register("bit")
 class BiT(ResNet):
-    norm = "group"
     architectures = ("BitForImageClassification", "BitModel")
     prefix = "bit."
     fields = ResNet.fields | {"num_groups": ("groups", 32)}
     fixed = {"hidden_act": "relu", "output_stride": 32, "width_factor": 1, "drop_path_rate": 0.0}
+    kind = {"norm": "group"}
 
     def backbone(self, model, prefix):
         outer = "norm" if model.preactivation else "embedder.norm"
@@ -116,11 +111,11 @@ class BiT(ResNet):
         return table
 
     def settings(self, config, architecture, names):
-        found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
-        if found not in BITS.values():
-            raise ValueError(f"BiT with {found} is not supported: it must have one of {list(BITS.values())}.")
-        padding = next(padding for padding, kind in BITS.items() if kind == found)
-        own = {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
+        given = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
+        if given not in BITS.values():
+            raise ValueError(f"BiT with {given} is not supported: it must have one of {list(BITS.values())}.")
+        padding = next(padding for padding, fields in BITS.items() if fields == given)
+        own = {"preactivation": padding == "symmetric", "padding": padding}
         return super().settings(config, architecture, names) | own
 
     def config(self, model):

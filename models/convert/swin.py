@@ -1,8 +1,8 @@
 """Swin and Swin V2: `SwinForImageClassification`, `Swinv2ForImageClassification` <-> `Swin`; `SwinModel`,
 `Swinv2Model` <-> `num_classes=0`.
 
-The dropout rate is the same, but the reference has no dropout inside the MLP, and version 1's stochastic depth skips
-only the attention there, and both sublayers here and in the paper's code.
+The dropout rates are the same, but the reference has no dropout inside the MLP, and the stochastic depth of its version
+1 skips only attention, whereas ours and the paper's skip both sublayers.
 """
 
 from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register
@@ -11,7 +11,6 @@ from lineage.models.convert.family import ImageFamily, Rule, heads, labels, line
 @register("swin")
 class Swin(ImageFamily):
     model = "swin"
-    version = "v1"
     architectures = ("SwinForImageClassification", "SwinModel")
     prefix = "swin."
     fields = {
@@ -31,6 +30,8 @@ class Swin(ImageFamily):
     }
     fixed = {"qkv_bias": True, "use_absolute_embeddings": False}
     sizes = {"p": "patch_size", "q": "patch_size", "c": "channels"}
+    kind = {"version": "v1"}
+    unread = r".*\.relative_(position_index|coords_table)"  # in old files
 
     def rules(self, model):
         prefix, embed, second = self.prefix, f"{self.prefix}embeddings.", model.version == "v2"
@@ -73,22 +74,16 @@ class Swin(ImageFamily):
         trained = config.get("pretrained_window_sizes", ())
         num_classes = 0 if architecture.endswith("Model") else num_labels(config)
         trained = tuple(trained) if any(trained) else ()
-        return {"version": self.version, "trained_windows": trained, "num_classes": num_classes}
+        return {"trained_windows": trained, "num_classes": num_classes}
 
     def config(self, model):
         stages = len(model.depths)
         trained, stride = model.trained_windows or [0] * stages, model.patch_size * 2 ** (stages - 1)
         return labels(model) | {"pretrained_window_sizes": trained, "encoder_stride": stride}
 
-    def fits(self, model):
-        return model.version == self.version
-
-    def ignored(self, model):
-        return r".*\.relative_(position_index|coords_table)"  # in old files
-
 
 @register("swinv2")
 class SwinV2(Swin):
-    version = "v2"
     architectures = ("Swinv2ForImageClassification", "Swinv2Model")
     prefix = "swinv2."
+    kind = {"version": "v2"}
