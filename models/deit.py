@@ -15,7 +15,7 @@ class DeiT(ViT):
     """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token.
 
     Attributes:
-        distillation_head: whether there is a classifier of the distillation token, which learns from a teacher.
+        distillation_head: whether the distillation token has a classifier, which learns from a teacher.
     """
 
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
@@ -37,7 +37,7 @@ class DeiT(ViT):
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Image) -> Float[Array, "B V"]:
-        """Return the mean logits of both heads, or of the only one (or of the tokens [B, D] without a classifier)."""
+        """Return the mean of the logits of the heads, or of their tokens [B, D] without a classifier."""
         if not self.distillation_head:
             return super().__call__(image)
         return sum(self.heads(image)) / 2
