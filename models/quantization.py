@@ -16,10 +16,9 @@ Inputs = dict[str, tuple[int, ...]]  # path of a matrix -> its input axes, count
 
 
 def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inputs:
-    """Return the axes of the matrices of `Linear` and `Embed` layers over which products sum, by tracing `forward`.
+    """Return the axes of the matrices of `Linear` and `Embed` layers over which products sum.
 
-    Args:
-        forward: function of the bound model and `args` that calls all layers.
+    `forward`, a function of the bound model and `args`, must call all layers; it is only traced.
     """
     found = {}
 

@@ -110,8 +110,7 @@ class ResNet(ImageModel):
 class Conv(nn.Module):
     """Convolution with a square kernel and without bias; see `ResNet` for the padding.
 
-    Attributes:
-        standardized: whether each channel's kernel is normalized to mean 0 and variance 1 (arXiv 1903.10520).
+    If `standardized`, the kernel of each output channel has mean 0 and variance 1 (arXiv 1903.10520).
     """
 
     features: int

@@ -294,11 +294,8 @@ def sample(
 ) -> tuple[Running, Int[Array, ""]]:
     """Continue sequences by greedy search or sampling until `until` of them are finished.
 
-    Args:
-        decode: function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache).
-
-    Returns:
-        The sequences, and the number of decoding steps.
+    `decode` is a function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache). Return the
+    sequences, and the number of decoding steps.
     """
     rows = jnp.arange(len(running.tokens))
 

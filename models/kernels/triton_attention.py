@@ -24,6 +24,7 @@ from lineage.models.layers.attend import Keys, Mask, Queries
 BLOCK = 64  # number of queries and of keys in a block
 OUTSIDE = -2  # segment id of the keys that pad the last block
 LOG2_E = math.log2(math.e)
+Arrays = dict[str, Any]
 PER_QUERY = ("largest", "total", "delta")  # statistics [B, H, T] of each query
 
 
@@ -83,14 +84,8 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(
-    shape: Shape,
-    kernel: Callable[..., None],
-    products: int,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    tokens: int,
-    examples: int = 1,
-) -> dict[str, Array]:
+    shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays, tokens: int, examples: int = 1
+) -> Arrays:
     """Run a kernel for all blocks of queries or keys and all heads.
 
     Args:

@@ -111,8 +111,7 @@ class AdaptiveEmbed(nn.Module):
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
         """Return the losses of targets. The time of a tail is proportional to the number of its tokens.
 
-        Raises:
-            ValueError: label smoothing is above 0, which would need the probabilities of all words.
+        Raise ValueError if label smoothing is above 0, because it needs the probabilities of all words.
         """
         if targets.label_smoothing:
             raise ValueError(f"label_smoothing is {targets.label_smoothing}: it must be 0 with an adaptive softmax.")

@@ -30,6 +30,8 @@ Outputs = Float[Array, "B T H E"]
 Attend = Callable[..., Outputs]
 Transform = Callable[[Array], Array] | None
 Sow = Callable[[Array], object] | None
+Weights = Float[Array, "B H T S"]
+Visible = Bool[Array, "#B #H #T #S"] | None
 
 
 def dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
@@ -99,7 +101,7 @@ class Mask:
         allowed = None if self.allowed is None else self.allowed[..., :count]
         return self.replace(keys=keys, bias=bias, allowed=allowed, positions=None)
 
-    def materialize(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
+    def materialize(self, queries: int, keys: int) -> Visible:
         """Return True where a query may attend to a key, or None if nothing is masked."""
         parts = []
         if self.keys is not None:
@@ -128,7 +130,7 @@ class DropWeights:
     seed: Int[Array, ""]
     rate: float = struct.field(pytree_node=False)
 
-    def __call__(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+    def __call__(self, weights: Weights) -> Weights:
         iota = partial(jax.lax.broadcasted_iota, jnp.int32, weights.shape)
         example, head, row, column = map(iota, range(weights.ndim))
         kept = keeps(self.rate, self.seed, example * weights.shape[1] + head, row * 2**16 + column)
@@ -136,7 +138,7 @@ class DropWeights:
 
 
 @jax.custom_jvp
-def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
+def masked_softmax(scores: Weights, mask: Visible) -> Weights:
     """Return the softmax over the keys where the mask is True; its derivative needs only the result and the mask."""
     return jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
 
@@ -195,7 +197,7 @@ def _weights(scores, visible, dtype, transform, sow):
     return weights if transform is None else transform(weights)
 
 
-def _mean(weights: Float[Array, "B H T S"], value: Values) -> Outputs:
+def _mean(weights: Weights, value: Values) -> Outputs:
     """Return the weighted sums of the values of each head's group."""
     batch, heads, length, keys = weights.shape
     if heads == value.shape[2]:
@@ -205,13 +207,7 @@ def _mean(weights: Float[Array, "B H T S"], value: Values) -> Outputs:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dropped_mean(
-    rate: float,
-    scores: Float[Array, "B H T S"],
-    value: Values,
-    visible: Bool[Array, "#B #H #T #S"] | None,
-    seed: Int[Array, ""],
-) -> Outputs:
+def dropped_mean(rate: float, scores: Weights, value: Values, visible: Visible, seed: Int[Array, ""]) -> Outputs:
     """Return the mean of the values, weighted by the softmax of the scores after dropout.
 
     As in FlashAttention (arXiv 2205.14135, appendix B), the gradient of the scores takes the sum over the keys from the

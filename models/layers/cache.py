@@ -17,13 +17,9 @@ SEPARATE = 16  # maximum number of tokens that are written one by one: a scatter
 
 
 class Rows:
-    """Base class of states whose sequences can be selected and replaced.
+    """Base class of states whose sequences can be selected and replaced."""
 
-    Attributes:
-        BY_ROW: names of the fields whose first axis is that of sequences, or of sequences and heads, N = B x K.
-    """
-
-    BY_ROW: ClassVar[tuple[str, ...]] = ()
+    BY_ROW: ClassVar[tuple[str, ...]] = ()  # fields whose first axis is sequences, or sequences x heads
 
     @property
     def batch_size(self) -> int:

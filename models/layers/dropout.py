@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 class Dropout(nn.Module):
     """Dropout if there is a "dropout" rng, and the identity otherwise (arXiv 1207.0580).
 
-    Attributes:
-        rate: probability of setting a value to zero, below 1; the others are divided by 1 - rate.
+    Values are set to zero with the probability `rate` < 1; the others are divided by 1 - rate.
     """
 
     rate: float

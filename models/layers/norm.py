@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float
 
+Vector = Float[Array, "D"]
+
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def standardize(
-    x: Float[Array, "*B D"],
-    scale: Float[Array, "D"] | None,
-    bias: Float[Array, "D"] | None,
-    epsilon: float,
-    centered: bool = True,
+    x: Float[Array, "*B D"], scale: Vector | None, bias: Vector | None, epsilon: float, centered: bool = True
 ) -> Float[Array, "*B D"]:
     """Return (x - mean) / sqrt(variance + epsilon) * scale + bias of each vector.
 
@@ -141,10 +139,9 @@ def _(primals, tangents):
 
 
 class BatchNorm(TokenNorm):
-    """Batch normalization (arXiv 1502.03167); the running variance is unbiased.
+    """Batch normalization (arXiv 1502.03167) with an unbiased running variance.
 
-    Attributes:
-        frozen: whether to use the running statistics in training too, without updating them.
+    If `frozen`, the running statistics are used in training too, and are not updated.
     """
 
     frozen: bool = False
@@ -169,9 +166,6 @@ class PowerNorm(TokenNorm):
     psi is that of the previous steps, so that the output does not depend on the batch's statistics; a running mean
     approximates the term that they would add to the derivative, see `power`. In the first `warmup` steps, in which psi
     changes fast, the batch's own psi is used, as in the authors' code.
-
-    Attributes:
-        warmup: number of steps that use the batch's statistics.
     """
 
     warmup: int = 4000
@@ -193,11 +187,7 @@ class PowerNorm(TokenNorm):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def power(
-    x: Float[Array, "*B D"],
-    inverse: Float[Array, "D"],
-    nu: Float[Array, "D"],
-    weights: Float[Array, "*B 1"],
-    momentum: float,
+    x: Float[Array, "*B D"], inverse: Vector, nu: Vector, weights: Float[Array, "*B 1"], momentum: float
 ) -> Float[Array, "*B D"]:
     """Return x / psi, with an approximate derivative (arXiv 2003.07845, algorithm 2).
 
