@@ -134,8 +134,8 @@ def _read(family, model, files, shapes, dtype):
     names = {name: _name_in_files(family, name, files) for name in [*expected, *copies]}
     ignored = family.ignored(model)
     known = {name for name in files if not re.fullmatch(ignored, name)} - {names[copy] for copy in copies}
-    found = {name: tuple(files[name].get_slice(name).get_shape()) for name in files if name in known}
-    _match({names[name]: shape for name, shape in expected.items()}, found)
+    actual = {name: tuple(files[name].get_slice(name).get_shape()) for name in files if name in known}
+    _match({names[name]: shape for name, shape in expected.items()}, actual)
 
     def read(name):
         array = files[names[name]].get_tensor(names[name])
@@ -201,8 +201,8 @@ def _tensors(family, model, params):
 def _settings(family, config, names, overrides):
     """Return the model settings from the reference config, with overrides applied."""
     architecture = (config.get("architectures") or [*family.architectures])[0]
-    given = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
-    for name, value, allowed in [("architectures", architecture, family.architectures), *given]:
+    fixed = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
+    for name, value, allowed in [("architectures", architecture, family.architectures), *fixed]:
         if value not in allowed:
             raise ValueError(f"{name} is {_short(value)}: it must be {' or '.join(map(repr, allowed))}.")
     settings, origin = {**family.settings(config, architecture, names), **family.kind, **overrides}, {}
@@ -251,15 +251,15 @@ def _short(value):
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _match(expected, found):
+def _match(expected, actual):
     """Raise ValueError unless both dictionaries have the same names with the same shapes."""
-    for names, what in ((expected.keys() - found, "missing"), (found.keys() - expected, "unexpected")):
+    for names, what in ((expected.keys() - actual, "missing"), (actual.keys() - expected, "unexpected")):
         if names:
             more = ", ..." if len(names) > 3 else "."
             raise ValueError(f"tensors are {what}: {', '.join(sorted(names)[:3])}{more}")
     for name, shape in expected.items():
-        if found[name] != shape:
-            raise ValueError(f"tensor {name} has shape {found[name]}: it must be {shape}.")
+        if actual[name] != shape:
+            raise ValueError(f"tensor {name} has shape {actual[name]}: it must be {shape}.")
 
 
 def _files(folder):

@@ -143,8 +143,8 @@ class Electra(Bert):
 
     def config(self, model):
         dropout = model.dropout if model.head_dropout is None else model.head_dropout
-        own = {"embedding_size": model.embed_width or model.width, "summary_last_dropout": dropout}
-        return super().config(model) | own
+        config = {"embedding_size": model.embed_width or model.width, "summary_last_dropout": dropout}
+        return super().config(model) | config
 
 
 @register("roberta")

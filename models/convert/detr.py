@@ -52,17 +52,17 @@ class DETR(Family):
         backbone, family = model.backbone, FAMILIES["resnet"]
         if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.placement != "post":
             raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
-        own = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
-        own |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
-        return {"backbone_config": family.config(backbone) | own, **labels(model)}
+        fields = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
+        fields |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
+        return {"backbone_config": family.config(backbone) | fields, **labels(model)}
 
     def other(self, name):
         """Return timm's name of a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
-        place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
-        found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
-        if not found:
+        layers = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
+        match = re.fullmatch(rf"(.+\.conv_encoder\.model\.){layers}\.(convolution|normalization)(\..+)", name)
+        if not match:
             return name
-        start, stage, block, layer, kind, end = found.groups()
+        start, stage, block, layer, kind, end = match.groups()
         part = f"{'conv' if kind == 'convolution' else 'bn'}{int(layer or 0) + 1}"
         if stage and not layer:
             part = f"downsample.{int(kind == 'normalization')}"
@@ -79,6 +79,6 @@ def _backbone(config, names):
     for name, value in ({"model_type": "resnet"} | family.fixed).items():
         if described.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {described.get(name)!r}: it must be {value!r}.")
-    own = {setting: described.get(name, default) for name, (setting, default) in family.fields.items()}
-    own = {setting: tuple(value) if isinstance(value, list) else value for setting, value in own.items()}
-    return ResNet(**family.settings(described, "ResNetModel", names), **own, frozen=True)
+    settings = {setting: described.get(name, default) for name, (setting, default) in family.fields.items()}
+    settings = {setting: tuple(value) if isinstance(value, list) else value for setting, value in settings.items()}
+    return ResNet(**family.settings(described, "ResNetModel", names), **settings, frozen=True)

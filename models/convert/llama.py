@@ -68,13 +68,13 @@ class Llama(Family):
         for name, value in ROPE_FIXED.items():
             if rope.get(name) not in (None, value):
                 raise ValueError(f"{name} of the rotary positions is {rope[name]!r}: it must be {value!r}.")
-        given = {
+        values = {
             "rope_theta": config.get("rope_theta", 10_000.0),
             "original_max_position_embeddings": config.get("max_position_embeddings"),
             "beta_slow": 1.0,
             "beta_fast": 32.0,
         } | {name: value for name, value in rope.items() if value is not None}
-        numbers = {name: given.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
+        numbers = {name: values.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
         for name, value in numbers.items():
             if type(value) not in (int, float) or value <= 0:
                 raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")

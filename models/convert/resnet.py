@@ -17,13 +17,13 @@ BITS = {
 def backbone(model, prefix, ours=""):
     """Return the rules of a ResNet's `features`, from tensors with a prefix to parameters under a path."""
 
-    def layer(name, conv, own_norm):
-        found = f"{prefix}{name}.normalization"
-        statistics = [("running_mean", "mean"), ("running_var", "variance")]
+    def layer(name, conv, our_norm):
+        normalization = f"{prefix}{name}.normalization"
         return [
             *_conv(f"{prefix}{name}.convolution", f"{ours}{conv}"),
-            *norm(found, f"{ours}{own_norm}"),
-            *(Rule(f"{found}.{theirs}", f"{ours}{own_norm}/{name}") for theirs, name in statistics),
+            *norm(normalization, f"{ours}{our_norm}"),
+            Rule(f"{normalization}.running_mean", f"{ours}{our_norm}/mean"),
+            Rule(f"{normalization}.running_var", f"{ours}{our_norm}/variance"),
         ]
 
     table = layer("embedder.embedder", "stem_conv", "outer_norm")
@@ -85,8 +85,9 @@ class ResNet(Family):
             known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
         if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
             raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
-        own = {"architectures": [self.architectures[not model.num_classes]]}
-        return own | labels(model) | {"layer_type": "bottleneck" if model.bottleneck else "basic"}
+        architectures = [self.architectures[not model.num_classes]]
+        kind = "bottleneck" if model.bottleneck else "basic"
+        return {"architectures": architectures, **labels(model), "layer_type": kind}
 
 
 @register("bit")
@@ -115,8 +116,8 @@ class BiT(ResNet):
         if given not in BITS.values():
             raise ValueError(f"BiT with {given} is not supported: it must have one of {list(BITS.values())}.")
         padding = next(padding for padding, fields in BITS.items() if fields == given)
-        own = {"preactivation": padding == "symmetric", "padding": padding}
-        return super().settings(config, architecture, names) | own
+        settings = {"preactivation": padding == "symmetric", "padding": padding}
+        return super().settings(config, architecture, names) | settings
 
     def config(self, model):
         return super().config(model) | BITS[model.padding]
