@@ -80,7 +80,7 @@ class Model(nn.Module):
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
-        takes_segments: whether `__call__` accepts `segments` and `positions`, for several texts in a row.
+        takes_segments: whether `__call__` accepts `segments` and `positions`, for rows of several texts.
         has_heads: whether the field `head` chooses the outputs, "none" for the hidden states.
         space_first: whether texts begin with a space when they are tokenized, like the words in the middle of a text.
         num_segments: number of segments with an embedding; 0: there are no segment embeddings.
@@ -241,7 +241,7 @@ class StackModel(Model):
         remat: what the backward pass recomputes to save memory: nothing (None), all but the matrix products with
             weights ("dots"), or everything inside a block ("full").
         unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
-            into arrays of all layers; `depth`, which means no loop, is faster on TPUs and GPUs but compiles longer.
+            into arrays of all layers; `depth`, which means no loop, is faster on TPUs and GPUs but compiles slower.
         decoder_depth: number of layers of the decoder; None: `depth`.
     """
 

@@ -44,8 +44,8 @@ class BERT(StackModel):
 
     Attributes:
         num_segments: number of segments with an embedding; 0 disables segment embeddings.
-        head: output: the last hidden states ("none"), also the pooled vector of the first token ("pooler"), or the
-            logits of a task.
+        head: output of the model: the last hidden states ("none"), also the pooled vector of the first token
+            ("pooler"), or the logits of a task.
         num_classes: number of classes of "classification" and "token_classification", V.
         head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None:
             `dropout`.

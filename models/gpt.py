@@ -19,7 +19,7 @@ class GPT(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes leave them out.
+        use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes omit them.
     """
 
     VARIANTS: ClassVar = {

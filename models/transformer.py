@@ -45,7 +45,7 @@ class Transformer(EncoderDecoder):
             including the padding of the output.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
         position: representation of positions: "sinusoidal", "learned", "relative" or "rotary".
-        max_distance: distance from which on relative positions are equal.
+        max_distance: maximum distance of relative positions, to which larger distances are clipped.
     """
 
     VARIANTS: ClassVar = {

@@ -146,8 +146,8 @@ class ViT(ImageModel, StackModel):
     def encode(self, image: Image, seen: Int[Array, "B S"] | None = None) -> Float[Array, "B P D"]:
         """Return the normalized output tokens: the class token, if there is one, then the patches in row order.
 
-        The image may have any size that divides into patches. `seen` are the indices of the patches to encode; None:
-        all.
+        The image may have any size that divides into patches. `seen` are the indices of the patches to encode, if not
+        all of them.
         """
         self.check_channels(image)
         x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)

@@ -163,7 +163,7 @@ def _read(family, model, files, shapes, dtype):
 
 
 def _name_in_files(family, name, files):
-    """Return the name of a tensor in the files, which may lack the prefix, have an old suffix or be another one."""
+    """Return the name of a tensor in the files, which may lack the prefix, have an old suffix or differ entirely."""
     suffixes = {"": "", **family.old}
     names = [name.removesuffix(new) + old for new, old in suffixes.items() if name.endswith(new)] + [family.other(name)]
     candidates = [candidate for full in names for candidate in (full.removeprefix(family.prefix), full)]

@@ -74,7 +74,7 @@ def _side(size):
 
 
 def _squashes(config):
-    """Return whether both sides of an image are resized; some processors mean this by a number as the size."""
+    """Return whether both sides of an image are resized, which a single number as the size means in some processors."""
     size, kind = config["size"], config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
     return "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))
 

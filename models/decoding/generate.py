@@ -64,15 +64,15 @@ def generate(
     """Continue every prompt until a stop token, or by `max_new_tokens` tokens.
 
     A new model, shape, `max_new_tokens`, `top_k`, `num_beams`, n-gram size or set of processors causes compilation;
-    other values (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
-    The tokens of a sequence depend on its prompt, the seed and its index in the batch, not on other sequences: to draw
-    several samples of a prompt, repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
+    other values (weights, tokens, lengths, seed, temperature, top-p, penalties) do not. The tokens of a sequence depend
+    on its prompt, the seed and its index in the batch, not on other sequences: to draw several samples of a prompt,
+    repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder (see the module's documentation) and its variables.
         prompts: [B, T], padded on the right with any tokens.
         lengths: [B], lengths of the prompts, each at least 1; None: no prompt is padded.
-        max_new_tokens: largest number of new tokens of a sequence.
+        max_new_tokens: maximum number of new tokens of a sequence.
         inputs: the argument of `model.encode`.
         pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.

@@ -119,7 +119,7 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
 
 
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
-    """Attend on head_mask device, with lengths that are multiples of the block sizes."""
+    """Attend on one device, with lengths that are multiples of the block sizes."""
     # Imported here because only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks

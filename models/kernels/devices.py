@@ -86,7 +86,7 @@ def on_devices(
             the segment ids of queries and keys, -1 for padding; and "bias" [1, H, T, S].
         mask: a mask that `is_described`.
         scale: factor of the scores.
-        dropout: dropout of the weights; None: none.
+        dropout: dropout of the weights, if any.
         interpret: emulate the kernel, on any platform.
     """
     batch, length, heads, channels = query.shape

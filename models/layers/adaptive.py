@@ -18,8 +18,8 @@ class Cluster(NamedTuple):
 
     Attributes:
         table: vectors of the words, of size E <= D.
-        inputs: projection of the vectors to the width of the model; None: none.
-        outputs: projection of the hidden states, transposed; None: none.
+        inputs: projection of the vectors to the width of the model, if any.
+        outputs: projection of the hidden states, transposed, if any.
         bias: biases of the logits.
     """
 

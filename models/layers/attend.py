@@ -51,7 +51,7 @@ class Additive(nn.Module):
 
     Attributes:
         hidden: width of the hidden layer.
-        keys_projected: the keys are already projected, U k, which pays off when queries come one by one.
+        keys_projected: whether the keys are already projected, U k, which saves work if queries come one by one.
     """
 
     hidden: int
@@ -78,7 +78,7 @@ class Mask:
         keys: True for real keys, False for padding.
         segments: segment id of each token, for self-attention: tokens attend only within their segment.
         allowed: any other restriction, True where a query may attend to a key.
-        causal: mask out keys at later positions.
+        causal: whether keys at later positions are masked out.
         window: with `causal`, the number of most recent visible keys, including the one at the query's position.
         positions: positions of the queries among the keys, for `causal` and `window`; None: 0 to T-1.
         key_positions: positions of the keys; None: 0 to S-1.

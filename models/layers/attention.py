@@ -85,7 +85,7 @@ class Attention(nn.Module):
         num_heads: number of query heads, H.
         num_kv_heads: number of key/value heads, K, a divisor of H; None: H.
         head_size: C; None: width / H.
-        causal: mask out later keys (self-attention only).
+        causal: whether later keys are masked out (self-attention only).
         window: with `causal`, attend only to the last `window` keys, including the token's own (arXiv 2310.06825,
             section 2); None: all.
         attend: attention implementation, see `layers.attend`, or its name in `IMPLEMENTATIONS`.

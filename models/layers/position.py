@@ -175,7 +175,7 @@ class RelativeBuckets(nn.Module):
 
     Attributes:
         buckets: number of buckets.
-        max_distance: smallest distance that is always in the last bucket.
+        max_distance: distance from which on the last bucket is always used.
         bidirectional: whether half of the buckets are for keys after the query; otherwise such keys are in the bucket
             of distance 0.
     """
