@@ -259,24 +259,15 @@ def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_
 
 
 class Running(NamedTuple):
-    """Sequences that are being generated.
+    """Sequences that are being generated."""
 
-    Attributes:
-        tokens: the prompts and the new tokens, padded for more.
-        starts, lengths, ends: length of the prompt, present length and maximum length of each sequence.
-        indices: index of each sequence, on which its samples depend.
-        scores: sum of the new tokens' log-probabilities.
-        done: whether a sequence is finished.
-        cache: cache of the decoder.
-    """
-
-    tokens: Int[Array, "B S"]
-    starts: Int[Array, "B"]
-    lengths: Int[Array, "B"]
-    ends: Int[Array, "B"]
-    indices: Int[Array, "B"]
-    scores: Float[Array, "B"]
-    done: Bool[Array, "B"]
+    tokens: Int[Array, "B S"]  # the prompts and the new tokens, padded for more
+    starts: Int[Array, "B"]  # length of the prompt
+    lengths: Int[Array, "B"]  # present length
+    ends: Int[Array, "B"]  # maximum length
+    indices: Int[Array, "B"]  # index of the sequence, on which its samples depend
+    scores: Float[Array, "B"]  # sum of the new tokens' log-probabilities
+    done: Bool[Array, "B"]  # whether the sequence is finished
     cache: Any
 
     @classmethod

@@ -75,7 +75,7 @@ def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, 
     Args:
         mask: mask without `allowed`, `bias` and `positions`.
         scale: factor of the scores.
-        interpret: emulate the kernel, on any platform.
+        interpret: whether to emulate the kernel, on any platform.
     """
     (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
     blocks = block_sizes(length, keys)

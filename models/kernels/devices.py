@@ -21,28 +21,17 @@ MASKED = float(jnp.finfo(jnp.float32).min)  # score of a masked key
 
 @dataclass(frozen=True)
 class Shape:
-    """Static properties of a kernel.
+    """Static properties of a kernel; for `causal` and `window`, see `Mask`."""
 
-    Attributes:
-        heads: number of heads in a block.
-        rows: number of queries in a block.
-        channels: C.
-        causal, window: see `Mask`.
-        scale: factor of the scores.
-        rate: dropout rate of the weights.
-        all_heads: number of heads on all devices.
-        interpret: emulate the kernel.
-    """
-
-    heads: int
-    rows: int
-    channels: int
+    heads: int  # number of heads in a block
+    rows: int  # number of queries in a block
+    channels: int  # C
     causal: bool
     window: int | None
-    scale: float
-    rate: float
-    all_heads: int
-    interpret: bool
+    scale: float  # factor of the scores
+    rate: float  # dropout rate of the weights
+    all_heads: int  # number of heads on all devices
+    interpret: bool  # whether to emulate the kernel
 
     @property
     def factor(self) -> float:
@@ -87,7 +76,7 @@ def on_devices(
         mask: a mask that `is_described`.
         scale: factor of the scores.
         dropout: dropout of the weights, if any.
-        interpret: emulate the kernel, on any platform.
+        interpret: whether to emulate the kernel, on any platform.
     """
     batch, length, heads, channels = query.shape
     own = seen = mask.segments

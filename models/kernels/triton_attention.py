@@ -132,21 +132,13 @@ def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """One program of a kernel, for a block of queries or keys of one head.
-
-    Attributes:
-        shape: static properties.
-        refs: references to the parts of the arrays that the program reads.
-        block: index of the block.
-        head: index of the head.
-        first: index of the first example; methods take indices relative to it.
-    """
+    """One program of a kernel, for a block of queries or keys of one head."""
 
     shape: Shape
-    refs: dict[str, Any]
-    block: Any
-    head: Any
-    first: Any
+    refs: Arrays  # references to the parts of the arrays that the program reads
+    block: Any  # index of the block
+    head: Any  # index of the head
+    first: Any  # index of the first example; methods take indices relative to it
 
     def visible_keys(self) -> tuple[Any, Any]:
         """Return the range of blocks of keys that are visible to the program's queries."""

@@ -47,19 +47,12 @@ class TokenLosses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Statistics of each token's logits, in float32 and without gradient; undefined for tokens that `sparse` skips.
+    """Statistics of each token's logits, in float32 and without gradient; undefined for tokens that `sparse` skips."""
 
-    Attributes:
-        loss: cross-entropy in nats; nan where the label is not an index.
-        normalizer: logsumexp of the logits.
-        highest: largest of the first `among` logits.
-        index: index of the largest logit.
-    """
-
-    loss: Float[Array, "B T"]
-    normalizer: Float[Array, "B T"]
-    highest: Float[Array, "B T"]
-    index: Int[Array, "B T"]
+    loss: Float[Array, "B T"]  # cross-entropy in nats; nan where the label is not an index
+    normalizer: Float[Array, "B T"]  # logsumexp of the logits
+    highest: Float[Array, "B T"]  # largest of the first `among` logits
+    index: Int[Array, "B T"]  # index of the largest logit
 
 
 class Options(NamedTuple):

@@ -14,21 +14,14 @@ from lineage.models.layers.placement import gathered
 
 
 class Cluster(NamedTuple):
-    """Consecutive words of the vocabulary, from `start` up to but excluding `stop`.
-
-    Attributes:
-        table: vectors of the words, of size E <= D.
-        inputs: projection of the vectors to the width of the model, if any.
-        outputs: projection of the hidden states, transposed, if any.
-        bias: biases of the logits.
-    """
+    """Consecutive words of the vocabulary, from `start` up to but excluding `stop`."""
 
     start: int
     stop: int
-    table: Float[Array, "N E"]
-    inputs: Float[Array, "E D"] | None
-    outputs: Float[Array, "E D"] | None
-    bias: Float[Array, "N"]
+    table: Float[Array, "N E"]  # vectors of the words, E <= D
+    inputs: Float[Array, "E D"] | None  # projection of the vectors to the width of the model
+    outputs: Float[Array, "E D"] | None  # projection of the hidden states, transposed
+    bias: Float[Array, "N"]  # biases of the logits
 
 
 class AdaptiveEmbed(nn.Module):

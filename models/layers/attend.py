@@ -120,15 +120,10 @@ class Mask:
 
 @struct.dataclass
 class DropWeights:
-    """Dropout on attention weights, a function of their positions: every kernel drops the same weights.
+    """Dropout on attention weights as a function of their positions, so that every kernel drops the same weights."""
 
-    Attributes:
-        seed: 32 random bits.
-        rate: probability of dropping a weight, above 0.
-    """
-
-    seed: Int[Array, ""]
-    rate: float = struct.field(pytree_node=False)
+    seed: Int[Array, ""]  # 32 random bits
+    rate: float = struct.field(pytree_node=False)  # probability of dropping a weight, above 0
 
     def __call__(self, weights: Weights) -> Weights:
         iota = partial(jax.lax.broadcasted_iota, jnp.int32, weights.shape)

@@ -93,9 +93,6 @@ class TokenNorm(nn.Module):
     momentum: float = 0.9
     use_affine: bool = True
 
-    def running(self, name, *init):
-        return self.variable("statistics", name, *init)
-
     def update(self, running, value, weights):
         """Update a running mean; a batch without any real token leaves it unchanged."""
         if not self.is_initializing():
@@ -148,8 +145,8 @@ class BatchNorm(TokenNorm):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
-        wide, mean = x.astype(jnp.float32), self.running("mean", jnp.zeros, x.shape[-1:])
-        variance = self.running("variance", jnp.ones, x.shape[-1:])
+        wide, mean = x.astype(jnp.float32), self.variable("statistics", "mean", jnp.zeros, x.shape[-1:])
+        variance = self.variable("statistics", "variance", jnp.ones, x.shape[-1:])
         used = mean.value, variance.value
         if self.is_mutable_collection("statistics") and not self.frozen:
             weights = _token_weights(x, mask)
@@ -172,8 +169,8 @@ class PowerNorm(TokenNorm):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
-        wide, square = x.astype(jnp.float32), self.running("square", jnp.ones, x.shape[-1:])
-        steps = self.running("steps", jnp.zeros, (), jnp.int32)
+        wide, square = x.astype(jnp.float32), self.variable("statistics", "square", jnp.ones, x.shape[-1:])
+        steps = self.variable("statistics", "steps", jnp.zeros, (), jnp.int32)
         nu = self.variable(OVERWRITE_WITH_GRADIENT, "nu", jnp.zeros, x.shape[-1:])
         used, weights = square.value, _token_weights(x, mask)
         if self.is_mutable_collection("statistics"):
