@@ -32,10 +32,9 @@ class Decoder(StackModel):
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> Cache:
         """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence.
 
-        Args:
-            rewinds: maximum number of tokens by which the cache is rewound; None: any number. Otherwise the cache of a
-                model with a window keeps only the last `window + rewinds` tokens (arXiv 2310.06825, section 2), and at
-                most `rewinds + 1` tokens may be appended at once after the first call.
+        `rewinds` is the maximum number of tokens by which the cache is rewound; None: any number. If it is given, the
+        cache of a model with a window keeps only the last `window + rewinds` tokens (arXiv 2310.06825, section 2), and
+        at most `rewinds + 1` tokens may be appended at once after the first call.
         """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape

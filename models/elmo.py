@@ -61,9 +61,7 @@ class ELMo(Model):
     def __call__(self, tokens: Tokens, *, mask: TokensMask | None = None) -> tuple[Logits, Logits]:
         """Return logits of the token after each one and of the one before, given the tokens on the other side.
 
-        Args:
-            tokens: the text.
-            mask: True for real tokens; padding changes no state.
+        `mask` is True for real tokens; padding changes no state.
         """
         ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
         return self.head(self.drop(ahead)), self.head(self.drop(back))

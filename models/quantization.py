@@ -40,10 +40,7 @@ def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
     """Return the parameters with the matrices `inputs` replaced by `Quantized` ones, with a scale for each output.
 
     Quantization is symmetric: the largest magnitude among the weights of an output becomes the largest 8-bit number.
-
-    Args:
-        inputs: the matrices, see `input_axes`.
-        kind: "int8" or "fp8" (e4m3).
+    `inputs` is the result of `input_axes`, `kind` is "int8" or "fp8" (e4m3).
     """
     import qwix  # an optional dependency
 

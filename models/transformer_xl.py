@@ -29,14 +29,8 @@ class RecurrentAttention(nn.Module):
 
     The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. Each
     layer has its own biases u and v, as in the published models. If the collection "memory" is mutable, the last
-    `memory_length` inputs are stored there for the next call.
-
-    Attributes:
-        window: number of tokens of a cache that a token attends to, including itself.
-        same_length: whether the window applies to segments too, so that all tokens attend to the same number of tokens.
-        clamp_length: distance from which on all distances are equal; 0: none.
-        dropout: rate on the attention weights.
-        kernel_init: initializer of the projections, u and v.
+    `memory_length` inputs are stored there for the next call. `window` is the number of tokens of a cache that a token
+    attends to, including itself; with `same_length` it applies to segments too.
     """
 
     num_heads: Count

@@ -92,10 +92,8 @@ def save_labels(folder: Path, names: Sequence[str]) -> None:
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
     """Write `preprocessor_config.json`, with which `transformers` preprocesses images as the task of a run does.
 
+    `options` are those of the task: `mean`, `std`, and possibly `resample`, `evaluation_crop` and `squash`.
     `transformers` rounds the longer side of a resized image down; our tasks round it to the nearest pixel.
-
-    Args:
-        options: options of the task: `mean`, `std`, and possibly `resample`, `evaluation_crop` and `squash`.
     """
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}

@@ -70,12 +70,8 @@ def cudnn(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float) -> Q
 def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, interpret: bool = False) -> Queries:
     """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks that a mask or a window excludes.
 
-    On several devices, each computes the attention of its examples and heads.
-
-    Args:
-        mask: mask without `allowed`, `bias` and `positions`.
-        scale: factor of the scores.
-        interpret: whether to emulate the kernel, on any platform.
+    On several devices, each computes the attention of its examples and heads. The mask must not have `allowed`, `bias`
+    or `positions`. `scale` multiplies the scores, and `interpret` emulates the kernel on any platform.
     """
     (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
     blocks = block_sizes(length, keys)

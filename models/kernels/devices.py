@@ -74,9 +74,8 @@ def on_devices(
             and the indices of the device's first example and first head; optionally "own" [#B, T] and "seen" [#B, S],
             the segment ids of queries and keys, -1 for padding; and "bias" [1, H, T, S].
         mask: a mask that `is_described`.
-        scale: factor of the scores.
+        scale, interpret: see `Shape`.
         dropout: dropout of the weights, if any.
-        interpret: whether to emulate the kernel, on any platform.
     """
     batch, length, heads, channels = query.shape
     own = seen = mask.segments
@@ -111,13 +110,10 @@ def _attend_locally(
 def keeps_weights(
     shape: Shape, seed: Any, example: Any, head: Any, row: Any, column: Any, size: tuple[int, int]
 ) -> Bool[Array, "R K"]:
-    """Return which weights of a block dropout keeps, the same as `DropWeights`.
+    """Return which weights of a block of `size` (rows, columns) dropout keeps, the same as `DropWeights`.
 
-    Args:
-        seed: see `on_devices`.
-        example, head: indices on this device.
-        row, column: position of the first weight of the block.
-        size: numbers of rows and columns of the block.
+    For `seed`, see `on_devices`. `example` and `head` are indices on this device, `row` and `column` the position of
+    the first weight of the block.
     """
     index = (seed[1] + example) * shape.all_heads + seed[2] + head
     row = jax.lax.broadcasted_iota(jnp.int32, size, 0) + row

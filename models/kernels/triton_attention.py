@@ -86,12 +86,9 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _call(
     shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays, tokens: int, examples: int = 1
 ) -> Arrays:
-    """Run a kernel for all blocks of queries or keys and all heads.
+    """Run a kernel for all blocks of T queries or S keys, as `tokens` says, and all heads.
 
-    Args:
-        products: number of matrix products for each pair of blocks.
-        tokens: T or S, the number of queries or keys.
-        examples: number of examples of each program.
+    `products` is the number of matrix products for each pair of blocks, `examples` that of examples of each program.
     """
     batch, length, width = inputs["query"].shape
     sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)

@@ -162,11 +162,7 @@ def dense(
     """Attend with all T x S weights in memory.
 
     H must be a multiple of K: query head h uses key/value head h // (H / K). The output of a query without any visible
-    key is the mean of all values.
-
-    Args:
-        transform: function of the weights [B, H, T, S] that replaces them, such as dropout.
-        sow: called with the weights [B, H, T, S] to record them.
+    key is the mean of all values. `sow` records the weights [B, H, T, S], and `transform` then replaces them.
     """
     mask = mask or Mask()
     batch, length, heads, _ = query.shape

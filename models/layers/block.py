@@ -146,9 +146,7 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "*L B T D"], Cache | None]:
         """Return the last block's output and the cache.
 
-        Args:
-            each: arguments that differ between layers, with a leading layer axis.
-            inputs: arguments that all layers share.
+        `each` are arguments that differ between layers, with a leading layer axis; all layers share `inputs`.
         """
         x = nn.with_logical_constraint(x, AXES)
         if cache is not None or isinstance(context, Memory):

@@ -68,10 +68,7 @@ class Rewindable(Rows, Lengths):
         return self.replace(length=length)
 
     def until(self, end: Int[Array, "B"]) -> "Rewindable":
-        """Return the cache limited to the first `end` tokens of each sequence after the next call.
-
-        The other tokens of that call are padding.
-        """
+        """Return the cache limited to `end` tokens of each sequence; further tokens of the next call are padding."""
         return self.replace(end=end)
 
 
@@ -199,9 +196,8 @@ class Cache(Rewindable):
     def rewind(self, length: Int[Array, "#B"]) -> "Cache":
         """Return the cache as it was after the first `length` tokens of each sequence.
 
-        Raises:
-            ValueError: a ring buffer is rewound by more than `rewinds` tokens. This is not checked within a compiled
-                program, where lengths are not known.
+        Raise ValueError if a ring buffer is rewound by more than `rewinds` tokens, except in a compiled program, where
+        lengths are not known.
         """
         back = self.length - length
         if self.rewinds is not None and not isinstance(back, jax.core.Tracer) and back.max() > self.rewinds:

@@ -47,12 +47,8 @@ def _(rate, primals, tangents):
 def keeps(rate: float, seed: Int[Array, ""], part: Int[Array, "..."], place: Int[Array, "..."]) -> Bool[Array, "..."]:
     """Return the mask of the values that dropout keeps, with probability 1 - rate, as a function of their positions.
 
-    The hash function has two rounds of multiplication, see https://github.com/skeeto/hash-prospector.
-
-    Args:
-        rate: probability of False.
-        seed: 32 random bits.
-        part, place: index of the part, such as an example, and of the value within it, modulo 2**32.
+    `seed` is 32 random bits, `part` the index of a part, such as an example, and `place` that of a value within it,
+    modulo 2**32. The hash has two rounds of multiplication, see https://github.com/skeeto/hash-prospector.
     """
     bits = _mix(place ^ _mix(seed + part * jnp.int32(-1640531527)))
     return bits >= jnp.int32(round(rate * 2**32) - 2**31)
