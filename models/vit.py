@@ -125,8 +125,8 @@ class ViT(ImageModel, StackModel):
         attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **options)
         init, activation = nn.initializers.normal(1e-6), ACTIVATIONS[self.activation]
         mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
-        options = {"dropout": self.dropout, "layer_scale": self.layer_scale}
-        return partial(Block, attention=attention, mlp=mlp, norm=norm, **options)
+        sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
+        return partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
 
     def _stack(self, block, depth):
         return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)

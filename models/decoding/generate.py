@@ -145,7 +145,7 @@ def log_likelihood(
 def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
 ) -> tuple[Int[np.ndarray | Array, "B T"], Int[np.ndarray | Array, "B"] | None]:
-    """Return prompts and lengths as int32, arrays on devices remaining there; raise ValueError if they are invalid."""
+    """Return prompts and lengths as int32, on their devices; raise ValueError if an argument is invalid."""
     arguments, prompts = (prompts, lengths), np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
