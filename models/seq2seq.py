@@ -166,10 +166,7 @@ class Seq2Seq(Model):
         return Annotations(key, value, mask, self._first(cells))
 
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> States:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence.
-
-        It may be rewound by any number of tokens: `rewinds` has no effect.
-        """
+        """Return an empty cache with room for `max_length` tokens of each sequence; `rewinds` has no effect."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
         return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 

@@ -47,15 +47,10 @@ def scaled_dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S 
 
 
 class Additive(nn.Module):
-    """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size.
+    """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size."""
 
-    Attributes:
-        hidden: width of the hidden layer.
-        keys_projected: whether the keys are already projected, U k, which saves work if queries come one by one.
-    """
-
-    hidden: int
-    keys_projected: bool = False
+    hidden: int  # width of the hidden layer
+    keys_projected: bool = False  # whether the keys are U k already, which saves work if queries come one by one
 
     @nn.compact
     def __call__(self, query: Float[Array, "B T K G Q"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:

@@ -89,15 +89,10 @@ def held(mask: Bool[Array, "B"] | None, new, old):
 
 
 class Layer(nn.Module):
-    """Recurrent layer of one direction.
-
-    Attributes:
-        cell: constructor of the cell, such as `partial(Cell, "gru", 256)`.
-        reverse: whether to go from the last token to the first.
-    """
+    """Recurrent layer of one direction; `cell` is a constructor, such as `partial(Cell, "gru", 256)`."""
 
     cell: Callable[..., Cell]
-    reverse: bool = False
+    reverse: bool = False  # whether to go from the last token to the first
 
     @nn.compact
     def __call__(

@@ -43,14 +43,10 @@ class BlockSparse:
     """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbors, both end blocks and R others.
 
     The end blocks attend to all blocks. Blocks are gathered, so that there are no T x T scores.
-
-    Attributes:
-        others: indices of the R others of each of the N blocks between the ends, possibly with a layer axis.
-        size: number of tokens in a block.
     """
 
-    others: Int[Array | np.ndarray, "*L N R"]
-    size: int = struct.field(pytree_node=False)
+    others: Int[Array | np.ndarray, "*L N R"]  # indices of the R others of each of the N blocks between the ends
+    size: int = struct.field(pytree_node=False)  # number of tokens in a block
 
     def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
         """Attend with the options of `dense`; the mask may only have `keys`."""
