@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -76,14 +77,9 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        def dense(name, features, kernel_init):
-            biases = {"use_bias": self.use_bias, "bias_init": self.bias_init}
-            return Linear((features,), kernel_init=kernel_init, name=name, **biases)
-
-        hidden = dense("up", self.mlp_dim, self.kernel_init)(x)
-        if self.gated:
-            hidden = self.activation(dense("gate", self.mlp_dim, self.kernel_init)(x)) * hidden
-        else:
-            hidden = self.activation(hidden)
+        linear = partial(Linear, use_bias=self.use_bias, bias_init=self.bias_init)
+        project = partial(linear, (self.mlp_dim,), kernel_init=self.kernel_init)
+        hidden = project(name="up")(x)
+        hidden = self.activation(project(name="gate")(x)) * hidden if self.gated else self.activation(hidden)
         hidden = Dropout(self.dropout)(hidden)
-        return dense("down", x.shape[-1], self.out_init)(hidden)
+        return linear((x.shape[-1],), kernel_init=self.out_init, name="down")(hidden)
