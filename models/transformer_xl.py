@@ -50,27 +50,24 @@ class RecurrentAttention(nn.Module):
         if width % self.num_heads:
             raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the width must be a multiple.")
         heads = (self.num_heads, width // self.num_heads)
-
-        def project(name, inputs):
-            return Linear(heads, use_bias=False, kernel_init=self.kernel_init, name=name)(inputs)
-
-        query = project("query", x)
+        project = partial(Linear, heads, use_bias=False, kernel_init=self.kernel_init)
+        query = project(name="query")(x)
         if cache is None:
             context, real = self._with_memory(x)
-            key, value = project("key", context), project("value", context)
+            key, value = project(name="key")(context), project(name="value")(context)
             positions = jnp.arange(key.shape[1])
             window = self.window if self.same_length else None
             mask = Mask(keys=real[None], causal=True, window=window, positions=positions[None, -length:])
         else:
             positions = cache.positions(length)
-            cache = cache.append(project("key", x), project("value", x))
+            cache = cache.append(project(name="key")(x), project(name="value")(x))
             key, value = (array.astype(x.dtype) for array in cache.keys_and_values(len(x)))
             mask = Mask(causal=True, window=self.window, positions=positions)
 
         distances = sinusoidal(key.shape[1], width)
         if self.clamp_length:
             distances = distances[np.minimum(np.arange(len(distances)), self.clamp_length)]
-        relative = project("distance", jnp.asarray(distances, x.dtype))
+        relative = project(name="distance")(jnp.asarray(distances, x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
         by_distance = (query + v) * heads[1] ** -0.5
         if cache is None:

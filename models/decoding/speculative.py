@@ -136,8 +136,8 @@ def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pa
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = prefilled
     for kind in (type(cache), type(draft_cache)):
         check(hasattr(kind, "rewind"), f"a {kind.__name__} cannot be rewound, as speculative decoding requires.")
-    target = _decoder(models[0], variables[0], memory)
-    draft = _decoder(models[1], variables[1], draft_memory)
+    target = partial(_decode, models[0], variables[0], memory)
+    draft = partial(_decode, models[1], variables[1], draft_memory)
     ends = starts + options["max_new_tokens"]
     setting = _Setting(target, draft, processors, seed, starts, ends, num_drafted, models[0].vocab_size)
 
@@ -151,13 +151,10 @@ def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pa
     return Speculation(generation, end.checked, end.accepted, end.calls)
 
 
-def _decoder(model, variables, memory):
-    def decode(tokens, positions, cache):
-        inputs = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
-        logits, cache = model.apply(variables, inputs, cache, memory, method="decode")
-        return logits.astype(jnp.float32), cache
-
-    return decode
+def _decode(model, variables, memory, tokens, positions, cache):
+    inputs = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
+    logits, cache = model.apply(variables, inputs, cache, memory, method="decode")
+    return logits.astype(jnp.float32), cache
 
 
 def _advance(setting, state):

@@ -183,15 +183,13 @@ class Attention(nn.Module):
     ) -> tuple[Queries, Keys, Keys]:
         """Project the inputs to queries, keys and values of each head; a `LayerCache` has projected keys and values."""
         kv_heads, head_size = self._sizes(queries.shape[-1])
-
-        def linear(name, heads, inputs, kernel_init=self.kernel_init, use_bias=self.use_bias):
-            return Linear((heads, head_size), use_bias=use_bias, kernel_init=kernel_init, name=name)(inputs)
-
-        query = linear("query", self.num_heads, queries, self.query_init or self.kernel_init)
+        init, shape = self.query_init or self.kernel_init, (self.num_heads, head_size)
+        query = Linear(shape, use_bias=self.use_bias, kernel_init=init, name="query")(queries)
         if isinstance(keys, LayerCache):
             return query, *keys.keys_and_values(len(queries))
-        key = linear("key", kv_heads, keys, use_bias=self.use_bias and self.key_bias)
-        return query, key, linear("value", kv_heads, values)
+        linear = partial(Linear, (kv_heads, head_size), kernel_init=self.kernel_init)
+        key = linear(use_bias=self.use_bias and self.key_bias, name="key")(keys)
+        return query, key, linear(use_bias=self.use_bias, name="value")(values)
 
     def combine(
         self, query: Queries, key: Keys, value: Keys, mask: Mask, width: int, attend: Attend | None = None
