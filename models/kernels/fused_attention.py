@@ -48,7 +48,8 @@ def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool =
     return None
 
 
-def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+def _attend_in_blocks(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+    """Choose the size of the blocks, and attend."""
     (length, width), keys, channels = arrays["query"].shape[1:], arrays["key"].shape[1], settings["channels"]
     rows, group = block_size(length, keys, width // channels, channels, whole="bias" in arrays)
     columns = {"own": (slice(None), slice(None), None), "seen": (slice(None), None)}  # segments as [T, 1] and [1, S]
@@ -56,7 +57,7 @@ def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T
     return _attend(Shape(heads=group, rows=rows, **settings), arrays)
 
 
-fused = partial(on_devices, _attend_here)
+fused = partial(on_devices, _attend_in_blocks)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

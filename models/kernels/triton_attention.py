@@ -33,7 +33,7 @@ def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
 
 
-def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+def _attend_padded(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
     """Pad the last blocks of queries and keys, and attend."""
     length, keys = arrays["query"].shape[1], arrays["key"].shape[1]
     rows, columns = -length % BLOCK, -keys % BLOCK
@@ -47,7 +47,7 @@ def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T
     return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
 
 
-flash = partial(on_devices, _attend_here)
+flash = partial(on_devices, _attend_padded)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
