@@ -32,7 +32,7 @@ class DeiT(ViT):
     def setup(self):
         super().setup()
         if (self.pooling, self.head) != ("token", "linear"):
-            raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
+            raise ValueError(f"pooling is {self.pooling!r} and head {self.head!r}: DeiT requires 'token' and 'linear'.")
         if self.num_classes and self.distillation_head:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 

@@ -95,7 +95,7 @@ class Seq2Seq(Model):
 
     def setup(self):
         if self.attention == "dot" and self.bidirectional:
-            raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
+            raise ValueError("attention is 'dot', which requires states of equal width: bidirectional must be False.")
         if self.attention == "fixed" and self.span != "global":
             raise ValueError(f"span is {self.span!r} without attention: it must be 'global'.")
         _, gates, parts = CELLS[self.cell]

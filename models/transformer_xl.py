@@ -48,7 +48,7 @@ class RecurrentAttention(nn.Module):
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
         if width % self.num_heads:
-            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the width must be a multiple.")
+            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the heads must divide the width.")
         heads = (self.num_heads, width // self.num_heads)
         project = partial(Linear, heads, use_bias=False, kernel_init=self.kernel_init)
         query = project(name="query")(x)

@@ -107,7 +107,7 @@ class LogitsProcessors:
         check(repetition_penalty > 0, f"repetition_penalty must be above 0 (1 is none), not {repetition_penalty}.")
         check(size is None or size >= 1, f"no_repeat_ngram_size must be at least 1, or None, not {size}.")
         check(min_new_tokens >= 0, f"min_new_tokens must be at least 0, not {min_new_tokens}.")
-        check(first is None or 0 <= first <= last, f"forced_first_token is {first}: the model has 0 to {last}.")
+        check(first is None or 0 <= first <= last, f"forced_first_token is {first}: it must be from 0 to {last}.")
         sampled = temperature > 0
         return cls(
             stop_tokens=np.asarray(stop_tokens, np.int32),

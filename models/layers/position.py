@@ -193,8 +193,8 @@ class RelativeBuckets(nn.Module):
         count = self.buckets // 2 if self.bidirectional else self.buckets
         single = count // 2
         if not 0 < single < self.max_distance:
-            allowed = f"it must be at least 1 and less than max_distance, which is {self.max_distance}"
-            raise ValueError(f"{self.buckets} buckets hold {single} distances alone: {allowed}.")
+            given = f"with {self.buckets} buckets, {single} distances have a bucket each"
+            raise ValueError(f"{given}: it must be at least 1 and below max_distance, which is {self.max_distance}.")
         far = np.arange(single, self.max_distance + 1)
         far = single + np.log(far / single) / np.log(self.max_distance / single) * (count - single)
         bucket = jnp.asarray([*range(single), *np.minimum(far.astype(int), count - 1)])
