@@ -48,10 +48,10 @@ def flops_by_scope(jaxpr: Any, scope: str = "", times: int = 1) -> Counter:
     total = Counter()
     for eqn in jaxpr.eqns:
         name, bodies, path = eqn.primitive.name, _bodies(eqn), f"{scope}/{eqn.source_info.name_stack}".strip("/")
-        turns = eqn.params["length"] if name == "scan" else 1
+        iterations = eqn.params["length"] if name == "scan" else 1
         if name == "pallas_call":
-            turns = math.prod(eqn.params["grid_mapping"].grid)
-        costs = [flops_by_scope(body, path, times * turns) for body in bodies]
+            iterations = math.prod(eqn.params["grid_mapping"].grid)
+        costs = [flops_by_scope(body, path, times * iterations) for body in bodies]
         if bodies:
             total += max(costs, key=Counter.total) if name == "cond" else sum(costs, Counter())
         elif products := _products(eqn):
@@ -150,13 +150,13 @@ def peak_bytes(jaxpr: Any, kept: bool = True) -> int:
                 last[v] = i
     if kept:
         last.update({source: len(jaxpr.eqns) for v in results for source in sources.get(v, {v})})
-    alive, peak, dying = 0, 0, Counter()
+    alive, peak, freed = 0, 0, Counter()
     for v in stored:
-        dying[last[v]] += bytes_of(v.aval)
+        freed[last[v]] += bytes_of(v.aval)
     for i, eqn in enumerate(jaxpr.eqns):
         alive += bytes_of([v.aval for v in eqn.outvars if v in stored])
         inside = [_inside(eqn, body) for body in _bodies(eqn)]
         inside.append(TEMPORARIES.get(eqn.primitive.name, 0) * bytes_of([v.aval for v in eqn.outvars]))
         peak = max(peak, alive + max([0, *inside]))
-        alive -= dying[i]
+        alive -= freed[i]
     return peak

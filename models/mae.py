@@ -110,8 +110,8 @@ class MAE(ViT):
         predicted, mask = self(image, noise)
         target, mean, deviation = self._normalized(image)
         pixels = target * deviation + mean
-        fillings = jnp.zeros_like(pixels), predicted * deviation + mean
-        return tuple(self._image(jnp.where(mask[..., None], x, pixels), image.shape) for x in fillings)
+        replacements = jnp.zeros_like(pixels), predicted * deviation + mean
+        return tuple(self._image(jnp.where(mask[..., None], x, pixels), image.shape) for x in replacements)
 
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""

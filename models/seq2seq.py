@@ -163,12 +163,12 @@ class Seq2Seq(Model):
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
         key = self.key(value) if self.attention in ("additive", "general", "concat") else value
-        return Annotations(key, value, mask, self._first(cells))
+        return Annotations(key, value, mask, self._initial_state(cells))
 
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> States:
         """Return an empty cache with room for `max_length` tokens of each sequence; `rewinds` has no effect."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
-        return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
+        return States.empty(self._initial_state([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(self, tokens: Tokens, cache: States, memory: Annotations) -> tuple[Logits, States]:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
@@ -176,7 +176,7 @@ class Seq2Seq(Model):
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
 
-    def _first(self, cells):
+    def _initial_state(self, cells):
         """Return the decoder's initial state: that of the cells, and in Luong's models a zero attentional state."""
         return cells, jnp.zeros_like(cells[0][0]) if self.luong else None
 
@@ -212,7 +212,7 @@ class Seq2Seq(Model):
         """Return the state after a token with the projection x, the input of the output layer, and the weights."""
         cells, fed = state
         if not self.luong:
-            fed, weights = self._read(cells[-1][0], position, memory)
+            fed, weights = self._attend(cells[-1][0], position, memory)
         x, new = x + self.fed(fed), []
         for i, cell in enumerate(self.cells):
             x = cell.project(self.drop(new[-1][0])) if i else x
@@ -220,11 +220,11 @@ class Seq2Seq(Model):
         top = new[-1][0]
         if not self.luong:
             return (new, None), jnp.concatenate([top, fed], axis=-1), weights
-        context, weights = self._read(top, position, memory)
+        context, weights = self._attend(top, position, memory)
         fed = jnp.tanh(self.attentional(jnp.concatenate([context, top], axis=-1)))
         return (new, fed), fed, weights
 
-    def _read(self, query, position, memory):
+    def _attend(self, query, position, memory):
         """Return a query's context, the weighted mean of the encoder's states, and the weights [B, 1, S]."""
         if self.attention == "fixed":
             return memory.value[:, 0], None

@@ -53,7 +53,7 @@ class Llama(Family):
         ours = "stack/layers"
         return [
             Rule("model.embed_tokens.weight", "embed/table"),
-            *(Rule(f"model.layers.*.{name}.weight", f"{ours}/{path}", how) for name, (path, how) in names.items()),
+            *(Rule(f"model.layers.*.{name}.weight", f"{ours}/{path}", axes) for name, (path, axes) in names.items()),
             Rule("model.norm.weight", "norm/scale"),
             *([] if model.tied else [Rule("lm_head.weight", "unembed/table")]),
         ]

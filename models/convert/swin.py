@@ -42,13 +42,13 @@ class Swin(ImageFamily):
         ]
         for stage, number in enumerate(model.num_heads):
             layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
-            attention, mine = f"{layer}attention.self.", f"{ours}attention/attention/"
+            attention, target = f"{layer}attention.self.", f"{ours}attention/attention/"
             table += [
                 *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
-                *heads(f"{attention}query", f"{mine}query", number),
-                *heads(f"{attention}key", f"{mine}key", number)[: 1 if second else 2],  # version 2's keys have no bias
-                *heads(f"{attention}value", f"{mine}value", number),
-                *linear(f"{layer}attention.output.dense", f"{mine}out", f"D ({number} C) -> {number} C D"),
+                *heads(f"{attention}query", f"{target}query", number),
+                *heads(f"{attention}key", f"{target}key", number)[: 1 if second else 2],  # no bias in version 2
+                *heads(f"{attention}value", f"{target}value", number),
+                *linear(f"{layer}attention.output.dense", f"{target}out", f"D ({number} C) -> {number} C D"),
                 *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
                 *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
                 *linear(f"{layer}output.dense", f"{ours}mlp/down"),
@@ -56,12 +56,12 @@ class Swin(ImageFamily):
             if second:
                 bias = f"{attention}continuous_position_bias_mlp."
                 table += [
-                    Rule(f"{attention}logit_scale", f"{mine}score/scale", "H 1 1 -> H 1"),
-                    *linear(f"{bias}0", f"{mine}relative/hidden"),
-                    Rule(f"{bias}2.weight", f"{mine}relative/out/kernel", "H F -> F H"),
+                    Rule(f"{attention}logit_scale", f"{target}score/scale", "H 1 1 -> H 1"),
+                    *linear(f"{bias}0", f"{target}relative/hidden"),
+                    Rule(f"{bias}2.weight", f"{target}relative/out/kernel", "H F -> F H"),
                 ]
             else:
-                table.append(Rule(f"{attention}relative_position_bias_table", f"{mine}relative/table"))
+                table.append(Rule(f"{attention}relative_position_bias_table", f"{target}relative/table"))
             if stage < len(model.depths) - 1:
                 merge, ours = f"{prefix}encoder.layers.{stage}.downsample.", f"merges_{stage}/"
                 table += [

@@ -49,7 +49,7 @@ def make_square(config: dict) -> None:
             config[field] = size[0]
 
 
-def refuse_others(model: nn.Module, position: str = "1d", pooling: str = "token", **kind) -> None:
+def check_supported(model: nn.Module, position: str = "1d", pooling: str = "token", **kind) -> None:
     """Raise ValueError for a model that `transformers` does not have."""
     allowed = {"position": position, "pooling": pooling, "head": "linear"}
     allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
@@ -98,7 +98,7 @@ class ViT(ImageFamily):
         return model.pooling not in IJepa.POOLING
 
     def config(self, model):
-        refuse_others(model, head=model.head if model.num_classes else "linear")
+        check_supported(model, head=model.head if model.num_classes else "linear")
         return self.written(model, self.architectures[1 if self._has_pooler(model) else 0])
 
     def written(self, model, architecture: str) -> dict:
@@ -128,7 +128,7 @@ class IJepa(ViT):
         return model.pooling in self.POOLING
 
     def config(self, model):
-        refuse_others(model, pooling="gap" if model.num_classes else "tokens")
+        check_supported(model, pooling="gap" if model.num_classes else "tokens")
         return self.written(model, self.POOLING[model.pooling])
 
 
@@ -154,7 +154,7 @@ class DeiT(ViT):
         return super().settings(config, architecture, names) | {"distillation_head": teacher}
 
     def config(self, model):
-        refuse_others(model)
+        check_supported(model)
         if not model.num_classes:
             raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
         return self.written(model, self.architectures[0 if model.distillation_head else 1])
@@ -209,7 +209,7 @@ class ViTMAE(ImageFamily):
         return {"decoder_depth": depth}
 
     def config(self, model):
-        refuse_others(model, position="mae")
+        check_supported(model, position="mae")
         if model.num_classes:
             raise ValueError(f"num_classes is {model.num_classes}: `transformers` has no MAE with classes.")
         return {

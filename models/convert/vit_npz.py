@@ -118,7 +118,7 @@ def _resnet(blocks):
     for stage, depth in enumerate(blocks):
         for unit in range(depth):
             theirs, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"
-            names |= {theirs + there: ours + here for there, here in parts.items()}
+            names |= {theirs + their_part: ours + our_part for their_part, our_part in parts.items()}
     return names
 
 
@@ -130,5 +130,5 @@ def _stride(blocks):
 def _names(model, ours):
     """Return the name of our parameter in files, or its names in all layers."""
     known = NAMES | _resnet(model.hybrid)
-    name = next((there + ours.removeprefix(here) for there, here in known.items() if ours.startswith(here)), ours)
+    name = next((theirs + ours.removeprefix(start) for theirs, start in known.items() if ours.startswith(start)), ours)
     return [name.replace("*", str(layer)) for layer in range(model.depth)] if "*" in name else [name]

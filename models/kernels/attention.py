@@ -93,9 +93,9 @@ def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else None
-        place = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
-        places = (place,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=place, check_vma=False)
+        spec = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
+        specs = (spec,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return attend(*arrays, segments)[:, :length]
 
 

@@ -119,12 +119,12 @@ def _on_mesh(x, table, bias, labels, weights, options, *, gradients):
     if mesh.empty:
         return compute(x, table, bias, labels, weights, ())
     axes = [names if n % num_parts(mesh, names) == 0 else () for names, n in zip((EXAMPLES, TOKENS), x.shape)]
-    tokens, everywhere = PartitionSpec(*axes), PartitionSpec()
+    tokens, replicated = PartitionSpec(*axes), PartitionSpec()
     return jax.shard_map(
         partial(compute, axes=sum(axes, ())),
         mesh=mesh,
-        in_specs=(tokens, everywhere, None if bias is None else everywhere, tokens, tokens),
-        out_specs=(everywhere, tokens, (tokens, everywhere, everywhere) if gradients else None),
+        in_specs=(tokens, replicated, None if bias is None else replicated, tokens, tokens),
+        out_specs=(replicated, tokens, (tokens, replicated, replicated) if gradients else None),
         check_vma=False,
     )(x, table, bias, labels, weights)
 

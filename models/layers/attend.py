@@ -163,14 +163,14 @@ def dense(
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = _biased(score(grouped, key).reshape(batch, heads, length, -1), mask)
+    scores = _add_bias(score(grouped, key).reshape(batch, heads, length, -1), mask)
     visible = mask.materialize(*scores.shape[2:])
     if isinstance(transform, DropWeights) and sow is None:
         return dropped_mean(transform.rate, scores, value, visible, transform.seed)
     return _mean(_weights(scores, visible, value.dtype, transform, sow), value)
 
 
-def _biased(scores, mask):
+def _add_bias(scores, mask):
     scores = scores.astype(jnp.float32)
     return scores if mask.bias is None else scores + mask.bias
 
@@ -244,9 +244,9 @@ def dense_flat(
     groups = heads * batch // key.shape[0]
     rows = query if score is dot_product else query * size**-0.5
     rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(key.shape[0], -1, size)
-    scores = _biased(_scores(rows, key).reshape(batch, heads, length, -1), mask)
+    scores = _add_bias(_scores(rows, key).reshape(batch, heads, length, -1), mask)
     weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
-    out = _means(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
+    out = _weighted_sums(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
     out = out.reshape(batch, -1, groups, length, value.shape[-1]).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, heads, -1)
 
@@ -258,7 +258,7 @@ def _scores(rows, key):
     return _one_by_one(rows, key.values.swapaxes(1, 2)) * key.scale[:, None].astype(rows.dtype)
 
 
-def _means(weights, value):
+def _weighted_sums(weights, value):
     """Return the sums [N, R, E] of the values, weighted by R rows."""
     if not isinstance(value, Quantized):
         return product(weights, value)
