@@ -166,12 +166,12 @@ class DETR(StackModel):
         return self.encoder_norm(x) if self.placement == "pre" else x, mask, positions
 
 
-def sine(mask: Bool[Array, "B rows columns"], width: int, base: float = 10_000.0) -> Float[Array, "B rows columns D"]:
+def sine(mask: Bool[Array, "B rows columns"], width: int) -> Float[Array, "B rows columns D"]:
     """Return interleaved sines and cosines of the row, in the first half of the width, and of the column.
 
     Rows and columns are counted from 1 over the positions where the mask is True, and scaled so that the last is 2 pi.
     """
-    frequencies = base ** -(jnp.arange(0, width // 2, 2) * 2 / width)
+    frequencies = 10_000.0 ** -(jnp.arange(0, width // 2, 2) * 2 / width)
 
     def half(axis):
         count = jnp.cumsum(mask.astype(jnp.float32), axis=axis)

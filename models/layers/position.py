@@ -16,24 +16,22 @@ from lineage.models.layers.linear import FEW, fewer
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 
 
-def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Float[np.ndarray, "T D"]:
+def sinusoidal(length: int, width: int) -> Float[np.ndarray, "T D"]:
     """Return interleaved sines and cosines of positions at geometric frequencies (arXiv 1706.03762, section 3.5)."""
-    angles = np.arange(length)[:, None] * base ** -(np.arange(0, width, 2) / width)
+    angles = np.arange(length)[:, None] * 10_000.0 ** -(np.arange(0, width, 2) / width)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return table[:, :width].astype(np.float32)
 
 
-def sincos_2d(
-    rows: int, columns: int, width: int, base: float = 10_000.0, endpoint: bool = False
-) -> Float[np.ndarray, "P D"]:
+def sincos_2d(rows: int, columns: int, width: int, endpoint: bool = False) -> Float[np.ndarray, "P D"]:
     """Return 2-D position encodings: sin and cos of the column, then of the row, a quarter of the width each.
 
-    Patches are in row order. Frequencies decrease from 1 to 1 / base, which is excluded, as in MAE (arXiv 2111.06377),
+    Patches are in row order. Frequencies decrease from 1 to 1e-4, which is excluded, as in MAE (arXiv 2111.06377),
     or included (`endpoint`), as in MoCo v3 and arXiv 2205.01580. Raise ValueError if the width is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"2-D sine-cosine positions need a width that is a multiple of 4, not {width}.")
-    frequencies = base ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
+    frequencies = 10_000.0 ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = np.mgrid[:rows, :columns].reshape(2, -1, 1) * frequencies
     table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=-1)
     return table.astype(np.float32)
