@@ -88,7 +88,7 @@ class LayerCache(Lengths):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cache is known to be empty at trace time."""
+        """True if the cache is known to be empty at trace time."""
         return isinstance(self.length, np.ndarray) and not self.length.any()
 
     @property
