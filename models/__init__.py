@@ -16,10 +16,10 @@ def build(name: str, variant: str | None = None, **settings: Any) -> Model:
 
     Args:
         name: a key of `MODELS`.
-        variant: key of the class's `VARIANTS`, a set of default settings; None: the defaults of the class.
-        settings: fields of the class. None counts as not given; a dictionary describes another model.
+        variant: key of `VARIANTS`, the sets of default settings of the class; None: the defaults of the fields.
+        settings: fields of the class. None counts as not given; a dictionary is the description of another model.
 
     Raises:
-        ValueError: a name, a variant, a setting or its value is unknown, or a setting is missing.
+        ValueError: a name, a variant or a setting is unknown, a value is not allowed, or a setting is missing.
     """
     return MODELS.build(name, variant, **settings)

@@ -19,7 +19,7 @@ from lineage.models.fields import Activation, Count
 class GroupedStack(nn.Module):
     """Consecutive groups of layers, of sizes that are as equal as possible (section 4.4 of the paper).
 
-    `stack` makes a stack of a number of layers that share their parameters.
+    `stack` constructs a stack of a given number of layers with shared parameters.
     """
 
     stack: Callable[..., nn.Module]
@@ -29,8 +29,8 @@ class GroupedStack(nn.Module):
     def setup(self):
         if not 1 <= self.num_groups <= self.depth:
             raise ValueError(f"num_groups is {self.num_groups}: it must be at least 1 and at most depth, {self.depth}.")
-        group = [int(layer / (self.depth / self.num_groups)) for layer in range(self.depth)]
-        self.groups = [self.stack(int(size)) for size in np.bincount(group)]
+        group_of = [int(layer / (self.depth / self.num_groups)) for layer in range(self.depth)]
+        self.groups = [self.stack(int(size)) for size in np.bincount(group_of)]
 
     def __call__(self, x: Float[Array, "B T D"], **inputs) -> tuple[Float[Array, "B T D"], None]:
         """Return the last layer's output, and None in place of a cache; `inputs` go to all layers."""
@@ -41,7 +41,7 @@ class GroupedStack(nn.Module):
 
 @MODELS.register("albert")
 class ALBERT(BERT):
-    """BERT with L applications of one layer, or of a few.
+    """BERT with L applications of one layer, or of a few different ones.
 
     Attributes:
         embed_width: E, the size of the embeddings, which are projected to D.

@@ -13,15 +13,14 @@ from lineage.models.fields import Count, Implementation, Positions, Rate, Size, 
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned, sinusoidal
 
-# The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
-UNUSED = 2
+UNUSED = 2  # unused first rows of the position tables: fairseq counts positions from the id of the padding token
 
 
 @MODELS.register("bart")
 class BART(EncoderDecoder):
     """An encoder-decoder: logits of the next token from the input and the output so far.
 
-    The decoder starts with token 2, the end of text.
+    The decoder starts with token 2, the end of the text.
 
     Attributes:
         scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
@@ -63,10 +62,10 @@ class BART(EncoderDecoder):
     def setup(self):
         init = nn.initializers.normal(0.02)
         norm = partial(LayerNorm, epsilon=1e-5)
-        both = {"kernel_init": init, "out_init": init}
-        attention = partial(Attention, self.num_heads, dropout=self.attention_dropout, attend=self.attend, **both)
+        shared = {"kernel_init": init, "out_init": init}
+        attention = partial(Attention, self.num_heads, dropout=self.attention_dropout, attend=self.attend, **shared)
         activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **both)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)

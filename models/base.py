@@ -29,11 +29,10 @@ class Layers(NamedTuple):
     Attributes:
         path: path of their parameters, such as "encoder_stack/layers".
         count: number of layers.
-        side: stack of the model that they belong to.
-        stacked: whether their parameters are stacked along a leading axis. Otherwise there is one set of parameters.
-        first: regular expression of further parameters assigned to the first of these layers, such as a preceding
-            projection.
-        last: regular expression of further parameters assigned to the last of these layers, such as a final norm.
+        side: part of the model that they belong to.
+        stacked: whether their parameters are stacked along a leading axis; otherwise there is one set of parameters.
+        first, last: regular expressions of further parameters that are assigned to the first and to the last of these
+            layers, such as a preceding projection and a final norm.
     """
 
     path: str
@@ -54,10 +53,10 @@ class HiddenStates(NamedTuple):
 
     Attributes:
         embedding: inputs of the first layer of the "encoder" and of the "decoder", [B, T, D].
-        layers: outputs of their layers, from the first to the last, [B, T, D] each. Image models may have
-            feature maps [B, rows, columns, D].
-        attention: attention weights [B, H, T, S] of the layers of the "encoder", of the "decoder" and of the decoder's
-            attention to the encoder, "cross".
+        layers: outputs of their layers, from the first to the last, [B, T, D] each; image models may have feature
+            maps [B, rows, columns, D].
+        attention: attention weights [B, H, T, S] of the layers of the "encoder", of the "decoder", and of the decoder's
+            cross-attention, "cross".
     """
 
     embedding: dict[str, Array]
@@ -69,8 +68,7 @@ class Model(nn.Module):
     """Base class of the architectures, which are constructed with keyword arguments.
 
     An architecture adds itself to `models.MODELS`; see `configs.registry.Registry` for `VARIANTS` and `FROM_DATA`.
-    The attributes below are not dataclass fields; a subclass overrides them with a class attribute, a property or a
-    field.
+    The attributes below are not dataclass fields; subclasses override them by class attributes, properties or fields.
 
     Attributes:
         reads: kind of the inputs, "images" or "texts".
@@ -82,10 +80,10 @@ class Model(nn.Module):
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
-        takes_segments: whether `__call__` accepts `segments` and `positions`, for several texts in a row.
+        takes_segments: whether `__call__` accepts `segments` and `positions`, for rows of several texts.
         has_heads: whether the field `head` chooses the outputs, "none" for the hidden states.
         space_first: whether texts begin with a space when they are tokenized, like the words in the middle of a text.
-        num_segments: number of segments that embeddings tell apart; 0: none.
+        num_segments: number of segments with an embedding; 0: there are no segment embeddings.
         computes_loss: whether `__call__` accepts `targets` and then returns their losses instead of logits, see
             `kernels.vocabulary.token_losses`.
         depth: number of layers, L.
@@ -141,7 +139,7 @@ class Model(nn.Module):
 
     @property
     def data_options(self) -> dict[str, Any]:
-        """The fields that the data determine unless the config sets them; None for those that the model lacks."""
+        """The fields that the data determine unless the config sets them; None for fields that the model lacks."""
         names = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
         return {name: self.settings.get(name) for name in names}
 
@@ -158,12 +156,12 @@ class Model(nn.Module):
     def layer_of(self, path: str) -> int | range:
         """Return the layer that a parameter belongs to, for layer-wise learning rates and for freezing.
 
-        It is 0 before the first layer (embeddings), 1 to `num_layers` for the layers, and `num_layers` + 1 after the
-        last one (heads). A range is for the layers that a parameter holds along its first axis.
+        The layer is 0 before the first layer (embeddings), 1 to `num_layers` for the layers, and `num_layers` + 1 after
+        the last one (heads). A range means that the parameter has these layers along its first axis.
 
-        The order is that of timm's `group_matcher`, as far as timm has the architecture: a norm at the end of a stack
-        counts with its last layer, a projection between two stacks with the layer after it. An encoder's layers come
-        before its decoder's.
+        The order is that of timm's `group_matcher` if timm has the architecture: a norm at the end of a stack belongs
+        to its last layer, a projection between two stacks to the layer after it. An encoder's layers come before its
+        decoder's.
         """
         layer = 1
         for group in self.layer_groups:
@@ -178,7 +176,7 @@ class Model(nn.Module):
 
     @property
     def sharding_rules(self) -> tuple[ShardingRule, ...]:
-        """Placement of the parameters on the mesh; the first rule whose expression is found in a path counts.
+        """Placement of the parameters on the mesh; the first rule whose expression is found in a path applies.
 
         Attention heads and hidden units are split over "tensor" (arXiv 1909.08053), the other side of each matrix over
         "fsdp". Other kernels, those of convolutions among them, are split by their outputs.
@@ -221,29 +219,29 @@ class Model(nn.Module):
 
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Collect the hidden states from the intermediates sown by a forward pass; see `hidden_states`."""
-        found = HiddenStates({}, {}, {})
+        states = HiddenStates({}, {}, {})
         for group in [group for group in self.layer_groups if group.side != "backbone"]:
             for name in (f"{group.side}_embedding", "embedding"):
                 if name in sown:
-                    found.embedding.setdefault(group.side, sown[name][0])
+                    states.embedding.setdefault(group.side, sown[name][0])
             own, cross = (group.side, self.attention_path), ("cross", "cross_attention/attention")
-            places = (found.layers, group.side, "hidden"), (found.attention, *own), (found.attention, *cross)
-            for kept, name, path in places:
+            targets = (states.layers, group.side, "hidden"), (states.attention, *own), (states.attention, *cross)
+            for target, name, path in targets:
                 if values := sown.get(f"{group.path}/{path}"):
-                    kept[name] = (*kept.get(name, ()), *values[0])
-        return found
+                    target[name] = (*target.get(name, ()), *values[0])
+        return states
 
 
 class StackModel(Model):
-    """Base class of models that are made of stacks of blocks.
+    """Base class of models that consist of stacks of blocks.
 
     Attributes:
         activation: activation function of the MLPs.
         dropout: rate on embeddings, attention weights and the output of each sublayer.
-        remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
-            weights, "full" everything inside a block.
+        remat: what the backward pass recomputes to save memory: nothing (None), all but the matrix products with
+            weights ("dots"), or everything inside a block ("full").
         unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
-            into arrays of all layers; `depth`, no loop at all, is faster on TPUs and GPUs and takes longer to compile.
+            into arrays of all layers; `depth`, which means no loop, is faster on TPUs and GPUs but compiles slower.
         decoder_depth: number of layers of the decoder; None: `depth`.
     """
 
@@ -311,12 +309,12 @@ def hidden_states(model: Model, variables: Mapping[str, Any], *inputs: Any, **op
 
 
 def resample_line(table: Any, shape: tuple[int, ...]) -> Any:
-    """Return a table of positions along a line [T, D] for another length."""
+    """Resample a position table [T, D] of a line to another length."""
     return resample(jnp.asarray(table), (len(table), 1), (shape[0], 1))
 
 
 def resample_grid(table: Any, shape: tuple[int, ...]) -> Any:
-    """Resample a position table [T, D] of special tokens and a square patch grid to a different grid size."""
+    """Resample a position table [T, D] of special tokens and a square grid of patches to another size of the grid."""
     old = math.isqrt(len(table))
     special = len(table) - old**2
     new = math.isqrt(max(shape[0] - special, 0))

@@ -20,12 +20,12 @@ from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import Learned
 
 Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
-# Heads that predict tokens, heads that read the pooled first token, and the number of outputs of each classifier.
+# Heads that predict tokens, heads that use the pooled first token, and the number of outputs of each classifier.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
 OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
 OUTPUTS |= {"choice": 1, "replaced": 1}
-Classifier = Literal["classification", "token_classification", "question_answering", "choice"]  # heads of most models
+Classifier = Literal["classification", "token_classification", "question_answering", "choice"]  # of most models
 
 
 @MODELS.register("bert")
@@ -43,9 +43,9 @@ class BERT(StackModel):
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
-        num_segments: number of segments that embeddings tell apart; 0 disables them.
-        head: output: "none" the last hidden states, "pooler" also the pooled vector of the first token, all others the
-            logits of the task of that name.
+        num_segments: number of segments with an embedding; 0 disables segment embeddings.
+        head: output of the model: the last hidden states ("none"), also the pooled vector of the first token
+            ("pooler"), or the logits of a task.
         num_classes: number of classes of "classification" and "token_classification", V.
         head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None:
             `dropout`.
@@ -98,9 +98,9 @@ class BERT(StackModel):
         init = nn.initializers.truncated_normal(0.02)
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
-        both = {"kernel_init": init, "out_init": init}
-        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=self.attend, **both)
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
+        shared = {"kernel_init": init, "out_init": init}
+        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=self.attend, **shared)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
         self.embed = Embed(self.vocab_size, embed_width, table_init=init)
@@ -124,10 +124,10 @@ class BERT(StackModel):
     def __call__(
         self, tokens: Int[Array, "*B T"], *, masked_positions: Int[Array, "*B M"] | None = None, **inputs: Array | None
     ) -> Output:
-        """Return the output of the head, see the class.
+        """Return the output of the head, see the documentation of the class.
 
         Args:
-            tokens: at most `max_length` in a sequence, or ValueError is raised; the first one represents the text.
+            tokens: at most `max_length` per sequence, or ValueError is raised; the first one represents the text.
                 [B, N, T] for "choice".
             masked_positions: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
             inputs: see `encode`.
@@ -146,7 +146,7 @@ class BERT(StackModel):
 
         Args:
             tokens: see `__call__`.
-            segments: number of the text of a pair that a token belongs to; 0 when None.
+            segments: segment id of each token, the index of its text in a pair; None: 0.
             mask: True for real tokens, False for padding, which is masked out in attention.
             positions: positions of the tokens; None: 0 to T-1.
         """
@@ -165,7 +165,7 @@ class BERT(StackModel):
         return x.reshape(*batch, length, self.width)
 
     def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
-        """Return the encoder's layers; `stack` makes a stack of a number of layers."""
+        """Return the encoder's layers; `stack` constructs a stack of a given number of layers."""
         return stack(self.depth)
 
     def each_layer(self, length: int) -> dict[str, Any] | None:
@@ -184,8 +184,8 @@ class BERT(StackModel):
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))
         if self.head in WORDS:
-            chosen = x if masked_positions is None else jnp.take_along_axis(x, masked_positions[..., None], axis=-2)
-            words = self.masked_lm(chosen, self.embed)
+            masked = x if masked_positions is None else jnp.take_along_axis(x, masked_positions[..., None], axis=-2)
+            words = self.masked_lm(masked, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x
         if self.head not in ("next_sentence", "question_answering"):
@@ -195,7 +195,7 @@ class BERT(StackModel):
 
 
 class MaskedLM(nn.Module):
-    """Head of masked language modeling: a layer, the product with the token embeddings, and a bias."""
+    """Head of masked language modeling: a dense layer, the product with the token embeddings, and a bias."""
 
     activation: Callable
     norm: Callable[..., nn.Module]

@@ -1,7 +1,7 @@
-"""BigBird (arXiv 2007.14062): BERT for long texts, with attention between few blocks of tokens.
+"""BigBird (arXiv 2007.14062): BERT for long texts, with block-sparse attention.
 
 A block attends to its neighbors (local context), the first and the last block (global tokens), and random blocks, which
-keep the path between any two blocks short. Work and memory are linear in the length.
+keep the path between any two blocks short. Time and memory are linear in the length.
 """
 
 from typing import ClassVar, Literal
@@ -22,15 +22,9 @@ class BlockSparseAttention(Attention):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        context: None = None,
-        *,
-        mask: Mask | None = None,
-        pattern: BlockSparse | None = None,
-        **inputs,
+        self, x: Float[Array, "B T D"], *, mask: Mask | None = None, pattern: BlockSparse | None = None, **inputs
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; without a pattern, attention is full."""
+        """Return the output, and None in place of a cache; without a pattern, use full attention."""
         if pattern is None:
             return super().__call__(x, mask=mask, **inputs)
         return self.combine(*self.project(x, x, x), mask or Mask(), x.shape[-1], attend=pattern), None
@@ -42,10 +36,10 @@ class BigBird(BERT):
 
     Attributes:
         attention_type: "block_sparse", or "original_full" for attention between all tokens in sequences of any length.
-        block_size: tokens in a block; the last one may have fewer.
-        num_random_blocks: R, the number of random blocks that a block attends to beside its neighbors and the two ends.
-        random_blocks: "seeded": random blocks, different in each layer, excluding blocks that are attended to anyway;
-            "first": the first block repeated R times, as in evaluation mode of the reference implementation.
+        block_size: number of tokens in a block; the last block may have fewer.
+        num_random_blocks: number R of random blocks that a block attends to, beside its neighbors and the two ends.
+        random_blocks: "seeded": blocks that are drawn anew for each layer, from those that are not attended to anyway;
+            "first": the first block, R times, as in evaluation mode of the reference implementation.
         seed: random seed of "seeded".
     """
 
@@ -81,11 +75,11 @@ class BigBird(BERT):
 
 
 def random_blocks(depth: int, blocks: int, count: int, seed: int) -> Int[np.ndarray, "L N R"]:
-    """Return, in each layer, `count` random blocks for each block between the ends not attended to anyway."""
+    """Draw `count` other blocks that each block between the ends attends to, in each layer."""
     if blocks < 5 + count:
         raise ValueError(f"{blocks} blocks are too few for num_random_blocks={count}: at least {5 + count} are needed.")
-    place = np.arange(blocks)
-    seen = np.abs(place[1:-1, None] - place) < 2
-    seen[:, [0, -1]] = True
-    draws = np.random.default_rng(seed).random((depth, *seen.shape))
-    return np.argsort(np.where(seen, 2, draws), axis=-1)[..., :count]
+    index = np.arange(blocks)
+    attended = np.abs(index[1:-1, None] - index) < 2
+    attended[:, [0, -1]] = True
+    draws = np.random.default_rng(seed).random((depth, *attended.shape))
+    return np.argsort(np.where(attended, 2, draws), axis=-1)[..., :count]

@@ -1,7 +1,7 @@
 """Costs of a model before it runs: parameters, FLOPs and memory, for training and for inference.
 
 Nothing is allocated and nothing is specific to an architecture: parameters come from the shapes of `init`, FLOPs and
-activations from the jaxprs of the forward pass and of the training step. The usual closed-form estimate (arXiv
+activations from the jaxprs of the forward pass and of the training step. The common closed-form estimate (arXiv
 2001.08361) is given for comparison.
 """
 
@@ -26,13 +26,13 @@ class Budget:
     """Costs of a model.
 
     Attributes:
-        parameters: number of parameters of each module, and "total".
+        parameters: number of parameters of each module, and their "total".
         flops: "forward" and "training" (the forward and backward pass of a step), see `jaxpr_costs.flops`; and "parts",
-            those of the matrix products of the forward pass by module.
+            the FLOPs of the matrix products of the forward pass by module.
         memory: bytes. "training": "weights", "gradients", "optimizer", "activations" (kept by the forward pass for the
-            backward pass), "total" (peak of the step, at which activations and gradients are not all alive, but
-            temporary arrays are). "inference": "weights", "cache", "activations" (their peak), "total". Activations and
-            totals are estimates, the others exact.
+            backward pass), "total" (peak of the step, when not all activations and gradients are alive, but temporary
+            arrays are). "inference": "weights", "cache", "activations" (their peak), "total". Activations and totals
+            are estimates, the other numbers are exact.
         textbook: "parameters" V D + 12 L D^2, and "flops" of the forward pass, 2 x parameters + 4 L T D for each of the
             T tokens (arXiv 2001.08361, table 1; arXiv 2204.02311, appendix B), if the model has such sizes.
     """
@@ -43,12 +43,12 @@ class Budget:
     textbook: dict[str, int]
 
     def to_dict(self) -> dict[str, dict]:
-        """Return nested dictionaries that JSON can represent."""
+        """Return the budget as nested dictionaries for JSON."""
         return dataclasses.asdict(self)
 
     def table(self) -> str:
         """Return the budget as aligned lines of text."""
-        counts, forward, parts, book = self.parameters, self.flops["forward"], self.flops["parts"], self.textbook
+        counts, forward, parts, textbook = self.parameters, self.flops["forward"], self.flops["parts"], self.textbook
         total, work = counts["total"], forward["matmul"] + forward["other"]
         rows = [("", "parameters", "share", "forward FLOPs", "share")]
         for name in dict.fromkeys([*counts, *parts]):
@@ -57,9 +57,9 @@ class Budget:
                 rows.append((name, f"{number:,}", f"{number / total:.1%}", human(part), f"{part / work:.1%}"))
         rows.append(("element-wise operations", "", "", human(forward["other"]), f"{forward['other'] / work:.1%}"))
         rows.append(("total", f"{total:,}", "", human(work), ""))
-        if book:
-            parameters = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
-            flops = [human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"]
+        if textbook:
+            parameters = [f"{textbook['parameters']:,}", f"{textbook['parameters'] / total - 1:+.1%}"]
+            flops = [human(textbook["flops"]), f"{textbook['flops'] / work - 1:+.1%}"]
             rows.append(("textbook, V D + 12 L D^2", *parameters, *flops))
         step = self.flops["training"]
         work = {"matrix products": step["model"], "recomputation": step["matmul"] - step["model"]}
@@ -78,14 +78,14 @@ class Budget:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines of text: the first column aligned to the left, the others to the right."""
+    """Return rows as lines of text, with the first column aligned to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     cells = ([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:]))] for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def human(number: int | float, base: int = 1000) -> str:
-    """Return a number with three to six digits and a prefix; with base 1,024, a number of bytes."""
+    """Return a number with a unit prefix and three to six digits; base 1024 is for numbers of bytes."""
     if number < 0:
         return f"-{human(-number, base)}"
     power = min(5, int(math.log(number, base) + 1e-9)) if number else 0
@@ -105,16 +105,16 @@ def budget(
     compute_dtype: Any = None,
     cache_length: int | None = None,
 ) -> Budget:
-    """Return the costs of a model on inputs of some shapes, found in seconds at any size.
+    """Return the costs of a model for inputs of these shapes. This takes seconds at any size.
 
     Args:
         model: the architecture.
-        inputs: arrays or `jax.ShapeDtypeStruct`s that the model is called with.
-        variables: arrays or shapes: the trained "params" and other collections; None: the variables of the model.
-        merge: (params, others) -> the parameters of the model, where the trained ones are not these.
-        loss: (params, others, batch, rng) -> loss of training; None: the sum of squared outputs.
-        batch: the batch of the loss, arrays or shapes; None: `inputs`.
-        optimizer: makes the optimizer state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
+        inputs: arguments of the model, arrays or `jax.ShapeDtypeStruct`s.
+        variables: trained "params" and other collections, arrays or shapes; None: the variables of the model.
+        merge: function (params, others) -> parameters of the model, if they are not the trained "params".
+        loss: function (params, others, batch, rng) -> training loss; None: the sum of squared outputs.
+        batch: batch of the loss, arrays or shapes; None: `inputs`.
+        optimizer: function params -> optimizer state, such as `optax.adamw(1e-3).init`; None: Adam's two moments.
         compute_dtype: dtype of parameters and inputs in computation, and of weights and cache in inference.
         cache_length: number of tokens of a sequence in the KV cache of inference; None: no cache.
     """
@@ -125,22 +125,22 @@ def budget(
     whole = jax.eval_shape(merge, params, variables) if merge else params
     rest = {name: value for name, value in variables.items() if name != "frozen"}
 
-    def apply(params, rest, inputs, **how):
-        return model.apply({"params": params, **rest}, *inputs, **how)
+    def apply(params, rest, inputs, **options):
+        return model.apply({"params": params, **rest}, *inputs, **options)
 
-    light = jax.eval_shape(partial(_cast, dtype=compute_dtype), (whole, rest, inputs))
-    forward, step = jax.make_jaxpr(apply)(*light).jaxpr, (params, variables, inputs if batch is None else batch, key)
+    cast = jax.eval_shape(partial(_cast, dtype=compute_dtype), (whole, rest, inputs))
+    forward, step = jax.make_jaxpr(apply)(*cast).jaxpr, (params, variables, inputs if batch is None else batch, key)
     counts, parts = _by_part(whole, forward)
-    costs, training = _training(loss or partial(_squares, model, compute_dtype), step, optimizer)
-    inference = {"weights": bytes_of(light[:2]), "cache": 0, "activations": peak_bytes(forward)}
+    costs, training = _training(loss or partial(_sum_of_squares, model, compute_dtype), step, optimizer)
+    inference = {"weights": bytes_of(cast[:2]), "cache": 0, "activations": peak_bytes(forward)}
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length, 0)
         cache = partial(apply, inputs=size, method="init_cache")
         # As leaves, because a `Cache` takes no shapes instead of arrays.
-        inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(cache(*light)), *light[:2]))
-    inference["total"] = sum(inference.values()) + bytes_of(light[2:])
+        inference["cache"] = bytes_of(jax.eval_shape(lambda *cast: jax.tree.leaves(cache(*cast)), *cast[:2]))
+    inference["total"] = sum(inference.values()) + bytes_of(cast[2:])
 
-    sown = jax.eval_shape(partial(apply, mutable="intermediates"), *light)[1]
+    sown = jax.eval_shape(partial(apply, mutable="intermediates"), *cast)[1]
     textbook = _textbook(model, sown.get("intermediates", {}))
     flops = {"forward": flops_by_kind(forward), "training": costs, "parts": parts}
     return Budget(counts | {"total": counts.total()}, flops, {"training": training, "inference": inference}, textbook)
@@ -159,12 +159,12 @@ def _training(loss, step, optimizer):
 
 
 def _cast(tree, dtype):
-    """Return a tree with its floating-point arrays in a dtype; None changes nothing."""
+    """Cast the floating-point arrays of a tree to a dtype; None changes nothing."""
     return jax.tree.map(lambda x: x.astype(dtype) if dtype and jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def _squares(model, dtype, params, rest, batch, key):
-    """Return the sum of the squared outputs, for inputs `batch`."""
+def _sum_of_squares(model, dtype, params, rest, batch, key):
+    """Return the sum of the squared outputs for the inputs `batch`."""
     variables, inputs = {"params": _cast(params, dtype), **rest}, _cast(batch, dtype)
     out, _ = model.apply(variables, *inputs, mutable=list(rest), rngs={"dropout": key})
     return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(out))
@@ -189,11 +189,11 @@ def _textbook(model, sown):
     vocabulary = model.data_options["vocab_size"] or model.data_options["num_classes"] or 0
     parameters = vocabulary * model.width + 12 * model.depth * model.width**2
     rows, tokens = sown["embedding"][0].shape[:2]
-    each = 2 * parameters + 4 * model.depth * tokens * model.width
-    return {"parameters": parameters, "flops": rows * tokens * each}
+    per_token = 2 * parameters + 4 * model.depth * tokens * model.width
+    return {"parameters": parameters, "flops": rows * tokens * per_token}
 
 
 def _part(path):
-    """Return the module that a path of names is in: the first name, and the one below repeated layers."""
+    """Return the module of a path of names: the first name, or for repeated layers also the name below `layers`."""
     i = path.index("layers") if "layers" in path else None
     return "/".join(path[:1] if i is None else path[:i] + path[i + 1 : i + 2])

@@ -1,4 +1,4 @@
-"""The interface of models that generate text, `encode`, `init_cache` and `decode`, and what such models share."""
+"""Base classes of models that generate text, with the methods `encode`, `init_cache` and `decode`."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,7 +16,7 @@ class Decoder(StackModel):
     """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
 
     Attributes:
-        window: number of last tokens that each token attends to in all layers, itself included; None: all.
+        window: number of most recent tokens that a token attends to in all layers, including itself; None: all.
     """
 
     FROM_DATA = ("vocab_size", "max_length")
@@ -32,10 +32,9 @@ class Decoder(StackModel):
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> Cache:
         """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence.
 
-        Args:
-            rewinds: largest number of tokens by which the cache is rewound; None: any. If it is given, the cache of a
-                model with a window keeps the last `window + rewinds` tokens only (arXiv 2310.06825, section 2), and
-                after the first call, at most `rewinds + 1` tokens may be appended at once.
+        `rewinds` is the maximum number of tokens by which the cache is rewound; None: any number. If it is given, the
+        cache of a model with a window keeps only the last `window + rewinds` tokens (arXiv 2310.06825, section 2), and
+        at most `rewinds + 1` tokens may be appended at once after the first call.
         """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
@@ -51,8 +50,8 @@ class DecoderOnly(Decoder):
     A subclass has `embed`, `embed_dropout`, a `stack`, a `norm`, and the output layer `unembed`.
 
     Attributes:
-        fused_loss: compute the loss in blocks of tokens, without an array of all logits: less memory, and faster for
-            large vocabularies.
+        fused_loss: whether to compute the loss in blocks of tokens, without an array of all logits, which takes less
+            memory and is faster for large vocabularies.
     """
 
     outputs = ("next_token",)
@@ -81,8 +80,7 @@ class DecoderOnly(Decoder):
         Args:
             mask: True for real tokens, False for padding (on either side), which is masked out in attention.
             positions: positions of the tokens; None: 0 to T-1.
-            segments: number of the text of each token, for models that take several texts in a row: a token attends to
-                those of its own text only.
+            segments: index of the text of each token, for rows of several texts: a token attends only to its own text.
             targets: next tokens, whose losses are returned instead of logits.
         """
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
@@ -91,7 +89,7 @@ class DecoderOnly(Decoder):
         return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
 
     def embedded(self, tokens: Tokens, positions: Positions) -> Float[Array, "B T D"]:
-        """Return the vectors of tokens at some positions."""
+        """Return the vectors of tokens at these positions."""
         return self.embed(tokens)
 
     def hidden(self, tokens: Tokens, positions: Positions, **kwargs) -> Hidden:
@@ -114,8 +112,9 @@ class DecoderOnly(Decoder):
 class EncoderDecoder(Decoder):
     """Base class of models that generate text from an input text.
 
-    It has an `encoder_stack` and a `decoder_stack`; `embedded(side, tokens, positions)` are the input of the "encoder"
-    or the "decoder", and `logits(tokens, positions, context=, context_mask=, mask=, cache=)` is its decoder.
+    A subclass has an `encoder_stack`, a `decoder_stack`, and two methods: `embedded(side, tokens, positions)` returns
+    the input of the "encoder" or the "decoder", `logits(tokens, positions, context=, context_mask=, mask=, cache=)`
+    the output of the decoder and the cache.
     """
 
     outputs = ("target_tokens",)

@@ -15,7 +15,7 @@ class DeiT(ViT):
     """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token.
 
     Attributes:
-        distillation_head: whether there is a classifier of the distillation token, which learns from a teacher.
+        distillation_head: whether the distillation token has a classifier, which learns from a teacher.
     """
 
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
@@ -32,12 +32,12 @@ class DeiT(ViT):
     def setup(self):
         super().setup()
         if (self.pooling, self.head) != ("token", "linear"):
-            raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
+            raise ValueError(f"pooling is {self.pooling!r} and head {self.head!r}: DeiT requires 'token' and 'linear'.")
         if self.num_classes and self.distillation_head:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Image) -> Float[Array, "B V"]:
-        """Return the mean logits of both heads, or of the only one (or of the tokens [B, D] without a classifier)."""
+        """Return the mean of the logits of the heads, or of their tokens [B, D] without a classifier."""
         if not self.distillation_head:
             return super().__call__(image)
         return sum(self.heads(image)) / 2

@@ -1,4 +1,4 @@
-"""DETR (arXiv 2005.12872): object queries attend to an image's features and predict a class and a box each."""
+"""DETR (arXiv 2005.12872): each object query attends to an image's features and predicts a class and a box."""
 
 import math
 from functools import partial
@@ -15,7 +15,7 @@ from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Lear
 
 
 class PositionedAttention(Attention):
-    """Attention with positions added to the inputs of queries and keys in every layer (figure 10), not of values."""
+    """Attention with positions added to the inputs of queries and keys, but not of values (figure 10)."""
 
     @nn.compact
     def __call__(
@@ -157,8 +157,8 @@ class DETR(StackModel):
         batch, rows, columns, width = x.shape
         mask = jnp.ones(image.shape[:3], bool) if mask is None else mask
         # The nearest pixel above and to the left, as in the reference implementation.
-        at = [jnp.arange(n) * size // n for n, size in zip((rows, columns), mask.shape[1:])]
-        mask = mask[:, at[0][:, None], at[1]]
+        row, column = (jnp.arange(n) * size // n for n, size in zip((rows, columns), mask.shape[1:]))
+        mask = mask[:, row[:, None], column]
         positions = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
         x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
         self.sow("intermediates", "encoder_embedding", x)
@@ -166,12 +166,12 @@ class DETR(StackModel):
         return self.encoder_norm(x) if self.placement == "pre" else x, mask, positions
 
 
-def sine(mask: Bool[Array, "B rows columns"], width: int, base: float = 10_000.0) -> Float[Array, "B rows columns D"]:
-    """Return interleaved sines and cosines: of the row in the first half of the width, of the column in the second.
+def sine(mask: Bool[Array, "B rows columns"], width: int) -> Float[Array, "B rows columns D"]:
+    """Return interleaved sines and cosines of the row, in the first half of the width, and of the column.
 
     Rows and columns are counted from 1 over the positions where the mask is True, and scaled so that the last is 2 pi.
     """
-    frequencies = base ** -(jnp.arange(0, width // 2, 2) * 2 / width)
+    frequencies = 10_000.0 ** -(jnp.arange(0, width // 2, 2) * 2 / width)
 
     def half(axis):
         count = jnp.cumsum(mask.astype(jnp.float32), axis=axis)

@@ -1,4 +1,4 @@
-"""ELMo (arXiv 1802.05365) on tokens: language models of both directions, and all their layers as features."""
+"""ELMo (arXiv 1802.05365) on tokens: language models of both directions, whose layers are all features."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -27,7 +27,7 @@ class ELMo(Model):
         dropout: rate on the inputs of each LSTM and of the output layer.
     """
 
-    VARIANTS: ClassVar = {  # as published, but for the characters that the first layer was made of
+    VARIANTS: ClassVar = {  # as published, except that the first layer was computed from characters
         "small": {"width": 128, "cell_dim": 1024},
         "medium": {"width": 256, "cell_dim": 2048},
         "original": {"width": 512, "cell_dim": 4096},
@@ -61,9 +61,7 @@ class ELMo(Model):
     def __call__(self, tokens: Tokens, *, mask: TokensMask | None = None) -> tuple[Logits, Logits]:
         """Return logits of the token after each one and of the one before, given the tokens on the other side.
 
-        Args:
-            tokens: the text.
-            mask: True for real tokens; the others change no state.
+        `mask` is True for real tokens; padding changes no state.
         """
         ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
         return self.head(self.drop(ahead)), self.head(self.drop(back))
@@ -73,19 +71,19 @@ class ELMo(Model):
         ahead = back = self.embed(tokens)
         layers = [jnp.concatenate([ahead, back], axis=-1)]
         for i, (forward, backward) in enumerate(zip(self.forward, self.backward)):
-            ahead, back = self._further(forward, ahead, mask, i), self._further(backward, back, mask, i)
+            ahead, back = self._run(forward, ahead, mask, i), self._run(backward, back, mask, i)
             layers.append(jnp.concatenate([ahead, back], axis=-1))
         layers = jnp.stack(layers)
         self.sow("intermediates", "layers", layers)
         return layers
 
-    def _further(self, layer, x, mask, i):
+    def _run(self, layer, x, mask, i):
         out, _ = layer(self.drop(x), mask=mask)
         return x + out if i else out
 
 
 class ScalarMix(nn.Module):
-    """Learned mixture of a model's layers: gamma times their mean, weighted by a softmax (equation 1)."""
+    """Learned mixture of a model's layers: gamma times their mean with softmax weights (equation 1)."""
 
     @nn.compact
     def __call__(self, layers: Float[Array, "L *B D"]) -> Float[Array, "*B D"]:

@@ -19,7 +19,7 @@ class GPT(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes leave them out.
+        use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes omit them.
     """
 
     VARIANTS: ClassVar = {
@@ -44,12 +44,12 @@ class GPT(DecoderOnly):
 
     def setup(self):
         init = nn.initializers.normal(0.02)
-        # Each of the 2 L additions to the residual stream starts smaller, so that their sum does not grow with depth.
+        # The 2 L additions to the residual stream start smaller, so that their sum does not grow with the depth.
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
-        both = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
-        attention = partial(Attention, self.num_heads, causal=True, dropout=self.dropout, attend=self.attend, **both)
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **both)
+        shared = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
+        attention = partial(Attention, self.num_heads, causal=True, dropout=self.dropout, attend=self.attend, **shared)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.position = Learned(self.max_length, self.width)

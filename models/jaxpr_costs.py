@@ -10,14 +10,14 @@ import jax
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-# Primitives without FLOPs: they move or make data, or are transcendental, which XLA's cost analysis counts apart.
+# Primitives without FLOPs: those that move or create data, and transcendental ones, which XLA counts separately.
 FREE = re.compile(
     "atan2|bitcast|broadcast|cbrt|concat|copy|cos|device_put|dynamic_|erf$|exp|gather|iota|log$|log1p|optimization_|pad|"
     "pow|random_(?!bits)|reshape|rev|rsqrt|scatter$|sharding|sin|slice|split|sqrt|squeeze|stop_|tan|transpose"
 )
-# FLOPs of an element where it is not 1. Threefry: 20 rounds of 5 operations, and additions of keys.
+# FLOPs of an element if they are not 1. Threefry: 20 rounds of 5 operations, and additions of keys.
 EXPANDED = {"erfc": 62, "erf_inv": 37, "logistic": 3, "argmax": 9, "argmin": 9, "random_bits": 120}
-# Results that are computed again wherever they are read, and those that are stored even if they are read once.
+# Primitives whose results are recomputed by every reader, and those whose results are stored even for one reader.
 VIEWS = re.compile("broadcast_in|convert_|copy|iota|reshape|squeeze|stop_|transpose")
 STORED = re.compile("arg|conv_|concat|cum|dot_|dynamic_|gather|pad|random_|reduce_|rev|scatter|select_and|sort|top_k")
 TEMPORARIES = {"erfc": 3}  # temporary arrays of the result's size
@@ -27,10 +27,10 @@ REPEATED = "rematted_computation"  # name scope of recomputation by jax.checkpoi
 def flops(function: Callable, *args: Any) -> dict[str, int]:
     """Return the FLOPs of function(*args), such as `jax.value_and_grad(loss)`; args may be shapes.
 
-    "matmul" are those of matrix products and convolutions, 2 for each multiply-add, and "other" those of element-wise
-    operations and reductions as XLA's cost analysis counts them, on all devices together. "model" is what model FLOPs
-    utilization counts: "matmul" without what rematerialization repeats (arXiv 2204.02311, appendix B). A causal mask
-    saves nothing. A `while` counts as one iteration, a `cond` as its most expensive branch.
+    "matmul" counts matrix products and convolutions, with 2 FLOPs for each multiply-add; "other" counts element-wise
+    operations and reductions as XLA's cost analysis does; both on all devices together. "model", for model FLOPs
+    utilization, is "matmul" without rematerialization (arXiv 2204.02311, appendix B). A causal mask saves nothing. A
+    `while` counts as one iteration, a `cond` as its most expensive branch.
     """
     return flops_by_kind(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -44,14 +44,14 @@ def flops_by_kind(jaxpr: Any) -> dict[str, int]:
 
 
 def flops_by_scope(jaxpr: Any, scope: str = "", times: int = 1) -> Counter:
-    """Return {(name scope, kind): FLOPs} of kinds "matmul", "repeated" (by rematerialization) and "other"."""
+    """Return {(name scope, kind): FLOPs} for the kinds "matmul", "repeated" (by rematerialization) and "other"."""
     total = Counter()
     for eqn in jaxpr.eqns:
         name, bodies, path = eqn.primitive.name, _bodies(eqn), f"{scope}/{eqn.source_info.name_stack}".strip("/")
-        turns = eqn.params["length"] if name == "scan" else 1
+        iterations = eqn.params["length"] if name == "scan" else 1
         if name == "pallas_call":
-            turns = math.prod(eqn.params["grid_mapping"].grid)
-        costs = [flops_by_scope(body, path, times * turns) for body in bodies]
+            iterations = math.prod(eqn.params["grid_mapping"].grid)
+        costs = [flops_by_scope(body, path, times * iterations) for body in bodies]
         if bodies:
             total += max(costs, key=Counter.total) if name == "cond" else sum(costs, Counter())
         elif products := _products(eqn):
@@ -62,7 +62,7 @@ def flops_by_scope(jaxpr: Any, scope: str = "", times: int = 1) -> Counter:
 
 
 def _bodies(eqn):
-    """Return the jaxprs that an equation runs, without those that combine two elements or are for some platforms."""
+    """Return the jaxprs that an equation runs by default, without those that combine two elements."""
     if eqn.primitive.name.startswith(("reduce", "scatter")):
         return []
     bodies = list(jaxprs_in_params(eqn.params))
@@ -79,10 +79,10 @@ def _products(eqn):
         left, right, out = ([shape[i] for i in spec] for shape, spec in zip(shapes, params["dimension_numbers"]))
         products = out[0] * out[1] * right[1]
         for i, (low, _) in enumerate(params["padding"]):
-            at = np.arange(out[i + 2])[:, None] * params["window_strides"][i] - low
-            at, gap = at + np.arange(right[i + 2]) * params["rhs_dilation"][i], params["lhs_dilation"][i]
-            # Padding, and the zeros that dilation puts in between, are not multiplied.
-            products *= int(((at >= 0) & (at <= (left[i + 2] - 1) * gap) & (at % gap == 0)).sum())
+            index = np.arange(out[i + 2])[:, None] * params["window_strides"][i] - low
+            index, gap = index + np.arange(right[i + 2]) * params["rhs_dilation"][i], params["lhs_dilation"][i]
+            # Padding, and the zeros that dilation inserts, are not counted.
+            products *= int(((index >= 0) & (index <= (left[i + 2] - 1) * gap) & (index % gap == 0)).sum())
         return products
     return 0
 
@@ -102,7 +102,7 @@ def _elementwise(eqn):
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the size of the arrays of a tree, or of their shapes."""
+    """Return the number of bytes of the arrays of a tree, or of their shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
@@ -111,7 +111,7 @@ def _variables(atoms):
 
 
 def saved_bytes(loss: Callable, params: Any, *args: Any) -> int:
-    """Return the bytes that the forward pass keeps for the backward pass and that do not only depend on `params`."""
+    """Return the bytes of the residuals of the backward pass that depend on more than `params`."""
     jaxpr = jax.make_jaxpr(lambda p, *args: jax.vjp(lambda p: loss(p, *args), p)[1])(params, *args).jaxpr
     varying = set(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for eqn in jaxpr.eqns:
@@ -121,7 +121,7 @@ def saved_bytes(loss: Callable, params: Any, *args: Any) -> int:
 
 
 def _inside(eqn, body):
-    """Return the bytes that an equation needs beside its inputs and outputs; an iteration copies its results out."""
+    """Return the bytes that an equation needs beside its inputs and outputs; an iteration copies its results."""
     if eqn.primitive.name == "scan":
         return peak_bytes(body, kept=False)
     return peak_bytes(body) - bytes_of([v.aval for v in _variables(body.outvars)])
@@ -130,13 +130,13 @@ def _inside(eqn, body):
 def peak_bytes(jaxpr: Any, kept: bool = True) -> int:
     """Return the maximum number of bytes that are alive at once beside the inputs.
 
-    Views, and results of element-wise operations that are read once, are never stored. With `kept`, the results of the
+    Views, and results of element-wise operations that are read once, are not stored. With `kept`, the results of the
     jaxpr are alive to the end.
     """
     readers = Counter(v for eqn in jaxpr.eqns for v in _variables(eqn.invars))
     looped = {v for eqn in jaxpr.eqns if eqn.primitive.name in ("scan", "while") for v in _variables(eqn.invars)}
     results = set(_variables(jaxpr.outvars))
-    sources, stored, last = {}, set(), {}  # sources of views; variables with memory; equations that read them last
+    sources, stored, last = {}, set(), {}  # sources of views; variables with memory; equations of their last use
     for i, eqn in enumerate(jaxpr.eqns):
         name = eqn.primitive.name
         read = {source for v in _variables(eqn.invars) for source in sources.get(v, {v})}
@@ -150,13 +150,13 @@ def peak_bytes(jaxpr: Any, kept: bool = True) -> int:
                 last[v] = i
     if kept:
         last.update({source: len(jaxpr.eqns) for v in results for source in sources.get(v, {v})})
-    alive, peak, dying = 0, 0, Counter()
+    alive, peak, freed = 0, 0, Counter()
     for v in stored:
-        dying[last[v]] += bytes_of(v.aval)
+        freed[last[v]] += bytes_of(v.aval)
     for i, eqn in enumerate(jaxpr.eqns):
         alive += bytes_of([v.aval for v in eqn.outvars if v in stored])
         inside = [_inside(eqn, body) for body in _bodies(eqn)]
         inside.append(TEMPORARIES.get(eqn.primitive.name, 0) * bytes_of([v.aval for v in eqn.outvars]))
         peak = max(peak, alive + max([0, *inside]))
-        alive -= dying[i]
+        alive -= freed[i]
     return peak

@@ -26,12 +26,12 @@ class Llama(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        num_kv_heads: number of key/value heads, K; None: H. The cache is smaller by H / K.
+        num_kv_heads: number of key/value heads, K; None: H. The cache is H / K times smaller.
         head_size: channels per head, C; None: D / H.
-        mlp_dim: width of the hidden layer of the MLPs, F; None: 8/3 D, rounded up to a multiple of 256, which makes
-            the MLPs as large as those of GPT.
-        window: number of tokens that each one attends to, itself included; None: all.
-        tied: whether the embedding is the output projection too.
+        mlp_dim: width of the hidden layer of the MLPs, F; None: 8/3 D, rounded up to a multiple of 256, with which the
+            MLPs are as large as those of GPT.
+        window: number of most recent tokens that a token attends to, including itself; None: all.
+        tied: whether the embedding is also the output projection.
         rope_base: the slowest rotary frequency is about 1 / base.
         rope_scaling: change of the rotary frequencies for sequences longer than those of the pre-training: "linear"
             divides all by `rope_factor` (arXiv 2306.15595), "llama3" and "yarn" the lower ones (arXiv 2309.00071),
@@ -39,8 +39,8 @@ class Llama(DecoderOnly):
         rope_factor: ratio of the length of the longest sequences to `rope_length`.
         rope_length: length of the sequences of the pre-training, in tokens; None: `max_length`.
         rope_turns: with "llama3" and "yarn", two numbers of turns within `rope_length`: frequencies with fewer turns
-            than the first are divided by `rope_factor`, those with more than the second are unchanged, and those in
-            between are interpolated.
+            than the first are divided by `rope_factor`, those with more than the second are kept, and those in between
+            are interpolated.
     """
 
     VARIANTS: ClassVar = {
@@ -86,13 +86,13 @@ class Llama(DecoderOnly):
 
     def setup(self):
         init = nn.initializers.normal(0.02)
-        out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT: the papers give none
+        out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT; the papers do not give it
         norm = partial(RMSNorm, epsilon=self.epsilon)
-        both = {"use_bias": False, "kernel_init": init, "out_init": out_init}
+        shared = {"use_bias": False, "kernel_init": init, "out_init": out_init}
         heads = {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads, "head_size": self.head_size}
-        how = {"window": self.window, "rotary": self._rotary(), "dropout": self.dropout, "attend": self.attend}
-        attention = partial(Attention, causal=True, **heads, **how, **both)
-        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)
+        options = {"window": self.window, "rotary": self._rotary(), "dropout": self.dropout, "attend": self.attend}
+        attention = partial(Attention, causal=True, **heads, **options, **shared)
+        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.embed_dropout = Dropout(self.dropout)

@@ -17,9 +17,9 @@ class MAE(ViT):
     """A ViT with a decoder. A `ViT` with position "mae" can start from the parameters of its encoder.
 
     Attributes:
-        mask_rate: fraction of the patches that is masked: the encoder is given int(P (1 - mask_rate)) patches.
+        mask_rate: fraction of the patches that are masked: the encoder gets int(P (1 - mask_rate)) patches.
         normalized: whether the target of a patch is normalized by the mean and standard deviation of its pixels.
-        decoder_depth: number of layers of the decoder; 0 leaves the decoder out.
+        decoder_depth: number of layers of the decoder; 0: there is no decoder.
         decoder_width: size of the hidden states of the decoder.
         decoder_num_heads: number of attention heads of the decoder.
         decoder_mlp_dim: width of the hidden layer of the decoder's MLPs; None: 4 times `decoder_width`.
@@ -61,9 +61,9 @@ class MAE(ViT):
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
         """Return the predicted pixels of each patch, and the mask (True for masked patches).
 
-        The patches with the smallest noise are kept; ValueError is raised if there would be none. Without a decoder,
-        the first result is the encoder's output for the class token and the kept patches, in the order of their noise.
-        Without noise, return the output of a `ViT`, which is given all patches.
+        The patches with the smallest noise are kept; ValueError is raised if there are none. Without a decoder, the
+        first result is the encoder's output for the class token and the kept patches, in the order of their noise.
+        Without noise, return the output of a `ViT` for all patches.
         """
         if noise is None:
             return super().__call__(image)
@@ -80,15 +80,15 @@ class MAE(ViT):
     def decode(
         self, tokens: Float[Array, "B S D"], rank: Int[Array, "B P"], grid: tuple[int, int]
     ) -> Float[Array, "B P F"]:
-        """Return the predictions of all patches of a grid (rows, columns) from the encoder's output.
+        """Return the predictions for all patches of a grid (rows, columns) from the encoder's output.
 
         `rank` is the index of each patch among the tokens, without the class token; masked patches have larger ones.
         """
         x = self.decoder_embed(tokens)
         special, side = len(self.special), self.image_size // self.patch_size
-        first, seen = x[:, :special], x[:, special:]
-        hidden = (len(x), rank.shape[1] - seen.shape[1], self.decoder_width)
-        x = jnp.concatenate([seen, jnp.broadcast_to(self.mask_token.astype(x.dtype), hidden)], axis=1)
+        first, kept = x[:, :special], x[:, special:]
+        masked = (len(x), rank.shape[1] - kept.shape[1], self.decoder_width)
+        x = jnp.concatenate([kept, jnp.broadcast_to(self.mask_token.astype(x.dtype), masked)], axis=1)
         x = jnp.take_along_axis(x, rank[..., None], axis=1)
         x = x + jnp.asarray(self._resampled(sincos_2d(side, side, self.decoder_width), grid), x.dtype)
         x = jnp.concatenate([first, x], axis=1)
@@ -103,15 +103,15 @@ class MAE(ViT):
     def pictures(
         self, image: Image, noise: Real[Array, "B P"]
     ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
-        """Return the image with the masked patches at 0, and with them replaced by the predictions.
+        """Return the image with the masked patches set to 0, and with them replaced by the predictions.
 
-        Normalized predictions get the mean and the standard deviation that the patches have in the image.
+        Normalized predictions get the mean and the standard deviation of the patches in the image.
         """
-        predicted, hidden = self(image, noise)
+        predicted, mask = self(image, noise)
         target, mean, deviation = self._normalized(image)
-        seen = target * deviation + mean
-        found = [jnp.where(hidden[..., None], x, seen) for x in (jnp.zeros_like(seen), predicted * deviation + mean)]
-        return tuple(self._image(x, image.shape) for x in found)
+        pixels = target * deviation + mean
+        replacements = jnp.zeros_like(pixels), predicted * deviation + mean
+        return tuple(self._image(jnp.where(mask[..., None], x, pixels), image.shape) for x in replacements)
 
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""

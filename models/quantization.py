@@ -1,4 +1,4 @@
-"""Quantization of trained matrices to 8 bits for evaluation and generation, by Qwix."""
+"""Quantization of trained matrices to 8 bits by Qwix, for evaluation and generation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,13 @@ from lineage.models.layers import Embed, Linear
 from lineage.models.layers.quantized import Quantized
 
 DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-Inputs = dict[str, tuple[int, ...]]  # path of a matrix -> its axes of inputs, counted from the end
+Inputs = dict[str, tuple[int, ...]]  # path of a matrix -> its input axes, counted from the end
 
 
 def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inputs:
-    """Return the axes over which products with the matrices of `Linear` and `Embed` layers sum; nothing is computed.
+    """Return the axes of the matrices of `Linear` and `Embed` layers over which products sum.
 
-    Args:
-        forward: function of the bound model and `args` that calls all layers.
+    `forward`, a function of the bound model and `args`, must call all layers; it is only traced.
     """
     found = {}
 
@@ -29,7 +28,7 @@ def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inp
             outputs = len(module.features)
             found["/".join((*module.path, "kernel"))] = tuple(range(-outputs - module.axes, -outputs))
         elif isinstance(module, Embed):
-            found["/".join((*module.path, "table"))] = (-1,)  # those of the output layer that it may be
+            found["/".join((*module.path, "table"))] = (-1,)  # of the output layer, if the table is one
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
@@ -38,13 +37,10 @@ def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inp
 
 
 def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
-    """Return parameters with some matrices replaced by `Quantized` ones, in which each output has a scale.
+    """Return the parameters with the matrices `inputs` replaced by `Quantized` ones, with a scale for each output.
 
     Quantization is symmetric: the largest magnitude among the weights of an output becomes the largest 8-bit number.
-
-    Args:
-        inputs: the matrices, see `input_axes`.
-        kind: "int8" or "fp8" (e4m3).
+    `inputs` is the result of `input_axes`, `kind` is "int8" or "fp8" (e4m3).
     """
     import qwix  # an optional dependency
 
@@ -52,6 +48,6 @@ def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
     for path, axes in inputs.items():
         matrix = flat[path]
         outputs = [axis for axis in range(matrix.ndim) if axis - matrix.ndim not in axes]
-        found = qwix.quantize(matrix, DTYPES[kind], channelwise_axes=outputs)
-        flat[path] = Quantized(found.qvalue, found.scale.squeeze(axes))
+        quantized = qwix.quantize(matrix, DTYPES[kind], channelwise_axes=outputs)
+        flat[path] = Quantized(quantized.qvalue, quantized.scale.squeeze(axes))
     return unflatten_dict(flat, sep="/")

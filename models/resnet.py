@@ -1,4 +1,4 @@
-"""Residual networks (arXiv 1512.03385), and those of Big Transfer (BiT, arXiv 1912.11370).
+"""Residual networks (arXiv 1512.03385), including those of Big Transfer (BiT, arXiv 1912.11370).
 
 The stride of a bottleneck is in its 3x3 convolution, as in common implementations, not in the first 1x1 as in the
 paper. BiT has group norm, standardized kernels (arXiv 1903.10520) and pre-activation (arXiv 1603.05027).
@@ -28,8 +28,8 @@ class ResNet(ImageModel):
     Attributes:
         depths: number of blocks of each stage; each stage but the first halves the resolution.
         widths: number of output channels of each stage.
-        stem: "imagenet" is a 7x7 convolution and a pooling, to a quarter of the resolution; "small" is a 3x3
-            convolution at the whole resolution.
+        stem: "imagenet" is a 7x7 convolution and max pooling, to a quarter of the resolution; "small" is a 3x3
+            convolution at full resolution.
         stem_width: channels of the stem.
         bottleneck: whether blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
         preactivation: whether norm and activation come before each convolution instead of after it.
@@ -73,7 +73,7 @@ class ResNet(ImageModel):
 
     def setup(self):
         if len(self.depths) != len(self.widths):
-            raise ValueError(f"depths {self.depths} and widths {self.widths} must be of as many stages.")
+            raise ValueError(f"depths {self.depths} and widths {self.widths} must be equally long.")
         norm = partial(BatchNorm, epsilon=self.epsilon, frozen=self.frozen)
         if self.norm == "group":
             norm = partial(nn.GroupNorm, self.groups, epsilon=self.epsilon, use_fast_variance=False)
@@ -92,7 +92,7 @@ class ResNet(ImageModel):
         return nn.relu(self.outer_norm(x)) if self.preactivation else x
 
     def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the feature map of each stage; raise ValueError if the image has other channels than the model."""
+        """Return the feature map of each stage; raise ValueError if the image has another number of channels."""
         self.check_channels(image)
         x = self.stem_conv(image)
         x = x if self.preactivation else nn.relu(self.outer_norm(x))
@@ -108,10 +108,9 @@ class ResNet(ImageModel):
 
 
 class Conv(nn.Module):
-    """A convolution with a square kernel, without bias; see `ResNet` for the padding.
+    """Convolution with a square kernel and without bias; see `ResNet` for the padding.
 
-    Attributes:
-        standardized: whether each channel's kernel is normalized to mean 0 and variance 1 (arXiv 1903.10520).
+    If `standardized`, the kernel of each output channel has mean 0 and variance 1 (arXiv 1903.10520).
     """
 
     features: int
@@ -139,7 +138,7 @@ class Conv(nn.Module):
 
         if self.size > 1:
             return convolution(x, kernel)
-        # XLA's CPU backend takes several times as long for the gradient of the kernel in a convolution of size 1.
+        # On CPUs, XLA's gradient of the kernel of a 1x1 convolution is several times slower.
         return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
 
 
@@ -152,7 +151,7 @@ def _pads(x, size, stride, padding):
 
 
 class Residual(nn.Module):
-    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`."""
+    """Residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`."""
 
     conv: partial
     norm: partial

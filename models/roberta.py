@@ -16,7 +16,7 @@ class RoBERTa(BERT):
     """BERT with one segment; positions count real tokens only.
 
     Attributes:
-        pad_id: id and position of the padding token; the first real token's position is the one after.
+        pad_id: id of the padding token, and its row of the position table; the first real token has the next row.
     """
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}

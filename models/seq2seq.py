@@ -1,8 +1,8 @@
 """Recurrent sequence-to-sequence models, without attention (arXiv 1409.3215, 1406.1078) and with it.
 
-Without attention the decoder starts from the last state of the encoder, which is also an input of every step. With
+Without attention, the decoder starts from the last state of the encoder, which is also an input of every step. With
 attention, this input is a weighted mean of the states of the encoder: Bahdanau's weights depend on the previous state
-of the decoder (arXiv 1409.0473), Luong's on the present one, with an effect on the next step (arXiv 1508.04025).
+of the decoder (arXiv 1409.0473), Luong's on the present state, which affects the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Seq2Seq(Model):
         cell: kind of the recurrent cells.
         width: size of each state, D.
         embed_width: size of the embeddings; None: D.
-        bidirectional: whether the encoder also reads backwards; the decoder starts from the backward states.
+        bidirectional: whether the encoder also reads backward; the decoder then starts from the backward states.
         attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
         span: tokens that attention covers: "global" all, "monotonic" those around the output token's own position,
             "predictive" those around a predicted position (Luong's local-m and local-p).
@@ -77,7 +77,7 @@ class Seq2Seq(Model):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        """The encoder's layers, both directions as one, and the decoder's; attention counts with the last of these."""
+        """The layers of the encoder, each with both directions, and of the decoder, the last with the attention."""
         last = self.depth - 1
         encoder, decoder = [], []
         for i in range(self.depth):
@@ -95,7 +95,7 @@ class Seq2Seq(Model):
 
     def setup(self):
         if self.attention == "dot" and self.bidirectional:
-            raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
+            raise ValueError("attention is 'dot', which requires states of equal width: bidirectional must be False.")
         if self.attention == "fixed" and self.span != "global":
             raise ValueError(f"span is {self.span!r} without attention: it must be 'global'.")
         _, gates, parts = CELLS[self.cell]
@@ -107,7 +107,7 @@ class Seq2Seq(Model):
         if self.bidirectional:
             self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
         self.cells = [Cell(self.cell, self.width) for _ in range(self.depth)]
-        self.fed = linear((gates * self.width,))  # to the first cell, beside the token's vector
+        self.fed = linear((gates * self.width,))  # input of the first cell, in addition to the token's vector
         if self.attention in ("additive", "general", "concat"):
             self.key = linear((self.width,))
         additive = self.attention in ("additive", "concat")
@@ -138,8 +138,8 @@ class Seq2Seq(Model):
         Args:
             inputs, tokens: tokens of the encoder and of the decoder.
             inputs_mask, mask: True for real tokens; padding changes no state and is masked out in attention.
-            own_rate: probability of replacing a token of the decoder (but the first) by a sample from its prediction
-                (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None: never.
+            own_rate: probability of replacing a token of the decoder, except the first, by a sample of its prediction
+                (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None: 0.
         """
         inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
         memory = self.encode((inputs, inputs_mask))
@@ -156,22 +156,19 @@ class Seq2Seq(Model):
         self.sow("intermediates", "encoder_embedding", x)
         value, ends = self.encoder(x, mask=mask)
         cells = ends
-        if self.bidirectional:  # the backward states, which end at the beginning
+        if self.bidirectional:  # the backward states, which end at the first token
             pairs = (zip(start, end) for start, end in zip(self.start, ends[1::2]))
             cells = [tuple(jnp.tanh(linear(array)) for linear, array in pair) for pair in pairs]
         if self.attention == "fixed":
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
         key = self.key(value) if self.attention in ("additive", "general", "concat") else value
-        return Annotations(key, value, mask, self._first(cells))
+        return Annotations(key, value, mask, self._initial_state(cells))
 
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> States:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence.
-
-        It may be rewound by any number of tokens: `rewinds` has no effect.
-        """
+        """Return an empty cache with room for `max_length` tokens of each sequence; `rewinds` has no effect."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
-        return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
+        return States.empty(self._initial_state([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(self, tokens: Tokens, cache: States, memory: Annotations) -> tuple[Logits, States]:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
@@ -179,43 +176,43 @@ class Seq2Seq(Model):
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
 
-    def _first(self, cells):
-        """Return the decoder's initial state: the cells', and in Luong's models an attentional state of zeros."""
+    def _initial_state(self, cells):
+        """Return the decoder's initial state: that of the cells, and in Luong's models a zero attentional state."""
         return cells, jnp.zeros_like(cells[0][0]) if self.luong else None
 
     def _decode(self, tokens, positions, state, memory, mask=None, given=None):
         """Return logits and the state after each token; tokens that are not `given` are sampled one by one."""
 
-        def step(self, carry, now):
-            state, drawn = carry
-            vector, x, position, real, given = now
+        def step(self, carry, inputs):
+            state, sampled = carry
+            vector, x, position, real, given = inputs
             if given is not None:
-                vector = jnp.where(given[:, None], vector, self.drop(self.decoder_embed(drawn)))
+                vector = jnp.where(given[:, None], vector, self.drop(self.decoder_embed(sampled)))
                 x = self.cells[0].project(vector)
-            new, seen, weights = self._step(state, x, position, memory)
+            new, output, weights = self._step(state, x, position, memory)
             state = held(real, new, state)
             if given is not None:
-                logits = jax.lax.stop_gradient(self._logits(seen, vector))
-                drawn = jax.random.categorical(self.make_rng("dropout"), logits.astype(jnp.float32))
-            return (state, drawn), (state, seen, vector, weights)
+                logits = jax.lax.stop_gradient(self._logits(output, vector))
+                sampled = jax.random.categorical(self.make_rng("dropout"), logits.astype(jnp.float32))
+            return (state, sampled), (state, output, vector, weights)
 
         rngs = {"params": False, "dropout": True}
         scan = nn.scan(step, variable_broadcast="params", split_rngs=rngs, in_axes=1, out_axes=1)
         vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
-        now = vectors, self.cells[0].project(vectors), positions, mask, given
+        inputs = vectors, self.cells[0].project(vectors), positions, mask, given
         # The first token has no preceding prediction, so it is never replaced.
-        states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
+        states, outputs, vectors, weights = scan(self, (state, tokens[:, 0]), inputs)[1]
         self.sow("intermediates", "decoder_hidden", tuple(cell[0] for cell in states[0]))
         if weights is not None:
             self.sow("intermediates", "attention", weights.swapaxes(1, 2))
-        return self._logits(seen, vectors), states
+        return self._logits(outputs, vectors), states
 
     def _step(self, state, x, position, memory):
-        """Return the state after a token whose projection by the first cell is x, the readout's input, and weights."""
+        """Return the state after a token with the projection x, the input of the output layer, and the weights."""
         cells, fed = state
         if not self.luong:
-            fed, weights = self._read(cells[-1][0], position, memory)
+            fed, weights = self._attend(cells[-1][0], position, memory)
         x, new = x + self.fed(fed), []
         for i, cell in enumerate(self.cells):
             x = cell.project(self.drop(new[-1][0])) if i else x
@@ -223,38 +220,38 @@ class Seq2Seq(Model):
         top = new[-1][0]
         if not self.luong:
             return (new, None), jnp.concatenate([top, fed], axis=-1), weights
-        context, weights = self._read(top, position, memory)
+        context, weights = self._attend(top, position, memory)
         fed = jnp.tanh(self.attentional(jnp.concatenate([context, top], axis=-1)))
         return (new, fed), fed, weights
 
-    def _read(self, query, position, memory):
+    def _attend(self, query, position, memory):
         """Return a query's context, the weighted mean of the encoder's states, and the weights [B, 1, S]."""
         if self.attention == "fixed":
             return memory.value[:, 0], None
         mask, factor = memory.mask, 1.0
         if self.span != "global":
             length = mask.sum(axis=1)
-            # Luong's local-m has no keys far beyond the end of the input: here its last window stays there.
+            # Beyond the end of the input, Luong's local-m has no keys; here, the window stays at the end.
             center = jnp.minimum(position, length - 1)
             if self.span == "predictive":
                 hidden, score = self.place
                 center = length * jax.nn.sigmoid(score(jnp.tanh(hidden(query)))[:, 0].astype(jnp.float32))
             distance = jnp.cumsum(mask, axis=1) - 1 - center[:, None]
             mask = mask & (jnp.abs(distance) <= self.window)
-            if self.span == "predictive":  # a Gaussian, of which the window holds two deviations on each side
+            if self.span == "predictive":  # a Gaussian, whose standard deviation is half of `window`
                 factor = jnp.exp(-2 * (distance / self.window) ** 2)[:, None, None]
-        looked = []
+        recorded = []
 
-        def look(weights):
-            looked.append((weights * factor).astype(query.dtype))
-            return looked[0]
+        def scale(weights):
+            recorded.append((weights * factor).astype(query.dtype))
+            return recorded[0]
 
         key, value = memory.key[:, :, None], memory.value[:, :, None]
-        out = dense(query[:, None, None], key, value, Mask(keys=mask), score=self.score, transform=look)
-        return out[:, 0, 0], looked[0][:, :, 0]
+        out = dense(query[:, None, None], key, value, Mask(keys=mask), score=self.score, transform=scale)
+        return out[:, 0, 0], recorded[0][:, :, 0]
 
-    def _logits(self, seen, vectors):
+    def _logits(self, x, vectors):
         """Return logits from the attentional state (Luong), or from state, context and token by maxout (1302.4389)."""
         if not self.luong:
-            seen = self.readout(jnp.concatenate([seen, vectors], axis=-1)).max(axis=-1)
-        return self.head(self.drop(seen))
+            x = self.readout(jnp.concatenate([x, vectors], axis=-1)).max(axis=-1)
+        return self.head(self.drop(x))

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positive, Rate
+from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positions, Positive, Rate
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, Stack, dot_product
+from lineage.models.layers.attend import Queries
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 
 INIT = nn.initializers.normal(0.02)
@@ -34,8 +35,8 @@ class Swin(ImageModel, StackModel):
 
     Images may have any size: feature maps that do not divide into windows are padded with zeros, which are attended to,
     as in the reference. If a feature map is not larger than a window, windows are not shifted, and the window is as
-    wide as its shorter side (`transformers` fails if it is smaller). Version 2 takes the feature map of an image of
-    `image_size` instead, because its biases depend on the size of the window.
+    wide as its shorter side (`transformers` fails if it is smaller). Version 2 decides this by the feature map of an
+    image of `image_size`, because its biases depend on the size of the window.
 
     Attributes:
         depths: number of layers of each stage; a stage has half the resolution and twice the width of the one before.
@@ -44,12 +45,12 @@ class Swin(ImageModel, StackModel):
         window: side of a window, in tokens.
         version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
             sublayers' outputs.
-        trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0 or (): the
-            current windows.
+        trained_windows: for each stage, the side of the windows with which version 2's biases were trained; 0 or ():
+            that of the current windows.
         mlp_ratio: ratio of the width of the hidden layer of an MLP to that of its input, F / D.
         epsilon: constant added to the variance in the blocks; it is 1e-5 for patches and merged patches.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
-        stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
+        stochastic_depth: probability of skipping a sublayer of the last layer; it grows linearly from 0.
     """
 
     VARIANTS: ClassVar = {
@@ -133,16 +134,16 @@ class Swin(ImageModel, StackModel):
             x = self.merges[i - 1](x) if i else x
             batch, *grid, width = x.shape
             side = min(grid) if self.version == "v1" else max(self.image_size // self.patch_size // 2**i, 1)
-            how = {"grid": tuple(grid), "window": min(self.window, side)}
-            if side > self.window:  # one compiled block for both kinds
-                how["each"] = {"shift": jnp.arange(self.depths[i]) % 2 * (self.window // 2)}
-            x = stack(x.reshape(batch, -1, width), **how)[0].reshape(x.shape)
+            options = {"grid": tuple(grid), "window": min(self.window, side)}
+            if side > self.window:  # an input, so that the loop over layers has one block for both kinds
+                options["each"] = {"shift": jnp.arange(self.depths[i]) % 2 * (self.window // 2)}
+            x = stack(x.reshape(batch, -1, width), **options)[0].reshape(x.shape)
             maps.append(x)
         return tuple(maps)
 
 
 class WindowAttention(nn.Module):
-    """Attention of each token of a feature map to those in its window, by the module that `attention` makes."""
+    """Attention of each token of a feature map to those in its window, by a module that `attention` constructs."""
 
     attention: partial
 
@@ -158,7 +159,7 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Return the output for each token, and None in place of a cache.
 
-        Tokens are in row order of a feature map of `grid` (rows, columns). `shift` moves the windows down and
+        Tokens are in row order of a feature map of `grid` (rows, columns). `shift` moves the windows down and to the
         right: the feature map is rolled, and tokens that share a window only for this reason are masked out.
         """
         batch, _, width = x.shape
@@ -177,7 +178,7 @@ class WindowAttention(nn.Module):
 
 
 class Cosine(nn.Module):
-    """The score cos(q, k) times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
+    """Score cos(q, k) times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
 
     @nn.compact
     def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
@@ -190,20 +191,18 @@ class Cosine(nn.Module):
 
 
 class RelativeTable(nn.Module):
-    """A learned bias of each head for each offset within a window (arXiv 2103.14030, equation 4)."""
+    """Learned bias of each head for each offset within a window (arXiv 2103.14030, equation 4)."""
 
     window: Count
 
     @nn.compact
-    def __call__(
-        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
-    ) -> Float[Array, "1 H {keys} {keys}"]:
+    def __call__(self, query: Queries, positions: Positions, keys: int) -> Float[Array, "1 H {keys} {keys}"]:
         shape = ((2 * self.window - 1) ** 2, query.shape[2])
         return between_tokens(self.param("table", INIT, shape), math.isqrt(keys))
 
 
 class ContinuousBias(nn.Module):
-    """A bias of each head, a small network's function of the logarithm of the offset (arXiv 2111.09883, section 3.3).
+    """Bias of each head, computed by a small MLP from the logarithm of the offset (arXiv 2111.09883, section 3.3).
 
     Offsets are relative to `trained_window`, the side of the window in training; 0: the current one.
     """
@@ -211,9 +210,7 @@ class ContinuousBias(nn.Module):
     trained_window: int = 0
 
     @nn.compact
-    def __call__(
-        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
-    ) -> Float[Array, "1 H {keys} {keys}"]:
+    def __call__(self, query: Queries, positions: Positions, keys: int) -> Float[Array, "1 H {keys} {keys}"]:
         window = math.isqrt(keys)
         offset = np.mgrid[1 - window : window, 1 - window : window].reshape(2, -1).T
         offset = 8 * offset / max((self.trained_window or window) - 1, 1)
@@ -232,33 +229,33 @@ class PatchMerge(nn.Module):
         x = pad(x, 2)
         batch, rows, columns, width = x.shape
         x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width).transpose(0, 1, 3, 4, 2, 5)
-        x = x.reshape(*x.shape[:3], 4 * width)  # the upper left, the lower left, the upper right, the lower right one
+        x = x.reshape(*x.shape[:3], 4 * width)  # upper left, lower left, upper right, lower right
         norm = LayerNorm(1e-5, name="norm")
         project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")
         return project(norm(x)) if self.norm_first else norm(project(x))
 
 
 def _resampled_offsets(tables, shape):
-    """Return tables of offsets [L, N, H] for another window; unchanged if the numbers of layers or heads differ."""
+    """Resample tables of offsets [L, N, H] to another window, unless the numbers of layers or heads differ."""
     same = (len(tables), tables.shape[2]) == (shape[0], shape[2])
     return jnp.stack([resample_grid(table, shape[1:]) for table in tables]) if same else tables
 
 
 def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:
-    """Return a feature map padded with zeros below and to the right to multiples of a number of rows and columns."""
+    """Pad a feature map with zeros, below and to the right, to multiples of a number of rows and columns."""
     return jnp.pad(x, [(0, 0), *((0, -size % multiple) for size in x.shape[1:3]), (0, 0)])
 
 
 def windows(x: Array, side: int) -> Array:
-    """Return the tokens of the windows of a feature map [B, rows, columns, D], [B x windows, side x side, D]."""
+    """Split a feature map [B, rows, columns, D] into the tokens of its windows [B x windows, side x side, D]."""
     batch, rows, columns, width = x.shape
     x = x.reshape(batch, rows // side, side, columns // side, side, width)
     return x.swapaxes(2, 3).reshape(-1, side * side, width)
 
 
 def between_tokens(values: Float[Array, "N H"], window: int) -> Float[Array, "1 H T T"]:
-    """Return the value of the offset between each pair of tokens of a window, from a table of all offsets."""
+    """Return the value of each pair of tokens of a window, from a table of the values of all offsets."""
     side = math.isqrt(len(values))
-    place = np.mgrid[:window, :window].reshape(2, -1)
-    row, column = place[:, :, None] - place[:, None] + side // 2
+    position = np.mgrid[:window, :window].reshape(2, -1)
+    row, column = position[:, :, None] - position[:, None] + side // 2
     return values[row * side + column].transpose(2, 0, 1)[None]

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2019, arXiv 1910.10683): an encoder-decoder without biases, with relative positions.
 
-Version 1.1 has a gated MLP and an output projection of its own.
+Version 1.1 has a gated MLP and a separate output projection.
 """
 
 from functools import partial
@@ -34,16 +34,16 @@ V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 class T5(EncoderDecoder):
     """An encoder-decoder: logits of the next token from the input and the output so far.
 
-    Sequences may have any length. The decoder starts with token 0, the padding.
+    Sequences may have any length. The decoder starts with token 0, the padding token.
 
     Attributes:
         head_size: channels per head, C; H x C need not be D.
         gated: whether the hidden layer is multiplied by a second projection.
-        tied: whether the embedding is the output projection too.
+        tied: whether the embedding is also the output projection.
         scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None:
             `tied`.
-        buckets: number of ranges of distances between tokens, each of which has a learned bias of the attention scores:
-            for both directions together in the encoder, for the tokens before each one in the decoder.
+        buckets: number of ranges of distances between tokens, each with a learned bias of the attention scores:
+            of both directions together in the encoder, of preceding tokens in the decoder.
         max_distance: distance from which on all tokens share the last bucket.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
     """
@@ -82,12 +82,12 @@ class T5(EncoderDecoder):
     def setup(self):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         norm = partial(RMSNorm, epsilon=self.epsilon)
-        both = {"dropout": self.dropout, "use_bias": False, "kernel_init": init, "out_init": init}
-        # In place of the scores, the queries start smaller by sqrt(C).
+        shared = {"dropout": self.dropout, "use_bias": False, "kernel_init": init, "out_init": init}
+        # Instead of scaling the scores, initialize the queries smaller by sqrt(C).
         query_init = nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal")
         heads = {"num_heads": self.num_heads, "head_size": self.head_size, "query_init": query_init}
-        attention = partial(Attention, attend=self.attend, score=dot_product, **heads, **both)
-        mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **both)
+        attention = partial(Attention, attend=self.attend, score=dot_product, **heads, **shared)
+        mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)

@@ -41,11 +41,11 @@ class Transformer(EncoderDecoder):
 
     Attributes:
         placement: norm after each residual addition ("post"), or before each sublayer and after each stack ("pre").
-        norm: kind of the norms: "layer", "rms", "batch" or "power"; the last two have statistics over tokens, padding
-            of the output included.
+        norm: kind of the norms: "layer", "rms", "batch" or "power"; the statistics of the last two are over tokens,
+            including the padding of the output.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
         position: representation of positions: "sinusoidal", "learned", "relative" or "rotary".
-        max_distance: largest distance that relative positions tell apart.
+        max_distance: maximum distance of relative positions, to which larger distances are clipped.
     """
 
     VARIANTS: ClassVar = {

@@ -1,8 +1,8 @@
 """Transformer-XL (arXiv 1901.02860): a language model with segment-level recurrence and relative positions.
 
-Each layer keeps its inputs of the last tokens, and the next segment attends to them too, without gradient. Attention
-depends on distances instead of positions, which would repeat in every segment. Without a memory it is the vanilla model
-of independent segments (section 3.1).
+Each layer stores its inputs of the last tokens, and the next segment attends to them too, without gradient. Attention
+depends on distances instead of positions, which would repeat in every segment. Without a memory, it is the vanilla
+model of independent segments (section 3.1).
 """
 
 from functools import partial
@@ -27,16 +27,10 @@ from lineage.models.layers.position import sinusoidal
 class RecurrentAttention(nn.Module):
     """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
 
-    The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. The
-    biases u and v are each layer's own, as in the published models. If the collection "memory" is mutable, the last
-    `memory_length` inputs are kept there for the next call.
-
-    Attributes:
-        window: number of tokens of a cache that a token attends to, itself included.
-        same_length: apply the window to segments too, so that all tokens attend to the same number of tokens.
-        clamp_length: distance from which on all distances count as equal; 0: none.
-        dropout: rate on the attention weights.
-        kernel_init: initializer of the projections, u and v.
+    The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. Each
+    layer has its own biases u and v, as in the published models. If the collection "memory" is mutable, the last
+    `memory_length` inputs are stored there for the next call. `window` is the number of tokens of a cache that a token
+    attends to, including itself; with `same_length` it applies to segments too.
     """
 
     num_heads: Count
@@ -54,29 +48,26 @@ class RecurrentAttention(nn.Module):
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
         if width % self.num_heads:
-            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the width must be a multiple.")
+            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the heads must divide the width.")
         heads = (self.num_heads, width // self.num_heads)
-
-        def project(name, inputs):
-            return Linear(heads, use_bias=False, kernel_init=self.kernel_init, name=name)(inputs)
-
-        query = project("query", x)
+        project = partial(Linear, heads, use_bias=False, kernel_init=self.kernel_init)
+        query = project(name="query")(x)
         if cache is None:
-            seen, real = self._remembered(x)
-            key, value = project("key", seen), project("value", seen)
-            places = jnp.arange(key.shape[1])
+            context, real = self._with_memory(x)
+            key, value = project(name="key")(context), project(name="value")(context)
+            positions = jnp.arange(key.shape[1])
             window = self.window if self.same_length else None
-            mask = Mask(keys=real[None], causal=True, window=window, positions=places[None, -length:])
+            mask = Mask(keys=real[None], causal=True, window=window, positions=positions[None, -length:])
         else:
             positions = cache.positions(length)
-            cache = cache.append(project("key", x), project("value", x))
-            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values(len(x)))
+            cache = cache.append(project(name="key")(x), project(name="value")(x))
+            key, value = (array.astype(x.dtype) for array in cache.keys_and_values(len(x)))
             mask = Mask(causal=True, window=self.window, positions=positions)
 
         distances = sinusoidal(key.shape[1], width)
         if self.clamp_length:
             distances = distances[np.minimum(np.arange(len(distances)), self.clamp_length)]
-        relative = project("distance", jnp.asarray(distances, x.dtype))
+        relative = project(name="distance")(jnp.asarray(distances, x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
         by_distance = (query + v) * heads[1] ** -0.5
         if cache is None:
@@ -88,8 +79,8 @@ class RecurrentAttention(nn.Module):
         out = dense(query + u, key, value, mask.replace(bias=bias), transform=self._weights)
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
 
-    def _remembered(self, x):
-        """Return memory and segment [B, M + T, D], and a mask [M + T] of real tokens; keep their end as next memory."""
+    def _with_memory(self, x):
+        """Return memory and segment [B, M + T, D], and the mask [M + T] of real tokens; update the memory."""
         if not self.memory_length or not self.is_mutable_collection("memory"):
             return x, jnp.ones(x.shape[1], bool)
         shape = (len(x), self.memory_length, x.shape[-1])
@@ -97,12 +88,12 @@ class RecurrentAttention(nn.Module):
         count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
         if hidden.value.shape != shape:
             raise ValueError(f"the batch size is {len(x)}: it must be {hidden.value.shape[0]}, as in the memory.")
-        seen = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
-        real = jnp.arange(seen.shape[1]) >= self.memory_length - count.value
+        context = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
+        real = jnp.arange(context.shape[1]) >= self.memory_length - count.value
         if not self.is_initializing():
-            hidden.value = jax.lax.stop_gradient(seen[:, -self.memory_length :]).astype(hidden.value.dtype)
+            hidden.value = jax.lax.stop_gradient(context[:, -self.memory_length :]).astype(hidden.value.dtype)
             count.value = jnp.minimum(count.value + x.shape[1], self.memory_length)
-        return seen, real
+        return context, real
 
     def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
         self.sow("intermediates", "attention", weights)
@@ -112,8 +103,8 @@ class RecurrentAttention(nn.Module):
 def by_key(relative: Float[Array, "S H C"], length: int) -> Float[Array, "T S H C"]:
     """Return the vectors of the distances of the last T of S tokens to each token; zero for later tokens.
 
-    Those of one token are consecutive rows of the reversed vectors. The scores could be shifted instead (appendix B),
-    but they are larger, and TPUs are slow at it.
+    Those of one token are consecutive rows of the reversed vectors. Shifting the scores instead (appendix B) would move
+    more data and is slow on TPUs.
     """
     keys = len(relative)
     rows = jnp.pad(relative[::-1], [(0, length - 1), (0, 0), (0, 0)])
@@ -127,11 +118,11 @@ class TransformerXL(DecoderOnly):
     Attributes:
         max_length: length of a segment in training.
         memory_length: M, number of tokens before the segment that each layer attends to; 0: the vanilla model.
-        same_length: let each token attend to `memory_length` tokens, itself included, also within a segment; else to
-            the whole memory and all tokens of the segment before it.
-        clamp_length: distance from which on all distances count as equal; 0: none.
+        same_length: whether each token attends to `memory_length` tokens, including itself; otherwise it attends to the
+            whole memory and all preceding tokens of the segment.
+        clamp_length: distance from which on all distances are equal; 0: none.
         cutoffs: indices of the first words of the tails of an adaptive softmax (arXiv 1609.04309), for a vocabulary
-            that is sorted by frequency; none: one softmax, without biases.
+            that is sorted by frequency; (): an ordinary softmax without biases.
         divisor: with `cutoffs`, the word vectors of tail i have D / divisor^i components (arXiv 1809.10853).
         dropout: rate on embeddings, the output of each sublayer and of the stack.
         attention_dropout: rate on the attention weights.
@@ -168,11 +159,11 @@ class TransformerXL(DecoderOnly):
     def setup(self):
         init = nn.initializers.normal(0.02)
         if self.same_length and not self.memory_length:
-            raise ValueError("same_length is True and memory_length is 0: tokens could attend to none.")
-        reach = self.memory_length if self.same_length else self.max_length + self.memory_length
-        sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": reach}
-        how = {"same_length": self.same_length, "clamp_length": self.clamp_length, "dropout": self.attention_dropout}
-        attention = partial(RecurrentAttention, kernel_init=init, **sizes, **how)
+            raise ValueError("memory_length is 0: it must be at least 1 if same_length is True.")
+        window = self.memory_length if self.same_length else self.max_length + self.memory_length
+        sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": window}
+        distances = {"same_length": self.same_length, "clamp_length": self.clamp_length}
+        attention = partial(RecurrentAttention, **sizes, **distances, dropout=self.attention_dropout, kernel_init=init)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
@@ -188,7 +179,7 @@ class TransformerXL(DecoderOnly):
     def __call__(self, tokens: Tokens, *, targets: Targets | None = None) -> Logits | TokenLosses:
         """Return logits of the token after each one of a segment, or the losses of the next tokens, `targets`.
 
-        Each sequence continues that of the last call if its memory was kept: apply(..., mutable=["memory"]).
+        Each sequence continues that of the last call if the memory is kept: apply(..., mutable=["memory"]).
         """
         x, _ = self.hidden(tokens)
         return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)

@@ -28,13 +28,13 @@ class ViT(ImageModel, StackModel):
     Attributes:
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
             D.4), or fixed ones: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones).
-        pooling: "token" takes a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
+        pooling: "token" uses a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
             "tokens" does not pool.
-        head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
+        head: "linear", for fine-tuning; "mlp", with a tanh layer before it, for pre-training; or "probe", with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
-        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches
-            (section 3.1); () cuts the image. `patch_size` is in pixels of the image, here too.
-        num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
+        hybrid: number of blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is split into patches
+            (section 3.1); (): the image is split. `patch_size` is in pixels of the image in both cases.
+        num_registers: number of learned tokens without positions that are removed from the output (arXiv 2309.16588).
         layer_scale: initial value of a learned vector that multiplies the output of each sublayer (arXiv 2103.17239);
             0 disables it.
         qk_norm: whether LayerNorm is applied to the queries and keys of each head (arXiv 2302.05442, section 2.1).
@@ -121,20 +121,20 @@ class ViT(ImageModel, StackModel):
         norm = partial(LayerNorm, epsilon=self.epsilon)
         distance = (self.image_size // self.patch_size) ** 2 - (self.pooling != "token")
         relative = partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None
-        how = {"dropout": self.attention_dropout, "attend": self.attend, "relative": relative}
-        attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **how)
+        options = {"dropout": self.attention_dropout, "attend": self.attend, "relative": relative}
+        attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **options)
         init, activation = nn.initializers.normal(1e-6), ACTIVATIONS[self.activation]
         mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
-        options = {"dropout": self.dropout, "layer_scale": self.layer_scale}
-        return partial(Block, attention=attention, mlp=mlp, norm=norm, **options)
+        sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
+        return partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
 
     def _stack(self, block, depth):
         return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)
 
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
-        """Return logits of the classes, or features [B, D] without a classifier; of each token if they are not pooled.
+        """Return logits of the classes, or features [B, D] without a classifier; of each token without pooling.
 
-        ValueError is raised if the image does not divide into patches, or has other channels than the model.
+        Raise ValueError if the image does not divide into patches, or has another number of channels.
         """
         x = self.pool(self.encode(image))
         if self.head == "mlp":
@@ -146,7 +146,8 @@ class ViT(ImageModel, StackModel):
     def encode(self, image: Image, seen: Int[Array, "B S"] | None = None) -> Float[Array, "B P D"]:
         """Return the normalized output tokens: the class token, if there is one, then the patches in row order.
 
-        The image may have any size that divides into patches. `seen` are the indices of the only patches to encode.
+        The image may have any size that divides into patches. `seen` are the indices of the patches to encode, if not
+        all of them.
         """
         self.check_channels(image)
         x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)
@@ -168,7 +169,7 @@ class ViT(ImageModel, StackModel):
         return jnp.concatenate([special, patches], axis=1) if self.num_registers else x
 
     def pool(self, tokens: Float[Array, "B P D"]) -> Float[Array, "B *P D"]:
-        """Return a vector of each image from its output tokens, unless `pooling` is "tokens"."""
+        """Pool the output tokens of each image; `pooling` "tokens" returns them."""
         if self.pooling in ("token", "tokens"):
             return tokens[:, 0] if self.pooling == "token" else tokens
         return tokens.mean(axis=1) if self.pooling == "gap" else self.attention_pool(tokens)
@@ -188,16 +189,16 @@ class ViT(ImageModel, StackModel):
         return places, self._resampled(table, grid)
 
     def _resampled(self, table, grid):
-        """Return a table of the grid of `image_size` for another grid."""
+        """Resample a table of the grid of `image_size` to another grid."""
         side = self.image_size // self.patch_size
         return table if tuple(grid) == (side, side) else resample(jnp.asarray(table), (side, side), tuple(grid))
 
 
 def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
-    """Return the tokens, with the channels adjacent in the memory of a GPU.
+    """Return the tokens, in a layout with adjacent channels on GPUs.
 
-    XLA's GPU compiler (jaxlib 0.10.2) may otherwise make the examples adjacent, in all layers, because the gradient of
-    the positions sums over them; norms and matrix products are then slower.
+    Otherwise XLA's GPU compiler (jaxlib 0.10.2) may make the examples adjacent in all layers, because the gradient of
+    the positions sums over them, which slows down norms and matrix products.
     """
 
     def constrained(x):
@@ -207,7 +208,7 @@ def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
 
 
 class AttentionPool(nn.Module):
-    """Pooling by the attention of a learned query and a residual MLP: the MAP head of arXiv 2106.04560."""
+    """Pooling by attention of a learned query, and a residual MLP: the MAP head of arXiv 2106.04560."""
 
     attention: partial
     mlp: partial

@@ -1,4 +1,4 @@
-"""Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors."""
+"""Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors files."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from lineage.models.convert import vit_npz
 from lineage.models.convert.family import ACTIVATIONS, FAMILIES, read_json, rearrange
 
 load_all(__name__, __path__)
-MAX_DEPTH = 1000  # layers of a model in a folder
+MAX_DEPTH = 1000  # maximum number of layers of a model in a folder
 SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
@@ -31,7 +31,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     """Return the model in a folder and its variables.
 
     Args:
-        folder: has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
+        folder: folder with `config.json` and `model.safetensors`, or shards and `model.safetensors.index.json`; or an
             `.npz` file of google-research/vision_transformer, see `vit_npz`.
         dtype: dtype of the variables, which may differ from that of the file.
         settings: fields of the model, which override those of the folder: `dropout`, `remat`, `attend`...
@@ -43,11 +43,11 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     folder = Path(folder)
     if folder.suffix == ".npz":
         return vit_npz.load(folder, dtype, **settings)
-    with _explained(folder, config := read_json(folder / "config.json")):
-        family, files, model, kinds = _opened(folder, config, settings)
-        params = _read(family, model, files, _joined(kinds), dtype)
+    with _errors_named(folder, config := read_json(folder / "config.json")):
+        family, files, model, kinds = _open(folder, config, settings)
+        params = _read(family, model, files, _merge(kinds), dtype)
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
-    return model, {kind: unflatten_dict(found, sep="/") for kind, found in arrays.items()}
+    return model, {kind: unflatten_dict(flat, sep="/") for kind, flat in arrays.items()}
 
 
 def describe(folder: str | os.PathLike) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
@@ -56,15 +56,15 @@ def describe(folder: str | os.PathLike) -> tuple[nn.Module, dict[str, tuple[int,
     if folder.suffix == ".npz":
         model, variables = vit_npz.load(folder)
         return model, {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
-    with _explained(folder, config := read_json(folder / "config.json")):
-        _, _, model, kinds = _opened(folder, config, {})
-    return model, _joined(kinds)
+    with _errors_named(folder, config := read_json(folder / "config.json")):
+        _, _, model, kinds = _open(folder, config, {})
+    return model, _merge(kinds)
 
 
 def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     """Write `config.json` and `model.safetensors`, in the parameters' dtype.
 
-    Settings that only matter in training (stochastic depth, remat...) are left out.
+    Settings that only matter in training, such as `stochastic_depth` and `remat`, are omitted.
 
     Raises:
         ValueError: `transformers` has no such model, or the variables are not the model's.
@@ -79,11 +79,11 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     config = {name: family.value(model, setting) for name, (setting, _) in family.fields.items()}
     config["architectures"] = [next(iter(family.architectures))]
     kinds = _shapes(family, model)
-    params = _joined({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
-    _match(_joined(kinds), {path: value.shape for path, value in params.items()})
+    params = _merge({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
+    _match(_merge(kinds), {path: value.shape for path, value in params.items()})
     dtype = str(next(iter(params.values())).dtype)
     config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
-    # safetensors writes the memory of an array that is not contiguous in the wrong order.
+    # safetensors would write the elements of a non-contiguous array in the wrong order.
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,27 +95,27 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def _opened(folder, config, settings):
-    """Return the family, the files by tensor, the model, and the shapes of its variables by kind and path."""
+def _open(folder, config, settings):
+    """Return the family, the files by tensor, the model, and the shapes of its variables by collection and path."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(f"model_type is {_shown(kind)}: it must be one of {', '.join(sorted(FAMILIES))}.")
+        raise ValueError(f"model_type is {_short(kind)}: it must be one of {', '.join(sorted(FAMILIES))}.")
     family, files = FAMILIES[kind], _files(folder)
     weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
-    found = _settings(family, config, files, settings)
-    most = 2 * weights + 1_000_000  # limits arrays that are created before `_read` compares all sizes exactly
-    _check_sizes(found, most)
-    model = models.build(family.model, **found)
+    settings = _settings(family, config, files, settings)
+    limit = 2 * weights + 1_000_000  # of the arrays that are created before `_read` compares all sizes exactly
+    _check_sizes(settings, limit)
+    model = models.build(family.model, **settings)
     kinds = _shapes(family, model)
-    needed = sum(map(math.prod, _joined(kinds).values()))
-    if needed > most:
+    needed = sum(map(math.prod, _merge(kinds).values()))
+    if needed > limit:
         raise ValueError(f"config.json describes a model of {needed:,} weights: the files have {weights:,}.")
     return family, files, model, kinds
 
 
 @contextlib.contextmanager
-def _explained(folder, config):
-    """Prefix error messages with the folder, and raise ValueError for errors caused by an unexpected config.json."""
+def _errors_named(folder, config):
+    """Prefix error messages with the folder, and turn errors caused by an unexpected config.json into ValueError."""
     try:
         yield
     except ValueError as error:
@@ -128,14 +128,14 @@ def _explained(folder, config):
 def _read(family, model, files, shapes, dtype):
     """Return the parameters and statistics with these shapes, by path, from files that contain nothing else."""
     # The expected tensors are those to which our parameters would be written.
-    hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
-    expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
+    placeholders = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
+    expected = {name: array.shape for name, array in _tensors(family, model, placeholders)}
     copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
-    names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
+    names = {name: _name_in_files(family, name, files) for name in [*expected, *copies]}
     ignored = family.ignored(model)
     known = {name for name in files if not re.fullmatch(ignored, name)} - {names[copy] for copy in copies}
-    found = {name: tuple(files[name].get_slice(name).get_shape()) for name in files if name in known}
-    _match({names[name]: shape for name, shape in expected.items()}, found)
+    actual = {name: tuple(files[name].get_slice(name).get_shape()) for name in files if name in known}
+    _match({names[name]: shape for name, shape in expected.items()}, actual)
 
     def read(name):
         array = files[names[name]].get_tensor(names[name])
@@ -162,24 +162,24 @@ def _read(family, model, files, shapes, dtype):
     return params
 
 
-def _spelling(family, name, files):
-    """Return the name of a tensor in the files, which may lack the prefix, have an old ending or differ entirely."""
-    endings = {"": "", **family.old}
-    known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)] + [family.other(name)]
-    spellings = [spelling for full in known for spelling in (full.removeprefix(family.prefix), full)]
-    return next((spelling for spelling in spellings if spelling in files), name)
+def _name_in_files(family, name, files):
+    """Return the name of a tensor in the files, which may lack the prefix, have an old suffix or differ entirely."""
+    suffixes = {"": "", **family.old}
+    names = [name.removesuffix(new) + old for new, old in suffixes.items() if name.endswith(new)] + [family.other(name)]
+    candidates = [candidate for full in names for candidate in (full.removeprefix(family.prefix), full)]
+    return next((candidate for candidate in candidates if candidate in files), name)
 
 
 def _shapes(family, model):
-    """Return the shapes of the model's parameters, and of its statistics if it has any, by path."""
+    """Return the shapes of the model's parameters, and of its statistics if it has any, by collection and path."""
     variables = jax.eval_shape(model.init, jax.random.key(0), *family.example(model))
     kinds = {kind: flatten_dict(variables[kind], sep="/") for kind in ("params", "statistics") if kind in variables}
-    return {kind: {path: value.shape for path, value in found.items()} for kind, found in kinds.items()}
+    return {kind: {path: value.shape for path, value in flat.items()} for kind, flat in kinds.items()}
 
 
-def _joined(kinds):
-    """Return one dictionary of the paths of all kinds, which are distinct."""
-    return {path: value for found in kinds.values() for path, value in found.items()}
+def _merge(kinds):
+    """Return one dictionary of the paths of all collections, which are distinct."""
+    return {path: value for flat in kinds.values() for path, value in flat.items()}
 
 
 def _sizes(family, model):
@@ -187,7 +187,7 @@ def _sizes(family, model):
 
 
 def _tensors(family, model, params):
-    """Yield the name and content of each tensor of the reference."""
+    """Yield the name and the value of each tensor of the reference."""
     for rule in family.rules(model):
         for name, paths, index in rule.places({path: value.shape for path, value in params.items()}):
             parts = [np.asarray(params[path][index]) for path in paths]
@@ -201,11 +201,11 @@ def _tensors(family, model, params):
 def _settings(family, config, names, overrides):
     """Return the model settings from the reference config, with overrides applied."""
     architecture = (config.get("architectures") or [*family.architectures])[0]
-    given = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
-    for name, value, allowed in [("architectures", architecture, family.architectures), *given]:
+    fixed = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
+    for name, value, allowed in [("architectures", architecture, family.architectures), *fixed]:
         if value not in allowed:
-            raise ValueError(f"{name} is {_shown(value)}: it must be {' or '.join(map(repr, allowed))}.")
-    settings, origin = family.settings(config, architecture, names) | overrides, {}
+            raise ValueError(f"{name} is {_short(value)}: it must be {' or '.join(map(repr, allowed))}.")
+    settings, origin = {**family.settings(config, architecture, names), **family.kind, **overrides}, {}
     for name, (setting, default) in family.fields.items():
         if setting in overrides:
             continue
@@ -220,44 +220,46 @@ def _settings(family, config, names, overrides):
 def _value(name, setting, value, default):
     if setting == "activation":
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise ValueError(f"{name} is {_shown(value)}: it must be one of {', '.join(ACTIVATIONS)}.")
+            raise ValueError(f"{name} is {_short(value)}: it must be one of {', '.join(ACTIVATIONS)}.")
         return ACTIVATIONS[value]
     if isinstance(default, bool | tuple):
         return type(default)(value)
-    kind, what = (float, "a number of at least 0") if isinstance(default, float) else (int, "an integer of at least 1")
+    kind, wanted = int, "an integer of at least 1"
+    if isinstance(default, float):
+        kind, wanted = float, "a number of at least 0"
     if value is None and default is None:
         return None
     if type(value) not in (int, kind) or not (kind is int) <= value < math.inf:
-        raise ValueError(f"{name} is {_shown(value)}: it must be {what}.")
+        raise ValueError(f"{name} is {_short(value)}: it must be {wanted}.")
     return value
 
 
-def _check_sizes(settings, most):
-    """Raise ValueError if a setting is too large for a model with at most `most` weights."""
+def _check_sizes(settings, limit):
+    """Raise ValueError if a setting is too large for a model with at most `limit` weights."""
     for name, value in settings.items():
-        limit = MAX_DEPTH if name.endswith(("depth", "depths")) else most
-        if any(type(each) is int and each > limit for each in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{name} is {_shown(value)}: it must be at most {limit:,} for the weights in the files.")
+        most = MAX_DEPTH if name.endswith(("depth", "depths")) else limit
+        if any(type(each) is int and each > most for each in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{name} is {_short(value)}: it must be at most {most:,} for the weights in the files.")
     size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
-    if patch and (size // patch) ** 2 * settings.get("width", 1) > most:  # a table of positions that is computed
+    if patch and (size // patch) ** 2 * settings.get("width", 1) > limit:  # a computed table of positions
         raise ValueError(f"image_size is {size:,}, in patches of {patch}: too large for the weights in the files.")
 
 
-def _shown(value):
-    """Return a value of `config.json` as text, shortened."""
+def _short(value):
+    """Return a value of `config.json` as text of at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _match(expected, found):
-    """Raise ValueError unless the shapes by name are the same."""
-    for names, what in ((expected.keys() - found, "missing"), (found.keys() - expected, "unexpected")):
+def _match(expected, actual):
+    """Raise ValueError unless both dictionaries have the same names with the same shapes."""
+    for names, what in ((expected.keys() - actual, "missing"), (actual.keys() - expected, "unexpected")):
         if names:
             more = ", ..." if len(names) > 3 else "."
             raise ValueError(f"tensors are {what}: {', '.join(sorted(names)[:3])}{more}")
     for name, shape in expected.items():
-        if found[name] != shape:
-            raise ValueError(f"tensor {name} has shape {found[name]}: it must be {shape}.")
+        if actual[name] != shape:
+            raise ValueError(f"tensor {name} has shape {actual[name]}: it must be {shape}.")
 
 
 def _files(folder):
@@ -267,7 +269,7 @@ def _files(folder):
         names = read_json(index).get("weight_map")
         names = list(names.values()) if isinstance(names, dict) else [names]
         if wrong := [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]:
-            raise ValueError(f"{index} names {_shown(wrong[0])}: `weight_map` must give names of files in the folder.")
+            raise ValueError(f"{index} names {_short(wrong[0])}: `weight_map` must give names of files in the folder.")
         paths = sorted({folder / name for name in names})
     files = {}
     for path in paths:

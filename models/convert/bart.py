@@ -1,5 +1,5 @@
-"""BART and Marian: `BartForConditionalGeneration`, `MarianMTModel`, or `BartModel`, `MarianModel` (the head is the
-embedding anyway) <-> `BART`; Marian has sinusoidal positions and no norm of the embeddings."""
+"""BART and Marian: `BartForConditionalGeneration`, `MarianMTModel`, or `BartModel`, `MarianModel` (whose head would be
+the embedding) <-> `BART`; Marian has sinusoidal positions and no norm of the embeddings."""
 
 from lineage.models.convert.family import Family, Rule, attention, block, norm, register
 
@@ -38,6 +38,7 @@ class Bart(Family):
         "scale_embedding": ("scale_embedding", False),
     }
     fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
+    kind = {"position": "learned", "embed_norm": True}
     tied = tuple(
         (f"{copy}.weight", "model.shared.weight")
         for copy in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
@@ -56,25 +57,15 @@ class Bart(Family):
     def settings(self, config, architecture, names):
         return {"logits_bias": "final_logits_bias" in names}
 
-    def fits(self, model):
-        return (model.position, model.embed_norm) == ("learned", True)
-
 
 @register("marian")
 class Marian(Bart):
     architectures = ("MarianMTModel", "MarianModel")
     fields = Bart.fields | {"vocab_size": ("vocab_size", 58_101)}
     fixed = Bart.fixed | {"share_encoder_decoder_embeddings": True}
-
-    def settings(self, config, architecture, names):
-        return super().settings(config, architecture, names) | {"position": "sinusoidal", "embed_norm": False}
+    kind = {"position": "sinusoidal", "embed_norm": False}
+    unread = r"(model\.)?(encoder|decoder)\.embed_positions\.weight"  # the fixed table, in old files
 
     def config(self, model):
-        last = model.vocab_size - 1  # by convention, the padding, with which the decoder starts
+        last = model.vocab_size - 1  # by convention the padding token, with which the decoder starts
         return {"decoder_vocab_size": model.vocab_size, "pad_token_id": last, "decoder_start_token_id": last}
-
-    def fits(self, model):
-        return (model.position, model.embed_norm) == ("sinusoidal", False)
-
-    def ignored(self, model):
-        return r"(model\.)?(encoder|decoder)\.embed_positions\.weight"  # the fixed table, in old files

@@ -12,7 +12,7 @@ from lineage.models.bert import OUTPUTS, POOLED, WORDS
 from lineage.models.convert.family import ENCODER, Family, Rule, block, labels, linear, norm, num_labels, register
 
 SEGMENTS = 2  # number of segments in the file of a model without segments
-# Suffix of a class in `transformers` -> our head, the first of these that the model has.
+# Suffix of a class in `transformers` -> our heads, of which the first that the model has is used.
 HEADS = {
     "ForPreTraining": ("pretraining", "replaced"),
     "ForMaskedLM": ("masked_lm",),
@@ -29,13 +29,13 @@ HEADS = {
 class Bert(Family):
     """Family of an encoder with the heads of BERT; `body` is the prefix of the tensors of the encoder.
 
-    The layers of the masked-language-model head, `predictions`, are its dense layer, its LayerNorm, its output
-    projection, which is tied to the word embeddings, and the bias of this projection. A text classifier of
+    The tensors of the masked-language-model head, `predictions`, are those of its dense layer, its LayerNorm, its
+    output projection, which is tied to the word embeddings, and the bias of this projection. A text classifier of
     `two_layers` is our pooler and classifier: the reference has dropout before both, ours before the classifier.
     """
 
     model = body = "bert"
-    name = "Bert"  # first part of the names of the classes in `transformers`
+    name = "Bert"  # prefix of the names of the classes in `transformers`
     fields = {
         "vocab_size": ("vocab_size", 30_522),
         "max_position_embeddings": ("max_length", 512),
@@ -49,9 +49,9 @@ class Bert(Family):
 
     pooler = "bert.pooler.dense"
     predictions = tuple(f"cls.predictions.{x}" for x in ("transform.dense", "transform.LayerNorm", "decoder", "bias"))
-    second = "cls.seq_relationship"  # the classifier of two segments, if there is one
+    second = "cls.seq_relationship"  # classifier of pairs of segments; "": none
     two_layers = False
-    classifiers = {"question_answering": "qa_outputs"}  # by head, if it is not "classifier"
+    classifiers = {"question_answering": "qa_outputs"}  # head -> tensor of its classifier, if not "classifier"
     dropout = "classifier_dropout", None  # field of the rate before a classifier; None: the rate of the other layers
 
     @property
@@ -60,10 +60,10 @@ class Bert(Family):
 
     @property
     def architectures(self) -> dict[str, str]:
-        """Names of the classes in `transformers` -> our heads."""
+        """Our head for each name of a class in `transformers`."""
         ours = typing.get_args(typing.get_type_hints(MODELS[self.model])["head"])
-        found = {name: [head for head in heads if head in ours] for name, heads in HEADS.items()}
-        return {f"{self.name}{name}": heads[0] for name, heads in found.items() if heads}
+        known = {name: [head for head in heads if head in ours] for name, heads in HEADS.items()}
+        return {f"{self.name}{name}": heads[0] for name, heads in known.items() if heads}
 
     @property
     def tied(self):
@@ -72,7 +72,7 @@ class Bert(Family):
         return tuple(pair for pair in pairs if pair[0] != bias)
 
     def rules(self, model):
-        """Return the rules of a model: of its layers, and of the pooler and the heads that it has."""
+        """Return the rules of the layers, the pooler and the heads of a model."""
         rules, (dense, after, _, bias) = self.layers(model), self.predictions
         if model.head in POOLED:
             rules += linear("classifier.dense" if self._has_two_layers(model) else self.pooler, "pooler")
@@ -103,8 +103,8 @@ class Bert(Family):
         return self.tables(word="embed", position="position", **segments)
 
     def value(self, model, setting):
-        found = super().value(model, setting)
-        return found or SEGMENTS if setting == "num_segments" else found
+        value = super().value(model, setting)
+        return value or SEGMENTS if setting == "num_segments" else value
 
     def constants(self, model):
         """Return zeros as the segment embeddings of a model without segments."""
@@ -114,7 +114,7 @@ class Bert(Family):
         return {f"{self.body}.embeddings.token_type_embeddings.weight": np.zeros(shape, np.float32)}
 
     def tables(self, **tables: str) -> list[Rule]:
-        """Return the rules of some embeddings, by their names in the reference, and of their LayerNorm."""
+        """Return the rules of embeddings (name in the reference=our name) and of their LayerNorm."""
         start = f"{self.body}.embeddings"
         rules = [Rule(f"{start}.{name}_embeddings.weight", f"{ours}/table") for name, ours in tables.items()]
         return rules + norm(f"{start}.LayerNorm", "embed_norm")
@@ -125,8 +125,8 @@ class Bert(Family):
     def settings(self, config, architecture, names):
         """Return the settings of the head.
 
-        Published files hold both heads of pre-training, whatever their class: they have the tensor `second`. An encoder
-        without a pooler has the head "none".
+        Published files may have both heads of pre-training whatever their class; the tensor `second` shows this. An
+        encoder without a pooler has the head "none".
         """
         head = self.architectures[architecture]
         if head == "masked_lm" and f"{self.second}.weight" in names:
@@ -147,11 +147,11 @@ class Bert(Family):
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):
-        """Return the expression of ignored tensors: heads of an encoder without one, unused poolers, old positions."""
+        """Return the expression of ignored tensors: unused heads and poolers, and positions in old files."""
         patterns = [r".*\.position_ids"]
         if model.head not in POOLED or self._has_two_layers(model):
-            own = self.pooler.startswith(self.prefix)
-            patterns.append(rf"({self.body}\.)?pooler" if own else self.pooler.partition(".")[0])
+            prefixed = self.pooler.startswith(self.prefix)
+            patterns.append(rf"({self.body}\.)?pooler" if prefixed else self.pooler.partition(".")[0])
         if model.head in ("none", "pooler"):
             names = *self.predictions, self.second, *self.classifiers.values(), "classifier"
             patterns += [name.partition(".")[0] for name in names if name]

@@ -18,8 +18,7 @@ class Albert(Bert):
         "num_attention_heads": ("num_heads", 64),
         "intermediate_size": ("mlp_dim", 16_384),
         "hidden_act": ("activation", "gelu_new"),
-        "hidden_dropout_prob": ("dropout", 0.0),
-        "attention_probs_dropout_prob": ("dropout", 0.0),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), ("dropout", 0.0)),
     }
     fixed = Bert.fixed | {"inner_group_num": 1}
     pooler = "albert.pooler"
@@ -84,8 +83,7 @@ class DistilBert(Bert):
         "n_heads": ("num_heads", 12),
         "hidden_dim": ("mlp_dim", 3072),
         "activation": ("activation", "gelu"),
-        "dropout": ("dropout", 0.1),
-        "attention_dropout": ("dropout", 0.1),
+        **dict.fromkeys(("dropout", "attention_dropout"), ("dropout", 0.1)),
     }
     fixed = {"tie_word_embeddings": True}
     pooler = "pre_classifier"
@@ -96,7 +94,7 @@ class DistilBert(Bert):
     def layers(self, model):
         if model.num_segments or model.epsilon != 1e-12:
             given = f"num_segments is {model.num_segments} and epsilon {model.epsilon}"
-            raise ValueError(f"{given}: `transformers` has DistilBERT with 0 and 1e-12 alone.")
+            raise ValueError(f"{given}: `transformers` has DistilBERT only with 0 and 1e-12.")
         return self.tables(word="embed", position="position") + block(
             "distilbert.transformer.layer.*.",
             "stack/layers",
@@ -145,13 +143,13 @@ class Electra(Bert):
 
     def config(self, model):
         dropout = model.dropout if model.head_dropout is None else model.head_dropout
-        own = {"embedding_size": model.embed_width or model.width, "summary_last_dropout": dropout}
-        return super().config(model) | own
+        config = {"embedding_size": model.embed_width or model.width, "summary_last_dropout": dropout}
+        return super().config(model) | config
 
 
 @register("roberta")
 class Roberta(Bert):
-    """`RobertaForMaskedLM`... <-> `RoBERTa`; positions of the reference are counted from that of the padding token."""
+    """`RobertaForMaskedLM`... <-> `RoBERTa`; the reference counts positions from that of the padding token."""
 
     model = body = "roberta"
     name = "Roberta"

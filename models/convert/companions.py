@@ -1,4 +1,4 @@
-"""Contents of a folder in the layout of `transformers` besides the model: names of classes, preprocessing, length."""
+"""Contents of a folder in the layout of `transformers` other than the model: class names, preprocessing, tokenizer."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from lineage.configs.atomic import write_atomic
 from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
-MAX_SIDE = 1 << 14  # pixels that images are resized to
-RESAMPLING = {2: "bilinear", 3: "bicubic"}  # by the numbers of Pillow
-# Role of a special token in `tokenizer_config.json` -> that in `lineage.data.tokenizers.SPECIAL`.
+MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
+RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
+# Role of a special token in `tokenizer_config.json` -> its role in `lineage.data.tokenizers.SPECIAL`.
 ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their numbers, () without names in `config.json`."""
+    """Return the names of the classes in the order of their ids; () if `config.json` has none."""
     names = read_json(folder / "config.json").get("id2label") or {}
     if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
         raise ValueError(f"{folder}/config.json: id2label must map the numbers from 0 on to names.")
@@ -34,31 +34,31 @@ def starts_with_padding(folder: Path) -> bool:
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:
-    """Return options of image tasks, such as `image_size` and `mean`, by `preprocessor_config.json`; {} without it.
+    """Return options of image tasks, such as `image_size` and `mean`, from `preprocessor_config.json`; {} without it.
 
-    Raises ValueError if the file has other values than the processors of `transformers`.
+    Raise ValueError if the file has values that no processor of `transformers` has.
     """
     if not (folder / PREPROCESSOR).is_file():
         return {}
-    about = read_json(folder / PREPROCESSOR)
+    config = read_json(folder / PREPROCESSOR)
     try:
-        return _preprocessing(about)
+        return _preprocessing(config)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {error}.") from None
 
 
-def _preprocessing(about):
-    found = {name: tuple(map(float, about[f"image_{name}"])) for name in ("mean", "std") if about.get(f"image_{name}")}
+def _preprocessing(config):
+    found = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std") if config.get(f"image_{n}")}
     if not (all(map(math.isfinite, found.get("mean", ()))) and all(0 < x < math.inf for x in found.get("std", ()))):
-        raise ValueError(f"the mean and the deviation of pixels are {str(found)[:120]}")
-    if about.get("resample") in RESAMPLING:
-        found["resample"] = RESAMPLING[about["resample"]]
-    side = _side(about.get("size"))
-    if isinstance(about.get("size"), dict) and (longest := _side(about["size"].get("longest_edge"))):
+        raise ValueError(f"the mean and the standard deviation of pixels are {str(found)[:120]}")
+    if config.get("resample") in RESAMPLING:
+        found["resample"] = RESAMPLING[config["resample"]]
+    side = _side(config.get("size"))
+    if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
         return found | {"image_size": longest, "shorter_side": side}
     if side:
-        found["squash"] = _squashes(about)
-    if about.get("do_center_crop") and (crop := _side(about.get("crop_size"))):
+        found["squash"] = _squashes(config)
+    if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
         found |= {"image_size": crop, "evaluation_crop": min(crop / (side or crop), 1.0)}
     elif side:
         found["image_size"] = side
@@ -73,14 +73,14 @@ def _side(size):
     return side
 
 
-def _squashes(about):
-    """Return whether both sides of an image are resized; a number as the size means that in some processors."""
-    size, kind = about["size"], about.get("image_processor_type") or about.get("feature_extractor_type") or "ViT"
+def _squashes(config):
+    """Return whether both sides of an image are resized, which a single number as the size means in some processors."""
+    size, kind = config["size"], config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
     return "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))
 
 
 def save_labels(folder: Path, names: Sequence[str]) -> None:
-    """Write the names of the classes into `config.json`, if its model has as many, or more."""
+    """Write the names of the classes to `config.json`, if its model has at least as many classes."""
     config = read_json(folder / "config.json")
     known = config.get("id2label", {})
     if names and len(known) >= len(names):
@@ -90,16 +90,14 @@ def save_labels(folder: Path, names: Sequence[str]) -> None:
 
 
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Write `preprocessor_config.json`, with which `transformers` preprocesses images like the task of a run.
+    """Write `preprocessor_config.json`, with which `transformers` preprocesses images as the task of a run does.
 
+    `options` are those of the task: `mean`, `std`, and possibly `resample`, `evaluation_crop` and `squash`.
     `transformers` rounds the longer side of a resized image down; our tasks round it to the nearest pixel.
-
-    Args:
-        options: `mean` and `std`, and perhaps `resample`, `evaluation_crop` and `squash`, of the task.
     """
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}
-    about = {
+    config = {
         "do_convert_rgb": channels == 3,
         "do_resize": True,
         "resample": {name: number for number, name in RESAMPLING.items()}[options.get("resample", "bilinear")],
@@ -110,24 +108,21 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     }
     if "shorter_side" in options:
         sides = {"shortest_edge": options["shorter_side"] or side, "longest_edge": side}
-        about |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
+        config |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
     else:
         resized = round(side / options.get("evaluation_crop", 1.0))
         sides = dict.fromkeys(("height", "width") if options.get("squash") else ("shortest_edge",), resized)
         crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
-        about |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}
-    write_atomic(folder / PREPROCESSOR, json.dumps(about, indent=2) + "\n")
+        config |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}
+    write_atomic(folder / PREPROCESSOR, json.dumps(config, indent=2) + "\n")
 
 
 def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
-    """Write `tokenizer_config.json`: the names of the special tokens by role, and the model's inputs.
-
-    The inputs are the maximum sequence length and, for an encoder with several segments, the segments.
-    """
-    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    about |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
+    """Write `tokenizer_config.json`: the special tokens by role, the maximum length and the model's inputs."""
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
     if model.max_length is not None:
-        about["model_max_length"] = model.max_length
-    if model.num_segments > 1:  # `transformers` 5 leaves them out by default
-        about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    write_atomic(folder / TOKENIZER, json.dumps(about, indent=2) + "\n")
+        config["model_max_length"] = model.max_length
+    if model.num_segments > 1:  # `transformers` 5 omits them by default
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""DETR: `DetrForObjectDetection` with a ResNet as its backbone, of a `ResNetConfig` or, in old files, by timm's name.
+"""DETR: `DetrForObjectDetection` with a ResNet as its backbone, by a `ResNetConfig` or, in old files, by timm's name.
 
-The dropout rate is the same, but the reference, unlike the paper's code, has no dropout on attention weights and hidden
-layers.
+The dropout rates are the same, but the reference, unlike the paper's code, has no dropout on attention weights and
+hidden layers.
 """
 
 import re
@@ -29,6 +29,7 @@ class DETR(Family):
     }
     fixed = {"position_embedding_type": "sine", "dilation": False}
     mlp_ratio = 8
+    unread = r".*\.num_batches_tracked"
 
     def example(self, model):
         return (np.zeros((1, 64, 64, model.channels), np.float32),)
@@ -51,20 +52,17 @@ class DETR(Family):
         backbone, family = model.backbone, FAMILIES["resnet"]
         if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.placement != "post":
             raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
-        own = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
-        own |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
-        return {"backbone_config": family.config(backbone) | own, **labels(model)}
-
-    def ignored(self, model):
-        return r".*\.num_batches_tracked"
+        fields = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
+        fields |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
+        return {"backbone_config": family.config(backbone) | fields, **labels(model)}
 
     def other(self, name):
         """Return timm's name of a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
-        place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
-        found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
-        if not found:
+        layers = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
+        match = re.fullmatch(rf"(.+\.conv_encoder\.model\.){layers}\.(convolution|normalization)(\..+)", name)
+        if not match:
             return name
-        start, stage, block, layer, kind, end = found.groups()
+        start, stage, block, layer, kind, end = match.groups()
         part = f"{'conv' if kind == 'convolution' else 'bn'}{int(layer or 0) + 1}"
         if stage and not layer:
             part = f"downsample.{int(kind == 'normalization')}"
@@ -72,15 +70,15 @@ class DETR(Family):
 
 
 def _backbone(config, names):
-    found, family = config.get("backbone_config") or {}, FAMILIES["resnet"]
-    if found.get("model_type", "timm_backbone") == "timm_backbone":
-        name = (found or config).get("backbone") or "resnet50"
+    described, family = config.get("backbone_config") or {}, FAMILIES["resnet"]
+    if described.get("model_type", "timm_backbone") == "timm_backbone":
+        name = (described or config).get("backbone") or "resnet50"
         if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):
             raise ValueError(f"backbone is {name!r}: it must be resnet18, resnet50 or resnet101.")
         return ResNet(num_classes=0, **ResNet.VARIANTS[name[6:]], frozen=True)
     for name, value in ({"model_type": "resnet"} | family.fixed).items():
-        if found.get(name, value) != value:
-            raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
-    own = {setting: found.get(name, default) for name, (setting, default) in family.fields.items()}
-    own = {setting: tuple(value) if isinstance(value, list) else value for setting, value in own.items()}
-    return ResNet(**family.settings(found, "ResNetModel", names), **own, frozen=True)
+        if described.get(name, value) != value:
+            raise ValueError(f"backbone_config has {name} {described.get(name)!r}: it must be {value!r}.")
+    settings = {setting: described.get(name, default) for name, (setting, default) in family.fields.items()}
+    settings = {setting: tuple(value) if isinstance(value, list) else value for setting, value in settings.items()}
+    return ResNet(**family.settings(described, "ResNetModel", names), **settings, frozen=True)

@@ -1,4 +1,4 @@
-"""Mapping of parameters to the tensors of reference checkpoints."""
+"""Mapping between our parameters and the tensors of reference checkpoints."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import numpy as np
 
-# Names in `transformers` -> ours; of several, the first is written.
+# Name in `transformers` -> our name; the first of several is written.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "silu": "silu", "swish": "silu"}
 ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
 
@@ -28,37 +28,39 @@ ENCODER = {
 class Rule(NamedTuple):
     """Correspondence of one tensor of the reference, or one of every layer, to our parameters.
 
-    In the name of a tensor, `*` stands for the number of the layer; our parameter then has a leading layer axis.
+    In the name of a tensor, `*` stands for the index of the layer; our parameter then has a leading layer axis.
     """
 
     reference: str  # name of the tensor
-    ours: str | tuple[str, ...]  # path of the parameter, or of several that are packed along the layout's axis `n`
+    ours: str | tuple[str, ...]  # path of the parameter, or of several that are stacked along the layout's axis `n`
     layout: str = ""  # the reference's axes -> ours, such as "(H C) D -> D H C"; "" if they are the same
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-        """Yield each tensor's name, the parameters in it, and its index in them."""
+        """Yield the name of each tensor, the paths of its parameters, and its index along their layer axis."""
         paths = (self.ours,) if isinstance(self.ours, str) else self.ours
         for layer in range(shapes[paths[0]][0]) if "*" in self.reference else [...]:
             yield self.reference.replace("*", str(layer)), paths, layer
 
 
 class Family:
-    """Correspondence of a `model_type` of `transformers` to one of our models; a subclass is registered by `register`.
+    """Correspondence of a `model_type` of `transformers` to one of our models; subclasses are added by `register`.
 
-    Several fields of `config.json` may be one setting of ours: then they must agree. Our model shares `tied` tensors,
-    unless a rule has the first of a pair; a file may leave it out.
+    Several fields of `config.json` may correspond to one setting of ours; they must then agree. In our model, the pairs
+    of `tied` tensors are one parameter, unless there is a rule for the first of the pair, which a file may omit.
     """
 
     model: str  # name in `models.MODELS`
     architectures: Sequence[str]  # allowed values of `architectures` in `config.json`; the first is the default
-    prefix = ""  # prefix that the tensors of a model without its head lack
+    prefix = ""  # prefix of the names of tensors, which files of a model without its head omit
     fields: Mapping[str, tuple[str, Any]]  # fields of `config.json` -> (our setting, the default if absent)
     fixed: Mapping[str, Any] = {}  # fields -> the only value that our model supports
+    kind: Mapping[str, Any] = {}  # settings that distinguish the family from others with the same model
     sizes: Mapping[str, str] = {"H": "num_heads"}  # letters in layouts -> our settings that give their sizes
     tied: tuple[tuple[str, str], ...] = ()
-    old: Mapping[str, str] = {}  # endings of tensor names -> the endings in old files
+    old: Mapping[str, str] = {}  # suffixes of tensor names -> the suffixes in old files
+    unread = ""  # regular expression of tensors that may be in a file but are not read
     num_inputs = 1  # number of arrays of tokens that the model takes
-    mlp_ratio = 4  # width of the MLPs in units of that of the model, where `mlp_dim` is None; 0: the field is null
+    mlp_ratio = 4  # ratio of the MLPs' width to the model's where `mlp_dim` is None; 0: the field is null
 
     def value(self, model: nn.Module, setting: str) -> Any:
         """Return the value of a setting of a model for `config.json`."""
@@ -78,27 +80,27 @@ class Family:
         return {}
 
     def settings(self, config: dict, architecture: str, names: Iterable[str]) -> dict:
-        """Return the settings that no field gives, from the config, its architecture and the names of the tensors."""
+        """Return further settings, from the config, its architecture and the names of the tensors."""
         return {}
 
     def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
-        """Return inputs of a model, of any size."""
+        """Return example inputs of a model."""
         return (np.zeros((1, 1), np.int32),) * self.num_inputs
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether a model belongs to this family, where several families have the same model."""
-        return True
+        return all(getattr(model, name) == value for name, value in self.kind.items())
 
     def constants(self, model: nn.Module) -> dict[str, np.ndarray]:
-        """Return the tensors that our model computes, by name: they are written, and checked when read."""
+        """Return the tensors that our model computes, by name; they are written, and verified when read."""
         return {}
 
     def ignored(self, model: nn.Module) -> str:
-        """Return a regular expression of tensors that may be in a file but are not read."""
-        return ""
+        """Return `unread` for a model."""
+        return self.unread
 
     def other(self, name: str) -> str:
-        """Return the name that some files have instead of the name of a tensor."""
+        """Return the name of a tensor in files with other names."""
         return name
 
 
@@ -130,7 +132,7 @@ def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
 
 
 def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
-    """Return the rules of a PyTorch linear layer whose output are heads; `number` is their number or its letter."""
+    """Return the rules of a PyTorch linear layer whose outputs are heads; `number` is their number or its letter."""
     bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({number} C) -> {number} C")
     return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({number} C) D -> D {number} C"), bias]
 
@@ -154,8 +156,8 @@ def block(
 ) -> list[Rule]:
     """Return the rules of a block at the path `ours`; the other arguments are names in the reference.
 
-    Names start with the prefix `reference`: of query, key, value and output, of the layers of the MLP, and of the
-    LayerNorms of attention and MLP. `h` is the letter of the number of heads.
+    With the prefix `reference`, they are the names of query, key, value and output, of the layers of the MLP, and of
+    the LayerNorms of attention and MLP. `h` is the letter of the number of heads.
     """
     (up, down), (first, second) = ([f"{reference}{name}" for name in names] for names in (mlp, norms))
     return [
@@ -186,7 +188,7 @@ def labels(model: nn.Module) -> dict:
 
 
 def num_labels(config: dict) -> int:
-    """Return the number of classes; the reference leaves out its default, two."""
+    """Return the number of classes; the reference omits its default, 2."""
     count = config.get("num_labels", len(config.get("id2label", "01")))
     if type(count) is not int or count < 0:
         raise ValueError(f"num_labels is {count!r}: it must be an integer of at least 0.")
@@ -196,8 +198,8 @@ def num_labels(config: dict) -> int:
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
     """Return the array with its `source` axes in the order and grouping of `target`.
 
-    "(a b)" is one axis of two parts, "3" an axis of size 3. `sizes` gives the sizes of all axes but one in each group
-    of `source`.
+    "(a b)" is one axis that combines two, "3" an axis of size 3. `sizes` are the sizes of all axes but one of each
+    group of `source`.
     """
     source, target = ([group.strip("()").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
     source, target = ([[axis for axis in group if axis != "1"] for group in groups] for groups in (source, target))

@@ -1,4 +1,4 @@
-"""GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (the head is the embedding anyway) <-> `GPT`. Weights are (in, out)."""
+"""GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (whose head would be the embedding) <-> `GPT`. Weights are (in, out)."""
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class GPT2(Family):
     fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
     fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     mlp_ratio = 0
+    unread = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 
     def rules(self, model):
@@ -55,9 +56,6 @@ class GPT2(Family):
         return {f"transformer.{name}.bias": np.zeros(size, np.float32) for name, size in biases.items()}
 
     def config(self, model):
-        # The reference's end of text is a token of the published vocabulary only.
+        # The default end-of-text token exists in the published vocabulary only.
         end = 50_256 if model.vocab_size == 50_257 else None
         return {"bos_token_id": end, "eos_token_id": end}
-
-    def ignored(self, model):
-        return r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files

@@ -1,16 +1,16 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
-The reference has dropout on the attention weights only; ours is on the output of each sublayer too.
+The reference has dropout on the attention weights only; ours also on the output of each sublayer.
 """
 
 from lineage.models.convert.family import Family, Rule, register
 
-# The supported rope types, and their names of the two values of `rope_turns`.
+# Supported rope types -> their names of the two values of `rope_turns`.
 TURNS = {"default": (), "linear": ()}
 TURNS |= {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
 ROPE_FIXED = {"attention_factor": None, "mscale": None, "mscale_all_dim": None}
 ROPE_FIXED |= {"truncate": True, "partial_rotary_factor": 1.0}
-# First and last token of the published vocabularies, by their size.
+# Size of a published vocabulary -> its first and last token of a text.
 ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
 
 
@@ -34,6 +34,8 @@ class Llama(Family):
     }
     fixed = {"attention_bias": False, "mlp_bias": False}
     sizes = {"H": "num_heads", "K": "kv_heads"}
+    kind = {"window": None}
+    unread = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
     tied = (("lm_head.weight", "model.embed_tokens.weight"),)
 
     def rules(self, model):
@@ -51,7 +53,7 @@ class Llama(Family):
         ours = "stack/layers"
         return [
             Rule("model.embed_tokens.weight", "embed/table"),
-            *(Rule(f"model.layers.*.{name}.weight", f"{ours}/{path}", how) for name, (path, how) in names.items()),
+            *(Rule(f"model.layers.*.{name}.weight", f"{ours}/{path}", axes) for name, (path, axes) in names.items()),
             Rule("model.norm.weight", "norm/scale"),
             *([] if model.tied else [Rule("lm_head.weight", "unembed/table")]),
         ]
@@ -66,13 +68,13 @@ class Llama(Family):
         for name, value in ROPE_FIXED.items():
             if rope.get(name) not in (None, value):
                 raise ValueError(f"{name} of the rotary positions is {rope[name]!r}: it must be {value!r}.")
-        given = {
+        values = {
             "rope_theta": config.get("rope_theta", 10_000.0),
             "original_max_position_embeddings": config.get("max_position_embeddings"),
             "beta_slow": 1.0,
             "beta_fast": 32.0,
         } | {name: value for name, value in rope.items() if value is not None}
-        numbers = {name: given.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
+        numbers = {name: values.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
         for name, value in numbers.items():
             if type(value) not in (int, float) or value <= 0:
                 raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")
@@ -103,12 +105,6 @@ class Llama(Family):
             "eos_token_id": last,
         }
 
-    def fits(self, model):
-        return model.window is None
-
-    def ignored(self, model):
-        return r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
-
 
 @register("mistral")
 class Mistral(Llama):
@@ -120,6 +116,7 @@ class Mistral(Llama):
         "sliding_window": ("window", None),
     }
     fixed = {}
+    kind = {}
 
     def settings(self, config, architecture, names):
         config.setdefault("sliding_window", 4096)

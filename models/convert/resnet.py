@@ -7,7 +7,7 @@ import numpy as np
 
 from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels, register
 
-# Fields of Big Transfer and of the stem of hybrid ViTs, by our padding.
+# Fields of Big Transfer and of the stem of hybrid ViTs, by our `padding`.
 BITS = {
     "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
     "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
@@ -17,13 +17,13 @@ BITS = {
 def backbone(model, prefix, ours=""):
     """Return the rules of a ResNet's `features`, from tensors with a prefix to parameters under a path."""
 
-    def layer(name, conv, own_norm):
-        found = f"{prefix}{name}.normalization"
-        statistics = [("running_mean", "mean"), ("running_var", "variance")]
+    def layer(name, conv, our_norm):
+        normalization = f"{prefix}{name}.normalization"
         return [
             *_conv(f"{prefix}{name}.convolution", f"{ours}{conv}"),
-            *norm(found, f"{ours}{own_norm}"),
-            *(Rule(f"{found}.{theirs}", f"{ours}{own_norm}/{name}") for theirs, name in statistics),
+            *norm(normalization, f"{ours}{our_norm}"),
+            Rule(f"{normalization}.running_mean", f"{ours}{our_norm}/mean"),
+            Rule(f"{normalization}.running_var", f"{ours}{our_norm}/variance"),
         ]
 
     table = layer("embedder.embedder", "stem_conv", "outer_norm")
@@ -50,7 +50,6 @@ def _blocks(model):
 @register("resnet")
 class ResNet(Family):
     model = "resnet"
-    norm = "batch"
     architectures = ("ResNetForImageClassification", "ResNetModel")
     prefix = "resnet."
     fields = {
@@ -60,7 +59,9 @@ class ResNet(Family):
         "hidden_sizes": ("widths", (256, 512, 1024, 2048)),
     }
     fixed = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
+    kind = {"norm": "batch"}
     sizes = {}
+    unread = r".*\.num_batches_tracked"
 
     def example(self, model):
         return (np.zeros((1, 64, 64, model.channels), np.float32),)
@@ -84,23 +85,18 @@ class ResNet(Family):
             known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
         if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
             raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
-        own = {"architectures": [self.architectures[not model.num_classes]]}
-        return own | labels(model) | {"layer_type": "bottleneck" if model.bottleneck else "basic"}
-
-    def fits(self, model):
-        return model.norm == self.norm
-
-    def ignored(self, model):
-        return r".*\.num_batches_tracked"
+        architectures = [self.architectures[not model.num_classes]]
+        kind = "bottleneck" if model.bottleneck else "basic"
+        return {"architectures": architectures, **labels(model), "layer_type": kind}
 
 
 @register("bit")
 class BiT(ResNet):
-    norm = "group"
     architectures = ("BitForImageClassification", "BitModel")
     prefix = "bit."
     fields = ResNet.fields | {"num_groups": ("groups", 32)}
     fixed = {"hidden_act": "relu", "output_stride": 32, "width_factor": 1, "drop_path_rate": 0.0}
+    kind = {"norm": "group"}
 
     def backbone(self, model, prefix):
         outer = "norm" if model.preactivation else "embedder.norm"
@@ -116,12 +112,12 @@ class BiT(ResNet):
         return table
 
     def settings(self, config, architecture, names):
-        found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
-        if found not in BITS.values():
-            raise ValueError(f"BiT with {found} is not supported: it must have one of {list(BITS.values())}.")
-        padding = next(padding for padding, kind in BITS.items() if kind == found)
-        own = {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
-        return super().settings(config, architecture, names) | own
+        given = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
+        if given not in BITS.values():
+            raise ValueError(f"BiT with {given} is not supported: it must have one of {list(BITS.values())}.")
+        padding = next(padding for padding, fields in BITS.items() if fields == given)
+        settings = {"preactivation": padding == "symmetric", "padding": padding}
+        return super().settings(config, architecture, names) | settings
 
     def config(self, model):
         return super().config(model) | BITS[model.padding]

@@ -1,8 +1,8 @@
 """Swin and Swin V2: `SwinForImageClassification`, `Swinv2ForImageClassification` <-> `Swin`; `SwinModel`,
 `Swinv2Model` <-> `num_classes=0`.
 
-The dropout rate is the same, but the reference has no dropout inside the MLP, and version 1's stochastic depth skips
-only the attention there, and both sublayers here and in the paper's code.
+The dropout rates are the same, but the reference has no dropout inside the MLP, and the stochastic depth of its version
+1 skips only attention, whereas ours and the paper's skip both sublayers.
 """
 
 from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register
@@ -11,7 +11,6 @@ from lineage.models.convert.family import ImageFamily, Rule, heads, labels, line
 @register("swin")
 class Swin(ImageFamily):
     model = "swin"
-    version = "v1"
     architectures = ("SwinForImageClassification", "SwinModel")
     prefix = "swin."
     fields = {
@@ -31,6 +30,8 @@ class Swin(ImageFamily):
     }
     fixed = {"qkv_bias": True, "use_absolute_embeddings": False}
     sizes = {"p": "patch_size", "q": "patch_size", "c": "channels"}
+    kind = {"version": "v1"}
+    unread = r".*\.relative_(position_index|coords_table)"  # in old files
 
     def rules(self, model):
         prefix, embed, second = self.prefix, f"{self.prefix}embeddings.", model.version == "v2"
@@ -41,13 +42,13 @@ class Swin(ImageFamily):
         ]
         for stage, number in enumerate(model.num_heads):
             layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
-            attention, mine = f"{layer}attention.self.", f"{ours}attention/attention/"
+            attention, target = f"{layer}attention.self.", f"{ours}attention/attention/"
             table += [
                 *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
-                *heads(f"{attention}query", f"{mine}query", number),
-                *heads(f"{attention}key", f"{mine}key", number)[: 1 if second else 2],  # version 2's keys have no bias
-                *heads(f"{attention}value", f"{mine}value", number),
-                *linear(f"{layer}attention.output.dense", f"{mine}out", f"D ({number} C) -> {number} C D"),
+                *heads(f"{attention}query", f"{target}query", number),
+                *heads(f"{attention}key", f"{target}key", number)[: 1 if second else 2],  # no bias in version 2
+                *heads(f"{attention}value", f"{target}value", number),
+                *linear(f"{layer}attention.output.dense", f"{target}out", f"D ({number} C) -> {number} C D"),
                 *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
                 *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
                 *linear(f"{layer}output.dense", f"{ours}mlp/down"),
@@ -55,12 +56,12 @@ class Swin(ImageFamily):
             if second:
                 bias = f"{attention}continuous_position_bias_mlp."
                 table += [
-                    Rule(f"{attention}logit_scale", f"{mine}score/scale", "H 1 1 -> H 1"),
-                    *linear(f"{bias}0", f"{mine}relative/hidden"),
-                    Rule(f"{bias}2.weight", f"{mine}relative/out/kernel", "H F -> F H"),
+                    Rule(f"{attention}logit_scale", f"{target}score/scale", "H 1 1 -> H 1"),
+                    *linear(f"{bias}0", f"{target}relative/hidden"),
+                    Rule(f"{bias}2.weight", f"{target}relative/out/kernel", "H F -> F H"),
                 ]
             else:
-                table.append(Rule(f"{attention}relative_position_bias_table", f"{mine}relative/table"))
+                table.append(Rule(f"{attention}relative_position_bias_table", f"{target}relative/table"))
             if stage < len(model.depths) - 1:
                 merge, ours = f"{prefix}encoder.layers.{stage}.downsample.", f"merges_{stage}/"
                 table += [
@@ -73,22 +74,16 @@ class Swin(ImageFamily):
         trained = config.get("pretrained_window_sizes", ())
         num_classes = 0 if architecture.endswith("Model") else num_labels(config)
         trained = tuple(trained) if any(trained) else ()
-        return {"version": self.version, "trained_windows": trained, "num_classes": num_classes}
+        return {"trained_windows": trained, "num_classes": num_classes}
 
     def config(self, model):
         stages = len(model.depths)
         trained, stride = model.trained_windows or [0] * stages, model.patch_size * 2 ** (stages - 1)
         return labels(model) | {"pretrained_window_sizes": trained, "encoder_stride": stride}
 
-    def fits(self, model):
-        return model.version == self.version
-
-    def ignored(self, model):
-        return r".*\.relative_(position_index|coords_table)"  # in old files
-
 
 @register("swinv2")
 class SwinV2(Swin):
-    version = "v2"
     architectures = ("Swinv2ForImageClassification", "Swinv2Model")
     prefix = "swinv2."
+    kind = {"version": "v2"}

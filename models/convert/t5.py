@@ -1,8 +1,8 @@
-"""T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, version 1.0 or 1.1."""
+"""T5: `T5ForConditionalGeneration`, or `T5Model` (whose head would be the embedding) <-> `T5`, version 1.0 or 1.1."""
 
 from lineage.models.convert.family import ACTIVATIONS, Family, Rule, register
 
-# `feed_forward_proj` -> (gated, activation): only in "gated-gelu", gelu is the tanh approximation.
+# `feed_forward_proj` -> (gated, activation); gelu is the tanh approximation only in "gated-gelu".
 PROJECTIONS = {name: (False, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {f"gated-{name}": (True, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {"gated-gelu": (True, "gelu_tanh")}
@@ -28,6 +28,8 @@ class T5(Family):
     fixed = {"is_encoder_decoder": True}
     tied = tuple((f"{x}.weight", "shared.weight") for x in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"))
     num_inputs = 2
+    # A bias of cross-attention in old files, which is not used.
+    unread = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
     def rules(self, model):
         heads, out = "(H C) D -> D H C", "D (H C) -> H C D"
@@ -65,11 +67,7 @@ class T5(Family):
     def config(self, model):
         kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
         if scale and not model.tied:
-            raise ValueError("scale_decoder_outputs is True, tied is False: `transformers` scales tied outputs alone.")
+            raise ValueError("scale_decoder_outputs is True, tied is False: `transformers` scales only tied outputs.")
         projection, tied = next(name for name, value in PROJECTIONS.items() if value == kind), model.tied
         tied = tied if scale is None else scale
         return {"feed_forward_proj": projection, "tie_word_embeddings": tied, "decoder_start_token_id": 0}
-
-    def ignored(self, model):
-        # A bias of cross-attention in old files, which is not used.
-        return r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"

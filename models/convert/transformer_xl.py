@@ -4,7 +4,7 @@ import numpy as np
 
 from lineage.models.convert.family import Family, Rule, linear, norm, register
 
-CLUSTERS = range(20)  # more than any model has
+CLUSTERS = range(20)  # more clusters than any model has
 
 
 @register("transfo-xl")
@@ -38,7 +38,7 @@ class TransfoXL(Family):
         return [
             *self.words(model),
             Rule(f"{attention}qkv_net.weight", qkv, "(n H C) D -> n D H C"),
-            # The reference has all sines before all cosines.
+            # In the reference, all sines come before all cosines.
             Rule(f"{attention}r_net.weight", f"{part}distance/kernel", "(H C) (2 f) -> (f 2) H C"),
             Rule(f"{attention}r_w_bias", f"{part}u"),
             Rule(f"{attention}r_r_bias", f"{part}v"),

@@ -1,9 +1,12 @@
-"""ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. I-JEPA, a ViT
-that averages its patches: `IJepaForImageClassification`; `IJepaModel` <-> `num_classes=0`. DeiT:
-`DeiTForImageClassificationWithTeacher`, or `DeiTForImageClassification` with `distillation_head=False` <-> `DeiT`.
+"""ViT, I-JEPA, DeiT and MAE.
 
-The pooler of a `ViTModel` is the tanh layer of the pre-training head: `head="mlp"`. Tensor names are those in files,
-not those of the modules in memory. Dropout rates are the same, but the reference has no dropout inside the MLP.
+ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`, and its pooler is
+the tanh layer of the pre-training head, `head="mlp"`. I-JEPA, a ViT that averages its patches:
+`IJepaForImageClassification`; `IJepaModel` <-> `num_classes=0`. DeiT: `DeiTForImageClassificationWithTeacher`, or
+`DeiTForImageClassification` <-> `distillation_head=False`.
+
+Tensor names are those in files, not those of the modules in memory. Dropout rates are the same, but the reference has
+no dropout inside the MLP.
 """
 
 from typing import ClassVar
@@ -16,7 +19,7 @@ from lineage.models.layers.position import sincos_2d
 
 
 def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
-    """Return the rules of the blocks of a stack; `h` is the letter of its number of heads."""
+    """Return the rules of a stack of blocks; `h` is the letter of its number of heads."""
     return block(
         f"{reference}.*.",
         ours,
@@ -28,7 +31,7 @@ def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
 
 
 def encoder(body: str, class_token: bool = True) -> list[Rule]:
-    """Return the rules of all but positions and heads; `body` is the prefix of the tensors."""
+    """Return the rules of all parameters but positions and heads; `body` is the prefix of the tensors."""
     first = [Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D")] if class_token else []
     return [
         *first,
@@ -46,7 +49,7 @@ def make_square(config: dict) -> None:
             config[field] = size[0]
 
 
-def refuse_others(model: nn.Module, position: str = "1d", pooling: str = "token", **kind) -> None:
+def check_supported(model: nn.Module, position: str = "1d", pooling: str = "token", **kind) -> None:
     """Raise ValueError for a model that `transformers` does not have."""
     allowed = {"position": position, "pooling": pooling, "head": "linear"}
     allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
@@ -95,7 +98,7 @@ class ViT(ImageFamily):
         return model.pooling not in IJepa.POOLING
 
     def config(self, model):
-        refuse_others(model, head=model.head if model.num_classes else "linear")
+        check_supported(model, head=model.head if model.num_classes else "linear")
         return self.written(model, self.architectures[1 if self._has_pooler(model) else 0])
 
     def written(self, model, architecture: str) -> dict:
@@ -125,7 +128,7 @@ class IJepa(ViT):
         return model.pooling in self.POOLING
 
     def config(self, model):
-        refuse_others(model, pooling="gap" if model.num_classes else "tokens")
+        check_supported(model, pooling="gap" if model.num_classes else "tokens")
         return self.written(model, self.POOLING[model.pooling])
 
 
@@ -151,7 +154,7 @@ class DeiT(ViT):
         return super().settings(config, architecture, names) | {"distillation_head": teacher}
 
     def config(self, model):
-        refuse_others(model)
+        check_supported(model)
         if not model.num_classes:
             raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
         return self.written(model, self.architectures[0 if model.distillation_head else 1])
@@ -159,7 +162,7 @@ class DeiT(ViT):
 
 @register("vit_mae")
 class ViTMAE(ImageFamily):
-    """The masked autoencoder: `ViTMAEForPreTraining` <-> `MAE`; `ViTMAEModel` <-> `decoder_depth=0`.
+    """Masked autoencoder: `ViTMAEForPreTraining` <-> `MAE`; `ViTMAEModel` <-> `decoder_depth=0`.
 
     Its sine-cosine tables are in the files, but are not parameters. For images of another size, the reference
     interpolates the decoder's table along the sequence of patches, ours along the rows and columns of the grid.
@@ -175,7 +178,7 @@ class ViTMAE(ImageFamily):
         "mask_ratio": ("mask_rate", 0.75),
         "norm_pix_loss": ("normalized", False),
     }
-    fixed = {"qkv_bias": True}
+    fixed = ViT.fixed
     sizes = ImageFamily.sizes | {"K": "decoder_num_heads"}
 
     def example(self, model):
@@ -206,7 +209,7 @@ class ViTMAE(ImageFamily):
         return {"decoder_depth": depth}
 
     def config(self, model):
-        refuse_others(model, position="mae")
+        check_supported(model, position="mae")
         if model.num_classes:
             raise ValueError(f"num_classes is {model.num_classes}: `transformers` has no MAE with classes.")
         return {

@@ -1,7 +1,7 @@
 """ViT from and to the `.npz` files of google-research/vision_transformer, whose layout is Flax's, as ours is.
 
-The reference code computes the tanh approximation of GELU, with norms of epsilon 1e-6. Hybrids (R50+ViT-B/16...) are
-supported too.
+The reference code uses the tanh approximation of GELU, and norms with epsilon 1e-6. Hybrids such as R50+ViT-B/16 are
+supported.
 """
 
 import math
@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from lineage.models.vit import ViT
 
-# Prefixes of names there -> here; `*` is the number of a layer, for which our parameters have a leading axis.
+# Prefix of a name in files -> ours; `*` is the index of a layer, for which our parameters have a leading axis.
 NAMES = {
     "cls": "class_token",
     "embedding/": "patch_embed/projection/",
@@ -39,7 +39,7 @@ FIXED |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
 
 
 def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
-    """Return the model in a file and its variables; its sizes are those of the arrays, unless `settings` has them.
+    """Return the model in a file and its variables; sizes that are not in `settings` are those of the arrays.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -50,8 +50,8 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
             arrays = dict(file)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not an .npz file: {error}.") from None
-    found = " ".join(arrays)
-    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", found))
+    all_names = " ".join(arrays)
+    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", all_names))
     hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
     layer = "Transformer/encoderblock_0/"
     try:
@@ -64,12 +64,12 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} holds no ViT: {error}.") from None
     token = "cls" in arrays
-    known = {
+    sizes = {
         "num_classes": arrays["head/bias"].size if "head/bias" in arrays else 0,
         "image_size": math.isqrt(positions - token) * size,
         "patch_size": size,
         "channels": channels,
-        "depth": len(set(re.findall(r"encoderblock_\d+/", found))),
+        "depth": len(set(re.findall(r"encoderblock_\d+/", all_names))),
         "width": width,
         "num_heads": num_heads,
         "mlp_dim": hidden,
@@ -77,18 +77,18 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         "pooling": "token" if token else "gap",
         "head": "mlp" if "pre_logits/bias" in arrays else "linear",
     }
-    model = ViT(**FIXED | known | settings)
+    model = ViT(**FIXED | sizes | settings)
     image = np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
     shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image)["params"], sep="/")
-    names = {place: _names(model, place) for place in shapes}
-    expected = {name: math.prod(shapes[place].shape) // len(some) for place, some in names.items() for name in some}
+    names = {ours: _names(model, ours) for ours in shapes}
+    expected = {name: math.prod(shapes[ours].shape) // len(group) for ours, group in names.items() for name in group}
     wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
     if wrong:
         raise ValueError(f"{path} holds another model: {wrong[0][0]} is missing, unexpected or of another size.")
-    if wild := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
-        raise ValueError(f"{path}: tensor {wild[0]} has values that are not finite.")
-    arrays = {place: np.stack([arrays[name] for name in some]) for place, some in names.items()}
-    params = {place: jnp.asarray(array.reshape(shapes[place].shape), dtype) for place, array in arrays.items()}
+    if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise ValueError(f"{path}: tensor {wrong[0]} has values that are not finite.")
+    arrays = {ours: np.stack([arrays[name] for name in group]) for ours, group in names.items()}
+    params = {ours: jnp.asarray(array.reshape(shapes[ours].shape), dtype) for ours, array in arrays.items()}
     return model, {"params": unflatten_dict(params, sep="/")}
 
 
@@ -101,24 +101,24 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
     shapes["patch_embed/projection/kernel"] = (size, size, -1, width)
     arrays = {}
-    for place, value in flatten_dict(variables["params"], sep="/").items():
-        names, value = _names(model, place), np.asarray(value, np.float32)
-        parts = value if "layers/" in place else [value.reshape(shapes.get(place, value.shape))]
+    for ours, value in flatten_dict(variables["params"], sep="/").items():
+        names, value = _names(model, ours), np.asarray(value, np.float32)
+        parts = value if "layers/" in ours else [value.reshape(shapes.get(ours, value.shape))]
         arrays |= zip(names, parts)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
 
 
 def _resnet(blocks):
-    """Return the `NAMES` of a hybrid's ResNet with these numbers of blocks in its stages."""
+    """Return the `NAMES` of a hybrid's ResNet, given the number of blocks of each stage."""
     names = {"conv_root/": "backbone/stem_conv/", "gn_root/": "backbone/outer_norm/"} if blocks else {}
     parts = {"conv_proj/": "shortcut/", "gn_proj/": "shortcut_norm/"}
     for i in range(3):
         parts |= {f"conv{i + 1}/": f"conv_{i}/", f"gn{i + 1}/": f"norm_{i}/"}
     for stage, depth in enumerate(blocks):
         for unit in range(depth):
-            start, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"
-            names |= {start + there: ours + here for there, here in parts.items()}
+            theirs, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"
+            names |= {theirs + their_part: ours + our_part for their_part, our_part in parts.items()}
     return names
 
 
@@ -127,8 +127,8 @@ def _stride(blocks):
     return 2 ** (len(blocks) + 1) if blocks else 1
 
 
-def _names(model, place):
-    """Return the name of a parameter in files, or its names in all layers."""
+def _names(model, ours):
+    """Return the name of our parameter in files, or its names in all layers."""
     known = NAMES | _resnet(model.hybrid)
-    name = next((there + place.removeprefix(here) for there, here in known.items() if place.startswith(here)), place)
+    name = next((theirs + ours.removeprefix(start) for theirs, start in known.items() if ours.startswith(start)), ours)
     return [name.replace("*", str(layer)) for layer in range(model.depth)] if "*" in name else [name]

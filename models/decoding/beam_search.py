@@ -10,21 +10,21 @@ from jaxtyping import Array, Float, Int
 from lineage.models.decoding.logits_processors import LogitsProcessors
 
 Decode = Callable[[Array, Array, Any], tuple[Array, Any]]
-IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so that its sums and quotients are too
+EXCLUDED = -1e9  # score of a hypothesis that must not be selected; finite, so that sums and quotients stay finite
 
 
 class _Hypotheses(NamedTuple):
-    """N continuations of each sequence, the best first; `new` tokens are new, 0 if there is no such hypothesis yet."""
+    """N hypotheses of each sequence, sorted by score; `new` is the number of new tokens, 0 for an empty entry."""
 
     tokens: Int[Array, "B N S"]
     scores: Float[Array, "B N"]
     new: Int[Array, "B N"]
 
     @classmethod
-    def none(cls, tokens, num_beams):
-        """Return `num_beams` hypotheses that must not be chosen for each of the prompts [B, S]."""
+    def empty(cls, tokens, num_beams):
+        """Return `num_beams` empty entries for each of the prompts [B, S]."""
         batch = len(tokens)
-        scores = jnp.full((batch, num_beams), IMPOSSIBLE)
+        scores = jnp.full((batch, num_beams), EXCLUDED)
         return cls(jnp.repeat(tokens[:, None], num_beams, axis=1), scores, jnp.zeros((batch, num_beams), jnp.int32))
 
     def best(self, n):
@@ -38,26 +38,26 @@ def beam_search(
     decode: Decode, processors: LogitsProcessors, cache: Any, tokens: Int[Array, "B S"], starts: Int[Array, "B"],
     max_new_tokens: int, num_beams: int, length_penalty: Float[Array, ""],
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:  # fmt: skip
-    """Continue the N = `num_beams` best running hypotheses of each prompt; return tokens, length, score of the best.
+    """Continue the N = `num_beams` best running hypotheses of each prompt; return the fields of a `Generation`.
 
-    A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
-    finished ones. The results are those of `generate.Generation`.
+    A prompt is finished when no running hypothesis, normalized by its present length, scores higher than the worst of
+    `num_beams` finished ones.
 
     Args:
         decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
-        cache: that of N copies of each prompt.
-        tokens, starts: the prompts with room for the new tokens, and their lengths.
+        cache: cache of N copies of each prompt.
+        tokens, starts: prompts, padded for the new tokens, and their lengths.
     """
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
-    # Enough candidates that `num_beams` remain even if all stop tokens are among them.
-    keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
+    # Enough for `num_beams` of them to remain even if they include all stop tokens.
+    num_candidates = max(2, 1 + len(processors.stop_tokens)) * num_beams
 
     def unfinished(state):
         return (state[0] < max_new_tokens) & state[3].any()
 
     def advance(state):
-        step, running, ended, improvable, cache = state
+        step, running, finished, improvable, cache = state
         flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
         logits, cache = decode(flat, lengths, cache)
         scores = processors(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
@@ -65,26 +65,27 @@ def beam_search(
         vocab_size = scores.shape[-1]
         scores = (scores + running.scores[..., None]).reshape(batch, -1)
 
-        scores, chosen = jax.lax.top_k(scores, min(keep, scores.shape[1]))
+        scores, chosen = jax.lax.top_k(scores, min(num_candidates, scores.shape[1]))
         beam, token = chosen // vocab_size, chosen % vocab_size
         candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
         count = jnp.full(chosen.shape, step + 1)
         stops = processors.stops(token) | (step + 1 == max_new_tokens)
 
-        # Only the best `num_beams` candidates may end.
-        ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
-        normal = (step + 1.0) ** length_penalty
-        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, IMPOSSIBLE), jnp.where(ends, count, 0))
-        ended, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), ended, new).best(num_beams)
+        # Only the best `num_beams` candidates may finish.
+        finishing = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
+        normalizer = (step + 1.0) ** length_penalty
+        final = jnp.where(finishing, scores / normalizer, EXCLUDED)
+        new = _Hypotheses(candidates, final, jnp.where(finishing, count, 0))
+        finished, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), finished, new).best(num_beams)
 
-        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, IMPOSSIBLE, 0), count).best(num_beams)
+        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, EXCLUDED, 0), count).best(num_beams)
         cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
-        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], IMPOSSIBLE)
-        return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
+        worst = jnp.where((finished.new > 0).all(axis=1), finished.scores[:, -1], EXCLUDED)
+        return step + 1, running, finished, improvable & (running.scores[:, 0] / normalizer > worst), cache
 
-    ended = _Hypotheses.none(tokens, num_beams)
+    finished = _Hypotheses.empty(tokens, num_beams)
     # The beams start equal: only the first one may be continued in the first step.
-    running = ended._replace(scores=ended.scores.at[:, 0].set(0))
-    start = 0, running, ended, jnp.ones(batch, bool), cache
-    _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
-    return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]
+    running = finished._replace(scores=finished.scores.at[:, 0].set(0))
+    start = 0, running, finished, jnp.ones(batch, bool), cache
+    _, _, finished, _, _ = jax.lax.while_loop(unfinished, advance, start)
+    return finished.tokens[:, 0], starts + finished.new[:, 0], finished.scores[:, 0]

@@ -1,8 +1,9 @@
-"""Continuous batching: generation of any number of sequences in a batch that they leave and enter one by one.
+"""Continuous batching: generation of any number of sequences, which enter and leave the batch one by one.
 
-A batch has a fixed number of slots (iteration-level scheduling: Orca, OSDI 2022, section 3). One compiled loop decodes
-a token of all slots at a time until some number of sequences have ended; then their slots get the next prompts, whose
-keys and values are computed together and written into the cache. The host waits for the device only then.
+The batch has a fixed number of slots (iteration-level scheduling: Orca, OSDI 2022, section 3). One compiled loop
+decodes a token of every slot in each step until a given number of sequences are finished. Their slots are then refilled
+with the next prompts, whose keys and values are computed together and written into the cache. The host waits for the
+device only at this point.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ from lineage.models.decoding.generate import (
 )
 from lineage.models.decoding.logits_processors import LogitsProcessors, check
 
-NARROWEST = 16  # smallest width to which prompts of several tokens are padded
+MIN_WIDTH = 16  # minimum width to which prompts of more than one token are padded
 
 
 class Prompt(NamedTuple):
@@ -36,8 +37,8 @@ class Prompt(NamedTuple):
 
     Attributes:
         tokens: token ids, at least one.
-        max_new_tokens: largest number of new tokens.
-        inputs: input of an encoder, one row of the argument of `model.encode`; all prompts have the same shapes.
+        max_new_tokens: maximum number of new tokens.
+        inputs: input of the encoder, one row of the argument of `model.encode`.
     """
 
     tokens: Int[np.ndarray, "T"]
@@ -46,21 +47,22 @@ class Prompt(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """New tokens of a prompt, a stop token included, and the sum of their log-probabilities under the model."""
+    """New tokens of a prompt, including the stop token, and the sum of their log-probabilities under the model."""
 
     tokens: Int[np.ndarray, "T"]
     score: float
 
 
 class Slots:
-    """Slots in which a decoder continues prompts, with greedy search or sampling.
+    """Slots in which a decoder continues prompts, by greedy search or sampling.
 
-    Prompt i gets the tokens that `generate` gives to row i of one batch of all prompts, whatever the slots. The first
-    use compiles, and so does each other width to which prompts are padded, a power of 2. A prompt for which the slots
-    have no room waits until all others have ended; then the slots become longer.
+    The continuation of prompt i equals that of row i in `generate` with all prompts in one batch, for any number of
+    slots. The first use causes compilation, as does each new width to which prompts are padded, a power of 2. A prompt
+    that is too long for the slots, or has inputs of other shapes, waits until all slots are empty; then they are
+    allocated anew.
 
     Attributes:
-        steps: number of decoding steps so far, each of which takes as long as a token of a batch of all slots.
+        steps: number of decoding steps so far, in each of which all slots decode a token.
         rounds: number of times that the host has waited for the device.
     """
 
@@ -79,11 +81,11 @@ class Slots:
         """Prepare the slots.
 
         Args:
-            model, variables: a decoder and its weights, see `models.decoding.generate`.
+            model, variables: a decoder and its variables, see `models.decoding.generate`.
             slots: number of sequences that are decoded at a time.
-            refill: number of sequences that must have ended before the next prompts, as many, take their slots: more
-                leave slots idle longer, fewer compute the keys and values of prompts less efficiently.
-            sharding: placement of arrays whose first axis is that of slots, or of `refill` prompts.
+            refill: number of finished sequences after which their slots are refilled, all at once: a larger number
+                leaves slots idle longer, a smaller one computes the keys and values of prompts less efficiently.
+            sharding: sharding of arrays whose first axis is that of slots, or of `refill` prompts.
             cache_format: see `generate`.
             processors: see `LogitsProcessors.create`.
 
@@ -99,65 +101,65 @@ class Slots:
         self.steps = self.rounds = 0
 
     def generate(self, prompts: Iterable[Prompt], first: int = 0) -> Iterator[Continuation]:
-        """Yield the continuation of each prompt, in their order, while others are generated.
+        """Yield the continuations in the order of the prompts, each as soon as it and those before it are finished.
 
         Args:
-            prompts: read one by one, as many in advance as there are slots.
-            first: index of the first prompt, on which its samples depend.
+            prompts: prompts, of which at most as many as there are slots are read in advance.
+            first: index of the first prompt; samples depend on the index.
 
         Raises:
-            ValueError: a prompt is invalid, or with its new tokens longer than the model's sequences.
+            ValueError: a prompt is invalid, or exceeds the model's `max_length` with its new tokens.
         """
-        waiting, ended, due = enumerate(prompts, first), {}, first
+        waiting, finished, next_index = enumerate(prompts, first), {}, first
         queue: list[tuple[int, Prompt]] = []  # prompts with their indices
         busy: dict[int, int] = {}  # slot -> index of its prompt
-        size, kinds, state = 0, None, None
+        size, specs, state = 0, None, None
         while True:
             queue += islice(waiting, self.slots - len(queue))
             if not queue and not busy:
                 return
             group = queue[: self.refill]
-            if queue and not busy and not self._fits(group, size, kinds):
-                size, kinds = max(self._size(prompt) for _, prompt in queue), _kinds(group[0][1])
+            if queue and not busy and not self._fits(group, size, specs):
+                size, specs = max(self._size(prompt) for _, prompt in queue), _input_specs(group[0][1])
                 state = self._empty(group[0][1], size)
-            fits = group and self._fits(group, size, kinds)
+            fits = group and self._fits(group, size, specs)
             if fits and self.slots - len(busy) >= len(group):
                 chosen = [slot for slot in range(self.slots) if slot not in busy][: len(group)]
-                busy |= {slot: number for slot, (number, _) in zip(chosen, group)}
+                busy |= {slot: index for slot, (index, _) in zip(chosen, group)}
                 state = self._admit(state, chosen, group, size)
                 del queue[: len(group)]
                 continue
             (running, memory), until = state, len(group) if fits else self.slots
             running, steps = _run(self.model, self.variables, running, memory, self.processors, self.seed, until)
             state = running, memory
-            kept = running.tokens, running.starts, running.lengths, running.scores, running.done, steps
-            tokens, starts, lengths, scores, done, steps = jax.device_get(kept)
+            arrays = running.tokens, running.starts, running.lengths, running.scores, running.done, steps
+            tokens, starts, lengths, scores, done, steps = jax.device_get(arrays)
             self.steps, self.rounds = self.steps + int(steps), self.rounds + 1
             for slot in [slot for slot in busy if done[slot]]:
-                ended[busy.pop(slot)] = Continuation(tokens[slot, starts[slot] : lengths[slot]], float(scores[slot]))
-            while due in ended:
-                yield ended.pop(due)
-                due += 1
+                finished[busy.pop(slot)] = Continuation(tokens[slot, starts[slot] : lengths[slot]], float(scores[slot]))
+            while next_index in finished:
+                yield finished.pop(next_index)
+                next_index += 1
 
-    def _fits(self, group, size, kinds):
-        """Return whether slots have room for some prompts and take inputs like theirs."""
-        return all(self._size(prompt) <= size and _kinds(prompt) == kinds for _, prompt in group)
+    def _fits(self, group, size, specs):
+        """Return whether prompts fit into slots of `size` tokens, with inputs of these shapes and dtypes."""
+        return all(self._size(prompt) <= size and _input_specs(prompt) == specs for _, prompt in group)
 
     def _size(self, prompt):
-        """Return the number of tokens that a prompt requires, including the padding to its width."""
+        """Return the number of tokens that a slot must hold for a prompt, including its padding."""
         needed = len(prompt.tokens) + prompt.max_new_tokens
         padded = _width(len(prompt.tokens)) + prompt.max_new_tokens
         return padded if self.model.max_length is None else max(needed, min(padded, self.model.max_length))
 
     def _empty(self, prompt, size):
-        """Return slots without sequences, and their memory."""
+        """Return empty slots, and their memory."""
         inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.slots, *x.shape), x.dtype), prompt.inputs)
         make = partial(_begin, self.model, inputs, self.slots, size, self.cache_format)
         return jax.jit(make, out_shardings=self.sharding)(self.variables)
 
     def _admit(self, state, chosen: Sequence[int], group, size):
         """Return the state after assigning prompts to free slots."""
-        group = [*group, *group[-1:] * (self.refill - len(group))]  # the last one is written to its slot again
+        group = [*group, *group[-1:] * (self.refill - len(group))]  # repeats write to the same slot
         chosen = [*chosen, *chosen[-1:] * (self.refill - len(chosen))]
         lengths = np.array([len(prompt.tokens) for _, prompt in group], np.int32)
         tokens = np.zeros((self.refill, min(_width(lengths.max()), size)), np.int32)
@@ -166,20 +168,20 @@ class Slots:
         new = np.array([prompt.max_new_tokens for _, prompt in group], np.int32)
         tokens, lengths = validate_prompts(self.model, tokens, lengths, int(new.min()))
         inputs = jax.tree.map(lambda *rows: np.stack(rows), *(prompt.inputs for _, prompt in group))
-        numbers = np.array([number for number, _ in group], np.uint32)
-        arrays = tokens, lengths, lengths + new, numbers, inputs
+        indices = np.array([index for index, _ in group], np.uint32)
+        arrays = tokens, lengths, lengths + new, indices, inputs
         if self.sharding is not None:
             arrays = jax.device_put(arrays, self.sharding)
         return _admit(self.model, self.variables, *state, np.array(chosen, np.int32), *arrays, self.cache_format)
 
 
-def _kinds(prompt):
+def _input_specs(prompt):
     return [(array.shape, array.dtype) for array in jax.tree.leaves(prompt.inputs)]
 
 
 def _width(length):
-    """Return the width to which prompts of at most some length are padded."""
-    return 1 if length == 1 else max(NARROWEST, 1 << (int(length) - 1).bit_length())
+    """Return the width to which prompts of at most this length are padded."""
+    return 1 if length == 1 else max(MIN_WIDTH, 1 << (int(length) - 1).bit_length())
 
 
 def _begin(model, inputs, slots, size, cache_format, variables):
@@ -191,10 +193,10 @@ def _begin(model, inputs, slots, size, cache_format, variables):
 
 
 @partial(jax.jit, static_argnames=("model", "cache_format"), donate_argnames=("running", "memory"))
-def _admit(model, variables, running, memory, slots, tokens, lengths, ends, numbers, inputs, cache_format):
+def _admit(model, variables, running, memory, slots, tokens, lengths, ends, indices, inputs, cache_format):
     room = running.tokens.shape[1] - tokens.shape[1]
     tokens, starts, cache, added = prefill(model, variables, tokens, lengths, inputs, room, cache_format=cache_format)
-    new = Running.begin(tokens, starts, ends, numbers, cache)._asdict() | {"cache": running.cache.put(slots, cache)}
+    new = Running.begin(tokens, starts, ends, indices, cache)._asdict() | {"cache": running.cache.put(slots, cache)}
     for name, old in running._asdict().items():
         if name != "cache":
             new[name] = old.at[slots].set(new[name])
@@ -204,7 +206,7 @@ def _admit(model, variables, running, memory, slots, tokens, lengths, ends, numb
 @partial(jax.jit, static_argnames="model", donate_argnames="running")
 def _run(model, variables, running, memory, processors, seed, until):
     def decode(tokens, lengths, cache):
-        # An ended sequence decodes its last token again.
+        # A finished sequence decodes its last token again.
         return decode_last(model, variables, tokens, lengths, cache.rewind(lengths - 1), memory)
 
     return sample(decode, processors, seed, running, until)

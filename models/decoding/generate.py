@@ -3,15 +3,14 @@
 A decoder is any model with the field `vocab_size` and the methods
 
 * `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
-* `init_cache(batch_size, max_length, rewinds) -> cache`: an empty pytree with room for that many tokens of each
+* `init_cache(batch_size, max_length, rewinds) -> cache`: an empty pytree with room for `max_length` tokens of each
   sequence, which may be rewound by at most `rewinds` tokens;
 * `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
 
-Cache and memory have the method `gather(rows)`, which selects and reorders sequences (beam search). The cache has
-`until(length)`, which leaves out the tokens of the next call after the first `length` ones of each sequence (prompts of
-different lengths), and `rewind(length)`, which does so with tokens that were appended (speculative decoding). Both have
-`put(rows, others)`, which replaces sequences (continuous batching). See `Cache`, `States` and `Memory` of
-`models.layers.cache`.
+Cache and memory have the methods `gather(rows)`, which selects and reorders sequences (beam search), and
+`put(rows, others)`, which replaces sequences (continuous batching). The cache also has `until(length)`, which makes the
+next call keep at most the first `length` tokens of each sequence (prompts of different lengths), and `rewind(length)`,
+which removes all but the first `length` tokens (speculative decoding). See `models.layers.cache`.
 """
 
 from collections.abc import Callable
@@ -35,10 +34,10 @@ class Generation(NamedTuple):
     """Generated sequences.
 
     Attributes:
-        tokens: the prompt, the new tokens (a stop token included) and padding; S is the length of the prompts plus
+        tokens: the prompt, the new tokens (including the stop token) and padding; S is the width of the prompts plus
             `max_new_tokens`.
-        lengths: number of tokens of the prompt and of new ones.
-        scores: sum of the new tokens' log-probabilities under the model. For beam search, the sum after all logits
+        lengths: number of tokens of the prompt and of the continuation.
+        scores: sum of the new tokens' log-probabilities under the model. In beam search, of those after all logits
             processors, divided by the number of new tokens to the power of the length penalty.
     """
 
@@ -62,37 +61,37 @@ def generate(
     cache_format: CacheFormat = None,
     **processors,
 ) -> Generation:
-    """Continue every prompt until a stop token or for `max_new_tokens`.
+    """Continue every prompt until a stop token, or by `max_new_tokens` tokens.
 
-    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and set of processors
-    compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
-    The tokens of a sequence depend on its prompt, the seed and its index in the batch, not on other sequences: to draw
-    several samples of a prompt, repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
+    A new model, shape, `max_new_tokens`, `top_k`, `num_beams`, n-gram size or set of processors causes compilation;
+    other values (weights, tokens, lengths, seed, temperature, top-p, penalties) do not. The tokens of a sequence depend
+    on its prompt, the seed and its index in the batch, not on other sequences: to draw several samples of a prompt,
+    repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
 
     Args:
-        model, variables: a decoder, see above, and its weights.
+        model, variables: a decoder (see the module's documentation) and its variables.
         prompts: [B, T], padded on the right with any tokens.
-        lengths: [B], lengths of the prompts, each at least 1; None: there is no padding.
-        max_new_tokens: largest number of new tokens of a sequence.
+        lengths: [B], lengths of the prompts, each at least 1; None: no prompt is padded.
+        max_new_tokens: maximum number of new tokens of a sequence.
         inputs: the argument of `model.encode`.
         pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: exponent in beam search: above 0 favors long hypotheses, below 0 short ones, see `Generation`.
-        cache_format: "int8" keeps keys and values as 8-bit numbers, with a scale for each token and head; None: in the
-            dtype of the parameters.
+        cache_format: "int8" stores keys and values as 8-bit integers, with a scale for each token and head; None stores
+            them in the dtype of the parameters.
         processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
 
     Raises:
-        ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
+        ValueError: an argument is out of its range, or prompt and new tokens exceed the model's `max_length`.
     """
     prompts, lengths = validate_prompts(model, prompts, lengths, max_new_tokens)
     check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
     temperature = processors.get("temperature", 1.0)
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     processors = LogitsProcessors.create(model, **processors)
-    numbers = np.uint32(seed % 2**32), np.int32(pad_token), float(length_penalty)
-    sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "cache_format": cache_format}
-    return _generate(model, variables, prompts, lengths, inputs, processors, *numbers, **sizes)
+    scalars = np.uint32(seed % 2**32), np.int32(pad_token), float(length_penalty)
+    static = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "cache_format": cache_format}
+    return _generate(model, variables, prompts, lengths, inputs, processors, *scalars, **static)
 
 
 def best_of(
@@ -106,13 +105,13 @@ def best_of(
     contrast: tuple[nn.Module, Any] | None = None,
     **options,
 ) -> Generation:
-    """Return the sample of each prompt with the largest mean log-probability of its new tokens.
+    """Return, of several samples of each prompt, the one whose new tokens have the largest mean log-probability.
 
     Args:
         best_of: number of samples of each prompt.
         contrast: a weaker model with the same vocabulary and its variables, whose mean log-probability is subtracted.
             This is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens;
-            `top_p` replaces its constraint to plausible tokens.
+            `top_p` takes the place of its plausibility constraint.
         options: other arguments of `generate`.
     """
     check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
@@ -131,7 +130,7 @@ def best_of(
 def log_likelihood(
     model: nn.Module, variables: Any, generation: Generation, starts: Int[Array, "B"], inputs: Any = None
 ) -> Float[Array, "B"]:
-    """Return the sum of a decoder's log-probabilities of the tokens after the first `starts` of each sequence."""
+    """Return the sum of the log-probabilities of the tokens after the first `starts` of each sequence."""
     positions = jnp.arange(generation.tokens.shape[1])
     real = positions < generation.lengths[:, None]
     tokens = jnp.where(real, generation.tokens, 0)
@@ -146,27 +145,23 @@ def log_likelihood(
 def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
 ) -> tuple[Int[np.ndarray | Array, "B T"], Int[np.ndarray | Array, "B"] | None]:
-    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid.
-
-    Arrays on devices stay where they are.
-    """
-    placed, prompts = (prompts, lengths), np.asarray(prompts)
+    """Return prompts and lengths as int32, on their devices; raise ValueError if an argument is invalid."""
+    arguments, prompts = (prompts, lengths), np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
         lengths = np.asarray(lengths, np.int32)
-        longest = prompts.shape[1]
-        wanted = prompts.shape[:1]
-        check(lengths.shape == wanted, f"lengths has shape {lengths.shape}: it must be {wanted}, one for each prompt.")
+        rows, width = (len(prompts),), prompts.shape[1]
+        check(lengths.shape == rows, f"lengths has shape {lengths.shape}: it must be {rows}, one for each prompt.")
         check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
-        most = lengths.max()
-        check(most <= longest, f"lengths contains {most}: it must be at most {longest}, the width of prompts.")
-    real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
+        longest = lengths.max()
+        check(longest <= width, f"lengths contains {longest}: it must be at most {width}, the width of prompts.")
+    real = prompts if lengths is None else prompts[np.arange(width) < lengths[:, None]]
     check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
     low, high, last = real.min(), real.max(), model.vocab_size - 1
     check(0 <= low <= high <= last, f"prompts contain tokens {low} to {high}: they must be from 0 to {last}.")
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
-    if isinstance(placed[0], Array):
-        return jax.tree.map(lambda array: array.astype(jnp.int32), placed)
+    if isinstance(arguments[0], Array):
+        return jax.tree.map(lambda array: array.astype(jnp.int32), arguments)
     return prompts.astype(np.int32), lengths
 
 
@@ -180,17 +175,17 @@ def prefill(
     rewinds: int = 0,
     cache_format: CacheFormat = None,
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
-    """Return the prompts with room for new tokens, their lengths, the cache before each last token, and the memory."""
-    batch, longest = prompts.shape
-    positions = jnp.arange(longest + max_new_tokens)
+    """Return the prompts padded for new tokens, their lengths, the cache without their last tokens, and the memory."""
+    batch, width = prompts.shape
+    positions = jnp.arange(width + max_new_tokens)
     cache, memory = empty(model, variables, inputs, batch, len(positions), rewinds, cache_format)
-    starts = jnp.full(batch, longest) if lengths is None else lengths
+    starts = jnp.full(batch, width) if lengths is None else lengths
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
-    tokens = jnp.where(positions < starts[:, None], tokens, 0)  # padding goes through the model too
-    if longest > 1:
-        # Without the last token, whose logits are the first that are needed: unused logits are not computed.
+    tokens = jnp.where(positions < starts[:, None], tokens, 0)  # padding must be valid: it is embedded too
+    if width > 1:
+        # All but the last token, with which the loop begins. XLA removes the computation of unused logits.
         cache = cache if lengths is None else cache.until(starts - 1)
-        _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
+        _, cache = model.apply(variables, tokens[:, : width - 1], cache, memory, method="decode")
     return tokens, starts, cache, memory
 
 
@@ -203,7 +198,7 @@ def empty(
     rewinds: int = 0,
     cache_format: CacheFormat = None,
 ) -> tuple[Any, Any]:
-    """Return an empty cache, and the memory, in a format; raise ValueError if the model has none of this format."""
+    """Return an empty cache and the memory; raise ValueError if the model does not support the format."""
     memory = model.apply(variables, inputs, method="encode")
     cache = model.apply(variables, batch_size, max_length, rewinds, method="init_cache")
     if cache_format is None:
@@ -214,9 +209,9 @@ def empty(
 
 
 def separate_layers(model: nn.Module, variables: Any) -> Any:
-    """Return a decoder's variables with those of each of its layers apart, for a loop over tokens.
+    """Unstack the variables of a decoder's layers, for a loop over tokens.
 
-    On the CPU they are copied, once: inside of the loop, XLA would copy the slices of each layer for every token.
+    On the CPU, the slices are copied once before the loop; otherwise XLA would copy them for every token.
     """
 
     def split(tree, name, *rest):
@@ -237,7 +232,7 @@ def separate_layers(model: nn.Module, variables: Any) -> Any:
 def decode_last(
     model: nn.Module, variables: Any, tokens: Int[Array, "B S"], lengths: Int[Array, "B"], cache: Any, memory: Any
 ) -> tuple[Float[Array, "B V"], Any]:
-    """Return the logits after the first `lengths` tokens of each sequence, and the cache with the last one of these."""
+    """Decode the last of the first `lengths` tokens of each sequence; return the logits after it, and the cache."""
     last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
     logits, cache = model.apply(variables, last, cache, memory, method="decode")
     return logits[:, -1].astype(jnp.float32), cache
@@ -257,37 +252,28 @@ def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        sizes, cache = (max_new_tokens, num_beams, penalty), cache.gather(rows)
-        tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *sizes)
+        settings, cache = (max_new_tokens, num_beams, penalty), cache.gather(rows)
+        tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *settings)
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 
 
 class Running(NamedTuple):
-    """Sequences that are being generated.
+    """Sequences that are being generated."""
 
-    Attributes:
-        tokens: the prompts, the new tokens and room for more.
-        starts, lengths, ends: numbers of tokens of the prompts, so far, and at most.
-        numbers: index of each sequence, on which its samples depend.
-        scores: sum of the new tokens' log-probabilities.
-        done: whether a sequence has ended.
-        cache: that of the decoder.
-    """
-
-    tokens: Int[Array, "B S"]
-    starts: Int[Array, "B"]
-    lengths: Int[Array, "B"]
-    ends: Int[Array, "B"]
-    numbers: Int[Array, "B"]
-    scores: Float[Array, "B"]
-    done: Bool[Array, "B"]
+    tokens: Int[Array, "B S"]  # the prompts and the new tokens, padded for more
+    starts: Int[Array, "B"]  # length of the prompt
+    lengths: Int[Array, "B"]  # present length
+    ends: Int[Array, "B"]  # maximum length
+    indices: Int[Array, "B"]  # index of the sequence, on which its samples depend
+    scores: Float[Array, "B"]  # sum of the new tokens' log-probabilities
+    done: Bool[Array, "B"]  # whether the sequence is finished
     cache: Any
 
     @classmethod
-    def begin(cls, tokens, starts, ends, numbers, cache) -> "Running":
+    def begin(cls, tokens, starts, ends, indices, cache) -> "Running":
         """Return sequences without new tokens."""
-        return cls(tokens, starts, starts, ends, numbers, jnp.zeros(len(tokens)), jnp.zeros(len(tokens), bool), cache)
+        return cls(tokens, starts, starts, ends, indices, jnp.zeros(len(tokens)), jnp.zeros(len(tokens), bool), cache)
 
 
 def sample(
@@ -297,13 +283,10 @@ def sample(
     running: Running,
     until: Int[Array, ""] | int,
 ) -> tuple[Running, Int[Array, ""]]:
-    """Continue sequences greedily or by sampling until some number of them have ended.
+    """Continue sequences by greedy search or sampling until `until` of them are finished.
 
-    Args:
-        decode: function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache).
-
-    Returns:
-        The sequences, and the number of decoding steps.
+    `decode` is a function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache). Return the
+    sequences, and the number of decoding steps.
     """
     rows = jnp.arange(len(running.tokens))
 
@@ -316,11 +299,11 @@ def sample(
         if processors.temperature is None:
             token = processed.argmax(axis=-1)
         else:
-            keys = jax.vmap(row_key, (None, 0, 0))(seed, new, running.numbers)
+            keys = jax.vmap(row_key, (None, 0, 0))(seed, new, running.indices)
             token = jax.vmap(jax.random.categorical)(keys, processed)
         lengths = lengths + ~done
         running = running._replace(
-            tokens=tokens.at[rows, running.lengths].set(token),  # not read after the end of a finished sequence
+            tokens=tokens.at[rows, running.lengths].set(token),  # never read after the end of a finished sequence
             lengths=lengths,
             scores=running.scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token]),
             done=done | processors.stops(token) | (lengths == running.ends),

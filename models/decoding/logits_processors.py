@@ -21,23 +21,23 @@ Number = Float[Array, ""] | float
 
 
 def repetition_penalty(logits: Logits, tokens: Tokens, lengths: Lengths, penalty: Number) -> Logits:
-    """Divide positive and multiply negative logits of the tokens in a sequence (arXiv 1909.05858, section 4.1)."""
-    seen = _found(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
+    """Divide the positive and multiply the negative logits of a sequence's tokens (arXiv 1909.05858, section 4.1)."""
+    seen = _occurrences(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def no_repeat_ngrams(logits: Logits, tokens: Tokens, lengths: Lengths, size: int) -> Logits:
-    """Set to -inf the tokens that would repeat an n-gram of n = `size` (arXiv 1705.04304, section 2.5)."""
+    """Set the logits of tokens that would repeat an n-gram of n = `size` to -inf (arXiv 1705.04304, section 2.5)."""
     positions = jnp.arange(tokens.shape[1])
     repeats = (positions >= size - 1) & (positions < lengths[:, None])
-    for back in range(1, size):  # the tokens before a position are those before the new token
+    for back in range(1, size):  # whether the tokens before a position equal the last ones
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
         repeats &= jnp.roll(tokens, back, axis=1) == last
-    return jnp.where(_found(logits, tokens, repeats), -jnp.inf, logits)
+    return jnp.where(_occurrences(logits, tokens, repeats), -jnp.inf, logits)
 
 
-def _found(logits, tokens, where):
-    """Return [B, V], True for the tokens that a sequence has at the positions `where` [B, S]."""
+def _occurrences(logits, tokens, where):
+    """Return a mask [B, V] of the tokens that occur in a sequence at a position where `where` [B, S] is True."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
 
@@ -49,7 +49,7 @@ def top_k(logits: Logits, k: int) -> Logits:
 
 
 def top_p(logits: Logits, p: Number) -> Logits:
-    """Keep the smallest set of tokens with probabilities of at least p; set the others to -inf (arXiv 1904.09751)."""
+    """Keep the smallest set of tokens with a total probability of at least p; set the others to -inf (1904.09751)."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
@@ -61,8 +61,8 @@ def top_p(logits: Logits, p: Number) -> Logits:
 class LogitsProcessors:
     """The logits processors of a generation, and the tokens that end a sequence.
 
-    None disables a processor. Enabling or disabling a processor recompiles; changing its value does not. Tokens are
-    sampled, unless `temperature` is None: then the most probable one is chosen.
+    None disables a processor. Enabling or disabling one causes recompilation; changing its value does not. Tokens are
+    sampled unless `temperature` is None, which selects the most probable token.
     """
 
     stop_tokens: Int[Any, "E"]
@@ -92,11 +92,11 @@ class LogitsProcessors:
 
         Args:
             model: the decoder, with `vocab_size` tokens.
-            temperature: divides the logits before sampling; 0 chooses the most probable token, as beam search requires.
+            temperature: divisor of the logits before sampling; 0 selects the most probable token, as beam search does.
             top_k, top_p: sample from the most probable tokens only, see the functions of these names; None: from all.
-            repetition_penalty: above 1, makes tokens less probable that are in the prompt or were generated.
-            no_repeat_ngram_size: size of the n-grams that are not repeated, the prompt included; None: no limit.
-            min_new_tokens: number of new tokens before which stop tokens are forbidden.
+            repetition_penalty: a value above 1 makes tokens of the prompt and generated tokens less probable.
+            no_repeat_ngram_size: size of the n-grams that may occur only once, prompt included; None: no limit.
+            min_new_tokens: number of new tokens before which stop tokens are excluded.
             forced_first_token: the first new token, such as the language token of multilingual translation models.
             stop_tokens: tokens that end the sequence.
         """
@@ -107,7 +107,7 @@ class LogitsProcessors:
         check(repetition_penalty > 0, f"repetition_penalty must be above 0 (1 is none), not {repetition_penalty}.")
         check(size is None or size >= 1, f"no_repeat_ngram_size must be at least 1, or None, not {size}.")
         check(min_new_tokens >= 0, f"min_new_tokens must be at least 0, not {min_new_tokens}.")
-        check(first is None or 0 <= first <= last, f"forced_first_token is {first}: the model has 0 to {last}.")
+        check(first is None or 0 <= first <= last, f"forced_first_token is {first}: it must be from 0 to {last}.")
         sampled = temperature > 0
         return cls(
             stop_tokens=np.asarray(stop_tokens, np.int32),
@@ -123,9 +123,10 @@ class LogitsProcessors:
     def __call__(self, logits: Logits, tokens: Tokens, lengths: Lengths, new: Int[Array, "#B"]) -> Logits:
         """Return the processed logits of the token after the first `lengths` tokens of each sequence.
 
-        `new` of these tokens were generated. If n-grams and the minimum length forbid every token, they forbid none.
+        `new` of these tokens were generated. If n-gram blocking and the minimum length together exclude every token,
+        both are ignored.
         """
-        given = logits
+        original = logits
         if self.repetition_penalty is not None:
             logits = repetition_penalty(logits, tokens, lengths, self.repetition_penalty)
         if self.no_repeat_ngram_size is not None:
@@ -134,7 +135,7 @@ class LogitsProcessors:
         if self.min_new_tokens is not None:
             early = (new < self.min_new_tokens)[:, None] & self.stops(vocabulary)
             logits = jnp.where(early, -jnp.inf, logits)
-        logits = jnp.where(jnp.isneginf(logits).all(axis=-1, keepdims=True), given, logits)
+        logits = jnp.where(jnp.isneginf(logits).all(axis=-1, keepdims=True), original, logits)
         if self.forced_first_token is not None:
             forced = jnp.where(vocabulary == self.forced_first_token, 0.0, -jnp.inf)
             logits = jnp.where((new == 0)[:, None], forced, logits)
@@ -149,13 +150,13 @@ class LogitsProcessors:
         return jnp.isin(tokens, self.stop_tokens)
 
 
-def row_key(seed: Integer[Array, ""], step: Integer[Array, ""] | int, number: Integer[Array, ""]) -> Array:
-    """Return the random key of the sequence with an index at a step."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)
+def row_key(seed: Integer[Array, ""], step: Integer[Array, ""] | int, index: Integer[Array, ""]) -> Array:
+    """Return the random key of a step of the sequence with this index."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
 
 
 def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
-    """Return a random key for each sequence at a step, which does not depend on the number of sequences."""
+    """Return the random key of a step of each sequence; it does not depend on the number of sequences."""
     return jax.vmap(row_key, (None, None, 0))(seed, step, jnp.arange(rows))
 
 

@@ -27,9 +27,9 @@ class Speculation(NamedTuple):
 
     Attributes:
         generation: the generated sequences.
-        checked: number of drafted tokens of each sequence that were verified, without those after the first rejected
-            one or after the end of the sequence.
-        accepted: number of these that were accepted.
+        checked: number of drafted tokens of each sequence that were verified, excluding those after the first rejected
+            one and those after the end of the sequence.
+        accepted: number of verified tokens that were accepted.
         calls: number of calls of the target model.
     """
 
@@ -40,7 +40,7 @@ class Speculation(NamedTuple):
 
     @property
     def acceptance_rate(self) -> float:
-        """Fraction of the verified tokens that was accepted."""
+        """Fraction of the verified tokens that were accepted."""
         return float(self.accepted.sum() / np.maximum(self.checked.sum(), 1))
 
 
@@ -60,25 +60,25 @@ def speculate(
     cache_format: CacheFormat = None,
     **processors,
 ) -> Speculation:
-    """Generate as `generate` without beams does, in fewer calls of the model.
+    """Generate as `generate` does without beam search, with fewer calls of the model.
 
     Args:
         draft, draft_variables: draft model and its variables: a faster decoder with the same vocabulary.
         num_drafted: number of tokens that the draft model proposes at a time.
-        cache_format: that of both models, see `generate`.
+        cache_format: format of both caches, see `generate`.
 
     Raises:
-        ValueError: as `generate`; or the models have different vocabularies, or one has a cache without `rewind`.
+        ValueError: as `generate`; or the vocabularies differ, or a model's cache has no `rewind`.
     """
     prompts, lengths = validate_prompts(model, prompts, lengths, max_new_tokens)
     check(num_drafted >= 1, f"num_drafted must be at least 1, not {num_drafted}.")
     sizes = model.vocab_size, draft.vocab_size
-    check(sizes[0] == sizes[1], f"the model has {sizes[0]} tokens and the draft {sizes[1]}: they must have the same.")
+    check(sizes[0] == sizes[1], f"the model has {sizes[0]} tokens and the draft {sizes[1]}: they must be equal.")
     processors = LogitsProcessors.create(model, **processors)
     models, variables = (model, draft), (variables, draft_variables)
-    sizes = {"max_new_tokens": max_new_tokens, "num_drafted": num_drafted, "cache_format": cache_format}
-    numbers = np.uint32(seed % 2**32), np.int32(pad_token)
-    return _speculate(models, variables, prompts, lengths, inputs, processors, *numbers, **sizes)
+    static = {"max_new_tokens": max_new_tokens, "num_drafted": num_drafted, "cache_format": cache_format}
+    scalars = np.uint32(seed % 2**32), np.int32(pad_token)
+    return _speculate(models, variables, prompts, lengths, inputs, processors, *scalars, **static)
 
 
 class _State(NamedTuple):
@@ -112,56 +112,53 @@ class _Setting(NamedTuple):
         return self.processors.temperature is None
 
     def processed(self, logits, tokens, lengths):
-        """Return the processed logits [B, V] of the tokens after the first `lengths` ones."""
+        """Return the processed logits [B, V] of the token after the first `lengths` tokens."""
         return self.processors(logits, tokens, lengths, lengths - self.starts)
 
 
 def verify(
     key: Array, p: Float[Array, "M V"], q: Float[Array, "N V"], drafted: Int[Array, "N"]
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Return how many of the tokens drafted from q are accepted, and the token that follows them (algorithm 1)."""
+    """Return the number of accepted tokens among those drafted from q, and the next token (algorithm 1)."""
     keys, positions = jax.random.split(key), jnp.arange(len(drafted))
     kept = jax.random.uniform(keys[0], drafted.shape) * q[positions, drafted] < p[positions, drafted]
     accepted = jnp.cumprod(kept).sum()
     rest = jnp.maximum(p[accepted] - jnp.pad(q, [(0, 1), (0, 0)])[accepted], 0)
-    rest = jnp.where(rest.any(), rest, p[accepted])  # p < q only by rounding
+    rest = jnp.where(rest.any(), rest, p[accepted])  # all zero only by rounding
     return accepted, jax.random.categorical(keys[1], jnp.log(rest))
 
 
 @partial(jax.jit, static_argnames=("models", "max_new_tokens", "num_drafted", "cache_format"))
 def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pad_token, num_drafted, **options):
-    variables = [separate_layers(*both) for both in zip(models, variables)]
+    variables = [separate_layers(*pair) for pair in zip(models, variables)]
     options["rewinds"] = num_drafted
-    begun = [prefill(*both, prompts, lengths, inputs, **options) for both in zip(models, variables)]
-    (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
-    for kept in (cache, draft_cache):
-        check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")
-    target = _decoder(models[0], variables[0], memory)
-    draft = _decoder(models[1], variables[1], draft_memory)
+    prefilled = [prefill(*pair, prompts, lengths, inputs, **options) for pair in zip(models, variables)]
+    (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = prefilled
+    for kind in (type(cache), type(draft_cache)):
+        check(hasattr(kind, "rewind"), f"a {kind.__name__} cannot be rewound, as speculative decoding requires.")
+    target = partial(_decode, models[0], variables[0], memory)
+    draft = partial(_decode, models[1], variables[1], draft_memory)
     ends = starts + options["max_new_tokens"]
     setting = _Setting(target, draft, processors, seed, starts, ends, num_drafted, models[0].vocab_size)
 
     batch = len(tokens)
-    none = jnp.zeros(batch, jnp.int32)
-    caches = (kept.rewind(starts - 1) for kept in (cache, draft_cache))
-    start = _State(0, tokens, starts, jnp.zeros(batch), none > 0, *caches, none, none)
+    zeros = jnp.zeros(batch, jnp.int32)
+    caches = cache.rewind(starts - 1), draft_cache.rewind(starts - 1)
+    start = _State(0, tokens, starts, jnp.zeros(batch), zeros > 0, *caches, zeros, zeros)
     end = jax.lax.while_loop(lambda state: ~state.done.all(), partial(_advance, setting), start)
     real = jnp.arange(tokens.shape[1]) < end.lengths[:, None]
     generation = Generation(jnp.where(real, end.tokens, pad_token), end.lengths, end.scores)
     return Speculation(generation, end.checked, end.accepted, end.calls)
 
 
-def _decoder(model, variables, memory):
-    def decode(tokens, positions, cache):
-        read = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
-        logits, cache = model.apply(variables, read, cache, memory, method="decode")
-        return logits.astype(jnp.float32), cache
-
-    return decode
+def _decode(model, variables, memory, tokens, positions, cache):
+    inputs = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
+    logits, cache = model.apply(variables, inputs, cache, memory, method="decode")
+    return logits.astype(jnp.float32), cache
 
 
 def _advance(setting, state):
-    """Draft tokens, verify them, and append the accepted ones and one more to each sequence."""
+    """Draft and verify tokens, and append the accepted ones and one more to each sequence."""
     lengths, done = state.lengths, state.done
     rows, steps = jnp.arange(len(lengths)), jnp.arange(setting.num_drafted + 1)
     keys = None if setting.greedy else row_keys(setting.seed, state.calls, len(lengths))
@@ -184,7 +181,7 @@ def _advance(setting, state):
     after = lengths + count
     return _State(
         calls=state.calls + 1,
-        tokens=tokens.at[rows[:, None], lengths[:, None] + steps].set(new),  # not read after the end of a sequence
+        tokens=tokens.at[rows[:, None], lengths[:, None] + steps].set(new),  # never read after the end of a sequence
         lengths=after,
         scores=state.scores + jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1),
         done=done | stops.any(axis=1) | (after == setting.ends),
@@ -197,17 +194,14 @@ def _advance(setting, state):
 
 def _draft(setting, state, keys):
     """Return the sequences with N drafted tokens, these [B, N], their probabilities [B, N, V] and the draft's cache."""
-    rows, lengths = jnp.arange(len(state.lengths)), state.lengths
-
-    count = setting.num_drafted
+    rows, lengths, count = jnp.arange(len(state.lengths)), state.lengths, setting.num_drafted
     noise = None
-    if not setting.greedy:  # of all drafted tokens in one call
+    if not setting.greedy:  # one call for all drafted tokens
         sizes = count, setting.vocab_size
         noise = jax.vmap(lambda key: jax.random.gumbel(key, sizes))(keys).swapaxes(0, 1)
 
-    def propose(carry, now):
-        tokens, cache = carry
-        i, noise = now
+    def propose(carry, inputs):
+        (tokens, cache), (i, noise) = carry, inputs
         logits, cache = setting.draft(tokens, lengths[:, None] + i - 1, cache)
         logits = setting.processed(logits[:, 0], tokens, lengths + i)
         token = (logits if setting.greedy else logits + noise).argmax(axis=-1)
@@ -215,6 +209,6 @@ def _draft(setting, state, keys):
         return (tokens.at[rows, lengths + i].set(token), cache), (token, q)
 
     (tokens, cache), chosen = jax.lax.scan(propose, (state.tokens, state.draft_cache), (jnp.arange(count), noise))
-    # The cache gets the last token too. Unused logits are not computed.
-    _, cache = setting.draft(tokens, lengths[:, None] - 1 + setting.num_drafted, cache)
+    # Append the last token to the cache too. XLA removes the computation of the unused logits.
+    _, cache = setting.draft(tokens, lengths[:, None] - 1 + count, cache)
     return tokens, *jax.tree.map(lambda x: x.swapaxes(0, 1), chosen), cache

@@ -1,4 +1,4 @@
-"""Flash attention for TPUs and NVIDIA GPUs: no array of T x S weights exists in memory, forward or backward."""
+"""Flash attention for TPUs and NVIDIA GPUs: neither pass materializes the T x S weights in main memory."""
 
 import importlib.util
 from functools import partial
@@ -14,7 +14,7 @@ from lineage.models.kernels.fused_attention import LANES
 from lineage.models.layers.attend import Attend, DropWeights, Keys, Mask, Queries, Values
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
-SHORTEST = 128  # fewest queries and keys for which kernels are used; half as many for those with dropout on GPUs
+MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; half of it with dropout on GPUs
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 
@@ -22,27 +22,27 @@ BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 def kernels_for(
     query: Queries, key: Keys, value: Values, mask: Mask, dropout: DropWeights | None = None
 ) -> dict[str, Attend]:
-    """Return the kernels that attend by inner products with this mask, by JAX's name of the platform."""
+    """Return the kernels that support these arrays and this mask, by JAX's name of the platform."""
     (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
-    if min(length, keys) < SHORTEST // 2 or mask.positions is not None or value.shape[-1] != size:
+    if min(length, keys) < MIN_LENGTH // 2 or mask.positions is not None or value.shape[-1] != size:
         return {}
     found: dict[str, Attend] = {}
-    described, low = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
-    if dropout is not None and low and heads == kv_heads and triton_attention.fits(query, key, mask):
+    compact, half = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
+    if dropout is not None and half and heads == kv_heads and triton_attention.fits(query, key, mask):
         found["cuda"] = partial(triton_attention.flash, dropout=dropout)
-    if min(length, keys) < SHORTEST:
+    if min(length, keys) < MIN_LENGTH:
         return found
-    short = dropout is not None or not described or max(length, keys) <= BLOCK
-    if short and low and heads == kv_heads and fused_attention.fits(query, key, mask):
+    short = dropout is not None or not compact or max(length, keys) <= BLOCK
+    if short and half and heads == kv_heads and fused_attention.fits(query, key, mask):
         found["tpu"] = partial(fused_attention.fused, dropout=dropout)
-    elif described and dropout is None:
+    elif compact and dropout is None:
         found["tpu"] = splash
     if dropout is not None:
         return found
-    plain = described and mask.keys is None and mask.segments is None
-    low = low and size % 8 == 0 and size <= 128 and (plain or length % 2 == keys % 2 == 0)
-    if low and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        found["cuda"] = cudnn  # it cannot be traced where JAX finds no cuDNN
+    no_mask = compact and mask.keys is None and mask.segments is None
+    supported = half and size % 8 == 0 and size <= 128 and (no_mask or length % 2 == keys % 2 == 0)
+    if supported and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        found["cuda"] = cudnn  # can be traced only where JAX finds cuDNN
     return found
 
 
@@ -59,23 +59,19 @@ def cudnn(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float) -> Q
         options["mask"] = jnp.broadcast_to(allowed, (*allowed.shape[:2], length, keys))
     if mask.bias is not None:
         options["bias"] = jnp.broadcast_to(mask.bias.astype(query.dtype), (*mask.bias.shape[:2], length, keys))
-    if keys % 2 and not mask.causal:  # with `causal`, no query sees the key that is added below
+    if keys % 2 and not mask.causal:  # a causal mask excludes the key of padding that is added below
         counts = {"query_seq_lengths": length, "key_value_seq_lengths": keys}
         options |= {name: jnp.full(batch, count, jnp.int32) for name, count in counts.items()}
-    # JAX's gradient refuses odd lengths.
+    # JAX's gradient does not support odd lengths.
     arrays = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value))
     return jax.nn.dot_product_attention(*arrays, **options)[:, :length]
 
 
 def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, interpret: bool = False) -> Queries:
-    """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks outside of a causal mask or a window.
+    """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks that a mask or a window excludes.
 
-    On several devices, each computes the attention of its examples and heads.
-
-    Args:
-        mask: without `allowed`, `bias` and `positions`.
-        scale: factor of the scores.
-        interpret: emulate the kernel, on any platform.
+    On several devices, each computes the attention of its examples and heads. The mask must not have `allowed`, `bias`
+    or `positions`. `scale` multiplies the scores, and `interpret` emulates the kernel on any platform.
     """
     (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
     blocks = block_sizes(length, keys)
@@ -87,31 +83,31 @@ def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, 
 
     segments = None
     if mask.keys is not None or mask.segments is not None or (columns > keys and not mask.causal):
-        own = jnp.zeros((1, length), jnp.int32) if mask.segments is None else mask.segments
-        seen = jnp.zeros((1, keys), jnp.int32) if mask.segments is None else mask.segments
-        seen = seen if mask.keys is None else jnp.where(mask.keys, seen, -1)
-        both = (own, rows), (seen, columns)
-        segments = tuple(jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in both)
+        of_queries = jnp.zeros((1, length), jnp.int32) if mask.segments is None else mask.segments
+        of_keys = jnp.zeros((1, keys), jnp.int32) if mask.segments is None else mask.segments
+        of_keys = of_keys if mask.keys is None else jnp.where(mask.keys, of_keys, -1)
+        pairs = (of_queries, rows), (of_keys, columns)
+        segments = tuple(jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in pairs)
     arrays = [padded(x, total) for x, total in ((query * scale, rows), (key, columns), (value, columns))]
     attend = partial(_splash, causal=mask.causal, window=mask.window, blocks=blocks, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else None
-        place = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
-        places = (place,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=place, check_vma=False)
+        spec = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
+        specs = (spec,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return attend(*arrays, segments)[:, :length]
 
 
 def saves_attention(primitive: Any, *_: Any, **options: Any) -> bool:
-    """Rematerialization policy that saves what the backward pass of a kernel needs of its forward pass."""
+    """Rematerialization policy that saves the residuals of the attention kernels."""
     return options.get("name") == SAVED or primitive.name.startswith("dot_product_attention_fwd")
 
 
 def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
-    """Return the sizes of blocks of queries, of keys, and of keys in the backward pass, with little padding.
+    """Return the sizes of blocks of queries, of keys, and of keys in the backward pass, chosen for little padding.
 
-    The backward pass writes a gradient of the queries for each of its blocks of keys, so it has a few large ones.
+    The backward pass writes a gradient of the queries for each block of keys, so its blocks are few and large.
     """
     counts = [-(-n // BLOCK) for n in (queries, keys)]
     sizes = [-(-n // (count * LANES)) * LANES for n, count in zip((queries, keys), counts)]
@@ -119,21 +115,21 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
 
 
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
-    """Attend on one device, with lengths that are multiples of the blocks."""
+    """Attend on one device, with lengths that are multiples of the block sizes."""
     # Imported here because only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = query.shape[1], key.shape[1]
     if causal and window is not None:
-        one = masks.LocalMask(shape, (window - 1, 0), 0)
+        head_mask = masks.LocalMask(shape, (window - 1, 0), 0)
     else:
-        one = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+        head_mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
     rows, keys, backward = blocks
     sizes = {"block_q": rows, "block_kv": keys}
     sizes |= {"block_q_dkv": rows, "block_kv_dkv": backward, "block_kv_dkv_compute": keys}
     attend = kernels.make_splash_mha(
-        mask=masks.MultiHeadMask([one] * query.shape[2]),
+        mask=masks.MultiHeadMask([head_mask] * query.shape[2]),
         block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=True),
         head_shards=1,
         q_seq_shards=1,

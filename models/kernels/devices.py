@@ -1,4 +1,4 @@
-"""Settings that the attention kernels of the project share, and the division of their work over devices."""
+"""Common parts of our attention kernels: their settings, and the partition of their work over devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,51 +15,40 @@ from lineage.models.layers.attend import DropWeights, Keys, Mask, Queries
 from lineage.models.layers.dropout import keeps
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
-SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
-MASKED = float(jnp.finfo(jnp.float32).min)  # score of a key that the mask excludes
+SAVED = "flash_attention"  # checkpoint name of the residuals, for `saves_attention`
+MASKED = float(jnp.finfo(jnp.float32).min)  # score of a masked key
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Static properties of a kernel.
+    """Static properties of a kernel; for `causal` and `window`, see `Mask`."""
 
-    Attributes:
-        heads: number of heads in a block.
-        rows: number of queries in a block.
-        channels: C.
-        causal, window: see `Mask`.
-        scale: factor of the scores.
-        rate: dropout rate of the weights.
-        all_heads: number of heads on all devices.
-        interpret: emulate the kernel.
-    """
-
-    heads: int
-    rows: int
-    channels: int
+    heads: int  # number of heads in a block
+    rows: int  # number of queries in a block
+    channels: int  # C
     causal: bool
     window: int | None
-    scale: float
-    rate: float
-    all_heads: int
-    interpret: bool
+    scale: float  # factor of the scores
+    rate: float  # dropout rate of the weights
+    all_heads: int  # number of heads on all devices
+    interpret: bool  # whether to emulate the kernel
 
     @property
     def factor(self) -> float:
-        """Factor of the weights that dropout keeps."""
+        """Scale of the weights that dropout keeps."""
         return 1 / (1 - self.rate)
 
 
 def is_described(mask: Mask, queries: int, keys: int) -> bool:
-    """Return whether `on_devices` supports a mask: no arrays of T x S but a bias that all examples share."""
+    """Return whether `on_devices` supports a mask: its only T x S array may be a bias that all examples share."""
     if mask.bias is not None and (mask.bias.shape[0] > 1 or mask.bias.shape[2:] != (queries, keys)):
         return False
     return mask.positions is None and mask.allowed is None
 
 
 def visited_blocks(shape: tuple[int, int], sizes: tuple[int, int], causal: bool, window: int | None) -> tuple[int, int]:
-    """Return how many blocks of queries x keys a mask does not exclude as a whole, and the number of all blocks."""
-    queries, keys = np.ogrid[0 : shape[0] : sizes[0], 0 : shape[1] : sizes[1]]  # the first of each block
+    """Return the number of blocks of queries x keys that a mask does not exclude entirely, and that of all blocks."""
+    queries, keys = np.ogrid[0 : shape[0] : sizes[0], 0 : shape[1] : sizes[1]]  # first position of each block
     visited = np.ones(np.broadcast(queries, keys).shape, bool)
     if causal:
         visited = keys < queries + sizes[0]
@@ -80,14 +69,13 @@ def on_devices(
     """Attend as `dense` does, with a kernel; each device attends to its examples and heads.
 
     Args:
-        attend: the kernel. It takes the settings of `Shape` from `channels` on, and the arrays "query" [B, T, D], "key"
-            and "value" [B, S, D], with D = H x C; "seed" [3], followed by the numbers of the first example and of the
-            first head of the device; optionally "own" [#B, T] and "seen" [#B, S], segments of the queries and of the
-            keys, those of padding -1; "bias" [1, H, T, S].
-        mask: one that `is_described`.
-        scale: factor of the scores.
-        dropout: dropout on the weights.
-        interpret: emulate the kernel, on any platform.
+        attend: kernel (arrays, **settings) -> outputs [B, T, D], with the settings of `Shape` from `channels` on. The
+            arrays are "query" [B, T, D], "key" and "value" [B, S, D], with D = H x C; "seed" [3], the seed of dropout
+            and the indices of the device's first example and first head; optionally "own" [#B, T] and "seen" [#B, S],
+            the segment ids of queries and keys, -1 for padding; and "bias" [1, H, T, S].
+        mask: a mask that `is_described`.
+        scale, interpret: see `Shape`.
+        dropout: dropout of the weights, if any.
     """
     batch, length, heads, channels = query.shape
     own = seen = mask.segments
@@ -96,22 +84,22 @@ def on_devices(
     bias = None if mask.bias is None else jnp.broadcast_to(mask.bias, (1, heads, length, key.shape[1]))
     settings = {"channels": channels, "causal": mask.causal, "window": mask.window, "scale": scale}
     settings |= {"rate": 0.0 if dropout is None else dropout.rate, "all_heads": heads, "interpret": interpret}
-    here, mesh = partial(_here, partial(attend, **settings)), jax.sharding.get_abstract_mesh()
+    local, mesh = partial(_attend_locally, partial(attend, **settings)), jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else ()
         split = heads_axes(heads)
         arrays = PartitionSpec(examples, None, split)
         masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
-        places = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
-        here = partial(here, examples=examples, split=split)
-        here = jax.shard_map(here, mesh=mesh, in_specs=places, out_specs=arrays, check_vma=False)
-    return here(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed)
+        specs = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
+        local = partial(local, examples=examples, split=split)
+        local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=arrays, check_vma=False)
+    return local(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed)
 
 
-def _here(
+def _attend_locally(
     attend: Callable[..., Array], query, key, value, own, seen, bias, seed: Any, *, examples=(), split=()
 ) -> Queries:
-    """Attend to the examples and heads of this device, which are split over these axes of the mesh."""
+    """Attend on this device; examples and heads are split over the mesh axes `examples` and `split`."""
     parts = ((examples, len(query)), (split, query.shape[2]))
     first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]
     arrays = {name: x.reshape(*x.shape[:2], -1) for name, x in (("query", query), ("key", key), ("value", value))}
@@ -122,13 +110,10 @@ def _here(
 def keeps_weights(
     shape: Shape, seed: Any, example: Any, head: Any, row: Any, column: Any, size: tuple[int, int]
 ) -> Bool[Array, "R K"]:
-    """Return which weights of a block dropout keeps, the same as `DropWeights`.
+    """Return which weights of a block of `size` (rows, columns) dropout keeps, the same as `DropWeights`.
 
-    Args:
-        seed: see `on_devices`.
-        example, head: numbers on this device.
-        row, column: position of the first weight of the block.
-        size: size of the block.
+    For `seed`, see `on_devices`. `example` and `head` are indices on this device, `row` and `column` the position of
+    the first weight of the block.
     """
     index = (seed[1] + example) * shape.all_heads + seed[2] + head
     row = jax.lax.broadcasted_iota(jnp.int32, size, 0) + row

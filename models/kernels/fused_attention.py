@@ -1,9 +1,8 @@
-"""Attention of short sequences on TPUs, in one kernel that keeps all scores of some queries on the chip.
+"""Attention of short sequences on TPUs, in one kernel that holds all scores of a block of queries in vector memory.
 
-Where the scores of a block of queries with all keys fit into the vector memory, no running softmax is needed: the
-backward pass computes the weights again from queries and keys, and nothing else is saved. Heads are read from
-[B, T, H x C], the layout of the projections, so that no array is transposed or padded in the main memory. Dropout on
-the weights is computed again, too.
+This makes a running softmax unnecessary. The backward pass recomputes the weights and their dropout from queries and
+keys; nothing else is saved. Heads are read from [B, T, H x C], the layout of the projections, so that no array is
+transposed or padded in main memory.
 """
 
 from functools import partial
@@ -21,10 +20,10 @@ from lineage.models.kernels.devices import MASKED, SAVED, Shape, heads_axes, is_
 from lineage.models.layers.attend import Keys, Mask, Queries
 from lineage.models.layers.placement import num_parts
 
-LANES = 128
-SCORES = 2**18  # maximum number of scores of a head in a block
-GROUP = 600_000  # maximum number of scores of all heads of a block
-KEYS = 2**18  # maximum number of values in a block of keys
+LANES = 128  # width of a vector register
+SCORES = 2**18  # maximum number of scores of one head in a block
+GROUP = 600_000  # maximum number of scores of all heads in a block
+KEYS = 2**18  # maximum number of elements in a block of keys
 
 
 def fits(query: Queries, key: Keys, mask: Mask) -> bool:
@@ -36,11 +35,9 @@ def fits(query: Queries, key: Keys, mask: Mask) -> bool:
 
 
 def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool = False) -> tuple[int, int] | None:
-    """Return the numbers of queries and of heads in a block, which divide all; None if there is no block that fits.
+    """Return the numbers of queries and heads in a block, which divide all of them; None if no block fits.
 
-    Args:
-        queries, keys, heads, channels: numbers of all.
-        whole: a block must have all queries, so that the gradient of a bias is a sum of blocks.
+    `whole` requires blocks of all queries, so that the gradient of a bias is a sum over blocks.
     """
     groups = [n for n in range(heads, 0, -1) if heads % n == 0 and (n == heads or n * channels % LANES == 0)]
     for rows in (queries,) if whole else (queries, 1024, 512, 256, 128):
@@ -51,7 +48,8 @@ def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool =
     return None
 
 
-def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+def _attend_in_blocks(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+    """Choose the size of the blocks, and attend."""
     (length, width), keys, channels = arrays["query"].shape[1:], arrays["key"].shape[1], settings["channels"]
     rows, group = block_size(length, keys, width // channels, channels, whole="bias" in arrays)
     columns = {"own": (slice(None), slice(None), None), "seen": (slice(None), None)}  # segments as [T, 1] and [1, S]
@@ -59,7 +57,7 @@ def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T
     return _attend(Shape(heads=group, rows=rows, **settings), arrays)
 
 
-fused = partial(on_devices, _attend_here)
+fused = partial(on_devices, _attend_in_blocks)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -74,19 +72,19 @@ def _attend_forward(shape, arrays):
 
 def _attend_backward(shape, arrays, gradient):
     outputs = {f"d_{name}": arrays[name] for name in ("query", "key", "value", "bias") if name in arrays}
-    several = ["d_bias"] if shape.rows == gradient.shape[1] else ["d_bias", "d_key", "d_value"]  # sums over blocks
-    wide = {name: jax.ShapeDtypeStruct(outputs[name].shape, jnp.float32) for name in several if name in outputs}
-    found = _call(shape, _backward, arrays | {"gradient": gradient}, outputs | wide)
-    return ({name: found[f"d_{name}"].astype(x.dtype) if f"d_{name}" in found else None for name, x in arrays.items()},)
+    sums = ["d_bias"] if shape.rows == gradient.shape[1] else ["d_bias", "d_key", "d_value"]  # accumulated over blocks
+    wide = {name: jax.ShapeDtypeStruct(outputs[name].shape, jnp.float32) for name in sums if name in outputs}
+    grads = _call(shape, _backward, arrays | {"gradient": gradient}, outputs | wide)
+    return ({name: grads[f"d_{name}"].astype(x.dtype) if f"d_{name}" in grads else None for name, x in arrays.items()},)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Array]:
-    """Run a kernel over all groups of heads, examples, and blocks of queries, in this order.
+    """Run a kernel over a grid of groups of heads, examples, and blocks of queries.
 
-    Blocks that do not depend on the innermost axes stay on the chip; gradients of the bias add up over the examples.
+    Blocks that do not depend on the innermost axes stay in vector memory, where gradients accumulate.
     """
     batch, length, width = inputs["query"].shape
     blocks = [[_block(shape, name, x.shape) for name, x in arrays.items()] for arrays in (inputs, outputs)]
@@ -96,7 +94,7 @@ def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, 
 
     lanes, columns = (-(-n // LANES) * LANES for n in (shape.channels, inputs["key"].shape[1]))
     scores = batch * width // shape.channels * length * columns
-    found = pl.pallas_call(
+    results = pl.pallas_call(
         run,
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()],
         grid=(width // (shape.heads * shape.channels), batch, length // shape.rows),
@@ -111,12 +109,12 @@ def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, 
         interpret=shape.interpret,
         name=f"fused_attention{kernel.__name__}",
     )(*inputs.values())
-    return dict(zip(outputs, found))
+    return dict(zip(outputs, results))
 
 
 def _block(shape: Shape, name: str, size: tuple[int, ...]) -> Any:
-    """Return which block of an array a kernel needs, by the group of heads, the example and the block of queries."""
-    lanes, varies = shape.heads * shape.channels, int(size[0] > 1)  # masks may be those of all examples
+    """Return the specification of an array's block, given the group of heads, the example and the block of queries."""
+    lanes, varies = shape.heads * shape.channels, int(size[0] > 1)  # all examples may share a mask
     if name == "seed":
         return pl.BlockSpec(memory_space=pltpu.SMEM)
     if name in ("key", "value", "d_key", "d_value"):
@@ -140,10 +138,10 @@ def _forward(shape: Shape, refs: dict[str, Any]) -> None:
 
 
 def _backward(shape: Shape, refs: dict[str, Any]) -> None:
-    """Write the gradients of a block of queries, and add to those of the keys, the values and the bias."""
+    """Write the gradients of a block of queries, and accumulate those of the keys, the values and the bias."""
     for head in range(shape.heads):
-        at = _lanes(shape, head)
-        query, key, value, gradient = (refs[name][0, :, at] for name in ("query", "key", "value", "gradient"))
+        lanes = _lanes(shape, head)
+        query, key, value, gradient = (refs[name][0, :, lanes] for name in ("query", "key", "value", "gradient"))
         weights, visible = _weights(shape, refs, head, query, key)
         dropped = _drop(shape, refs, head, weights).astype(value.dtype)
         d_value = _product(dropped, gradient, (0, 0))
@@ -151,16 +149,17 @@ def _backward(shape: Shape, refs: dict[str, Any]) -> None:
         d_scores = weights * (d_weights - (d_weights * weights).sum(axis=1, keepdims=True))
         if visible is not None:
             d_scores = jnp.where(visible, d_scores, 0)
-        low = d_scores.astype(query.dtype)
-        refs["d_query"][0, :, at] = (_product(low, key) * shape.scale).astype(query.dtype)
-        d_key = _product(low, query, (0, 0)) * shape.scale
-        _add(refs["d_key"], (0, slice(None), at), d_key, pl.program_id(2))
-        _add(refs["d_value"], (0, slice(None), at), d_value, pl.program_id(2))
+        rounded = d_scores.astype(query.dtype)
+        refs["d_query"][0, :, lanes] = (_product(rounded, key) * shape.scale).astype(query.dtype)
+        d_key = _product(rounded, query, (0, 0)) * shape.scale
+        _add(refs["d_key"], (0, slice(None), lanes), d_key, pl.program_id(2))
+        _add(refs["d_value"], (0, slice(None), lanes), d_value, pl.program_id(2))
         if "d_bias" in refs:
             _add(refs["d_bias"], (0, head), d_scores, pl.program_id(1))
 
 
 def _lanes(shape: Shape, head: int) -> slice:
+    """Return the channels of a head of the block."""
     return slice(head * shape.channels, (head + 1) * shape.channels)
 
 
@@ -172,7 +171,7 @@ def _product(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
 
 
 def _add(ref: Any, index: tuple, x: Array, step: Array) -> None:
-    """Write the first of the blocks that share an output, and add the others to it."""
+    """Accumulate the blocks that share an output: write the first one, and add the others."""
 
     @pl.when(step == 0)
     def _():
@@ -184,7 +183,7 @@ def _add(ref: Any, index: tuple, x: Array, step: Array) -> None:
 
 
 def _weights(shape: Shape, refs: dict[str, Any], head: int, query: Array, key: Array) -> tuple[Array, Array | None]:
-    """Return the weights [rows, S] of a head, and [rows, 1] where a query has a visible key; None if all have."""
+    """Return the weights [rows, S] of a head, and whether each query has a visible key [rows, 1]; None: all have."""
     scores = _product(query, key, (1, 1)) * shape.scale
     if "bias" in refs:
         scores = scores + refs["bias"][0, head].astype(jnp.float32)
@@ -201,13 +200,13 @@ def _weights(shape: Shape, refs: dict[str, Any], head: int, query: Array, key: A
             parts.append(row - column < shape.window)
     for part in parts:
         scores = jnp.where(part, scores, MASKED)
-    most = scores.max(axis=1, keepdims=True)
-    powers = jnp.exp(scores - most)
-    return powers * (1 / powers.sum(axis=1, keepdims=True)), most > MASKED if parts else None
+    largest = scores.max(axis=1, keepdims=True)
+    powers = jnp.exp(scores - largest)
+    return powers * (1 / powers.sum(axis=1, keepdims=True)), largest > MASKED if parts else None
 
 
 def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Array:
-    """Set a random part of [rows, S] to zero, the same part for each call of the forward and the backward pass."""
+    """Apply dropout to [rows, S], with the same mask in the forward and the backward pass."""
     if not shape.rate:
         return weights
     group, example, block = map(pl.program_id, range(3))

@@ -1,7 +1,7 @@
 """Flash attention for NVIDIA GPUs with dropout on the weights and relative biases (arXiv 2307.08691), in Triton.
 
-cuDNN's kernel, which is used otherwise, has dropout only with a seed that is fixed when the program is compiled. Each
-program of a kernel has one block of queries or keys, of one head and one example, and visits those of the other kind.
+cuDNN's kernel, which is used otherwise, supports dropout only with a seed that is a compile-time constant. Each program
+of a kernel has one block of queries or keys, of one head and one example, and loops over the blocks of the other kind.
 With a causal mask, a query without any visible key gets the mean of the values in the blocks up to its own.
 """
 
@@ -22,9 +22,10 @@ from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, k
 from lineage.models.layers.attend import Keys, Mask, Queries
 
 BLOCK = 64  # number of queries and of keys in a block
-OUTSIDE = -2  # segment of the keys that fill the last block
+OUTSIDE = -2  # segment id of the keys that pad the last block
 LOG2_E = math.log2(math.e)
-PER_QUERY = ("largest", "total", "delta")  # arrays [B, H, T] with a number for each query
+Arrays = dict[str, Any]
+PER_QUERY = ("largest", "total", "delta")  # statistics [B, H, T] of each query
 
 
 def fits(query: Queries, key: Keys, mask: Mask) -> bool:
@@ -32,8 +33,8 @@ def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
 
 
-def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
-    """Fill the last blocks of queries and keys, and attend."""
+def _attend_padded(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+    """Pad the last blocks of queries and keys, and attend."""
     length, keys = arrays["query"].shape[1], arrays["key"].shape[1]
     rows, columns = -length % BLOCK, -keys % BLOCK
     if columns:
@@ -46,7 +47,7 @@ def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T
     return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
 
 
-flash = partial(on_devices, _attend_here)
+flash = partial(on_devices, _attend_padded)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -58,23 +59,24 @@ def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
 def _attend_forward(shape, arrays):
     query = arrays["query"]
     batch, length, width = query.shape
-    number = jax.ShapeDtypeStruct((batch, width // shape.channels, length), jnp.float32)
-    found = _call(shape, _forward, 2, arrays, {"out": query, "largest": number, "total": number}, length)
-    found = checkpoint_name(found, SAVED)
-    return found["out"], (arrays, found)
+    statistic = jax.ShapeDtypeStruct((batch, width // shape.channels, length), jnp.float32)
+    results = _call(shape, _forward, 2, arrays, {"out": query, "largest": statistic, "total": statistic}, length)
+    results = checkpoint_name(results, SAVED)
+    return results["out"], (arrays, results)
 
 
-def _attend_backward(shape, kept, gradient):
-    arrays, found = kept
-    products = (found["out"].astype(jnp.float32) * gradient).reshape(*gradient.shape[:2], -1, shape.channels)
-    found = {"delta": products.sum(axis=-1).swapaxes(1, 2), "largest": found["largest"], "total": found["total"]}
-    given = arrays | found | {"gradient": gradient}
+def _attend_backward(shape, residuals, gradient):
+    arrays, results = residuals
+    products = (results["out"].astype(jnp.float32) * gradient).reshape(*gradient.shape[:2], -1, shape.channels)
+    delta = products.sum(axis=-1).swapaxes(1, 2)
+    statistics = {"delta": delta, "largest": results["largest"], "total": results["total"]}
+    inputs = arrays | statistics | {"gradient": gradient}
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    gradients = _call(shape, _key_gradients, 4, given, {"key": key, "value": value}, key.shape[1])
-    gradients |= _call(shape, _query_gradients, 3, given, {"query": query}, query.shape[1])
+    gradients = _call(shape, _key_gradients, 4, inputs, {"key": key, "value": value}, key.shape[1])
+    gradients |= _call(shape, _query_gradients, 3, inputs, {"query": query}, query.shape[1])
     if "bias" in arrays:
         bias = jax.ShapeDtypeStruct(arrays["bias"].shape, jnp.float32)
-        gradients |= _call(shape, _bias_gradients, 2, given, {"bias": bias}, query.shape[1], examples=len(query))
+        gradients |= _call(shape, _bias_gradients, 2, inputs, {"bias": bias}, query.shape[1], examples=len(query))
     return ({name: gradients[name].astype(x.dtype) if name in gradients else None for name, x in arrays.items()},)
 
 
@@ -82,20 +84,11 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(
-    shape: Shape,
-    kernel: Callable[..., None],
-    products: int,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    tokens: int,
-    examples: int = 1,
-) -> dict[str, Array]:
-    """Run a kernel for all blocks of queries or keys and all heads.
+    shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays, tokens: int, examples: int = 1
+) -> Arrays:
+    """Run a kernel for all blocks of T queries or S keys, as `tokens` says, and all heads.
 
-    Args:
-        products: number of matrix products for each pair of blocks.
-        tokens: T or S, number of the queries or keys.
-        examples: number of examples in each program.
+    `products` is the number of matrix products for each pair of blocks, `examples` that of examples of each program.
     """
     batch, length, width = inputs["query"].shape
     sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)
@@ -121,14 +114,14 @@ def _call(
 
 
 def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
-    """Return the part of an array that a program reads or writes, that of its head and its examples."""
+    """Return the specification of the part of an array that a program accesses: that of its head and its examples."""
     if name == "seed":
         return pl.BlockSpec(size, lambda block, head, example: (0,))
     if name == "bias":
         return pl.BlockSpec((1, 1, *size[2:]), lambda block, head, example: (0, head, 0, 0))
     if name in ("own", "seen"):
-        own = int(size[0] > 1)  # or those of all examples
-        return pl.BlockSpec((examples if own else 1, size[1]), lambda block, head, example: (example * own, 0))
+        varies = int(size[0] > 1)  # all examples may share a mask
+        return pl.BlockSpec((examples if varies else 1, size[1]), lambda block, head, example: (example * varies, 0))
     if name in PER_QUERY:
         return pl.BlockSpec((examples, 1, size[2]), lambda block, head, example: (example, head, 0))
     return pl.BlockSpec((examples, size[1], shape.channels), lambda block, head, example: (example, 0, head))
@@ -136,24 +129,16 @@ def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """One program of a kernel, with a block of queries or keys of one head.
-
-    Attributes:
-        shape: static properties.
-        refs: the parts of the arrays that it reads.
-        block: number of its block.
-        head: number of its head.
-        first: number of its first example; methods take the number of an example after it.
-    """
+    """One program of a kernel, for a block of queries or keys of one head."""
 
     shape: Shape
-    refs: dict[str, Any]
-    block: Any
-    head: Any
-    first: Any
+    refs: Arrays  # references to the parts of the arrays that the program reads
+    block: Any  # index of the block
+    head: Any  # index of the head
+    first: Any  # index of the first example; methods take indices relative to it
 
     def visible_keys(self) -> tuple[Any, Any]:
-        """Return the first block of keys that its queries may see, and the one after the last."""
+        """Return the range of blocks of keys that are visible to the program's queries."""
         window = self.shape.window
         if not self.shape.causal:
             return 0, self.refs["key"].shape[1] // BLOCK
@@ -161,14 +146,14 @@ class Program:
         return first, self.block + 1
 
     def seeing_queries(self) -> tuple[Any, Any]:
-        """Return the first block of queries that may see its keys, and the one after the last."""
+        """Return the range of blocks of queries to which the program's keys are visible."""
         count, window = self.refs["query"].shape[1] // BLOCK, self.shape.window
         if not self.shape.causal or window is None:
             return self.block if self.shape.causal else 0, count
         return self.block, jnp.minimum(jax.lax.div((self.block + 1) * BLOCK + window - 2, BLOCK) + 1, count)
 
     def queries(self, row: Any, example: Any = 0) -> dict[str, Array]:
-        """Return a block of queries, of the gradients of their outputs, and of their numbers."""
+        """Return a block of queries, of the gradients of their outputs, and of their statistics."""
         blocks = {name: self.refs[name][example, _tokens(row), :] for name in ("query", "gradient")}
         return blocks | {name: self.refs[name][example, 0, _tokens(row)] for name in PER_QUERY}
 
@@ -177,7 +162,7 @@ class Program:
         return {name: self.refs[name][example, _tokens(column), :] for name in ("key", "value")}
 
     def scores(self, row: Any, column: Any, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
-        """Return the scores of a block as powers of 2: `MASKED` where a key is not visible, -inf after the last key."""
+        """Return the scores of a block in base 2: `MASKED` where a key is not visible, -inf for the padding of keys."""
         shape, refs = self.shape, self.refs
         scores = triton.dot(query, key, trans_b=True) * (shape.scale * LOG2_E)
         if "bias" in refs:
@@ -199,7 +184,7 @@ class Program:
         return ref[0 if ref.shape[0] == 1 else example, _tokens(block)]
 
     def drop(self, row: Any, column: Any, weights: Float[Array, "R K"], example: Any = 0) -> Float[Array, "R K"]:
-        """Set a random part of a block to zero, the same part in each kernel; the others are not scaled up."""
+        """Apply dropout to a block without scaling, with the same mask in all kernels."""
         if not self.shape.rate:
             return weights
         seed, size = [self.refs["seed"][i] for i in range(3)], weights.shape
@@ -209,7 +194,7 @@ class Program:
     def gradients(
         self, row: Any, column: Any, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
     ) -> tuple[Float[Array, "R K"], Float[Array, "R K"]]:
-        """Return the weights of a block after dropout, not scaled up, and the gradient of its scores."""
+        """Return the weights of a block after dropout without scaling, and the gradient of its scores."""
         scores = self.scores(row, column, queries["query"], keys["key"], example)
         weights = jnp.exp2(scores - queries["largest"][:, None]) * (1 / queries["total"])[:, None]
         d_weights = self.drop(row, column, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
@@ -220,12 +205,12 @@ class Program:
 
 
 def _tokens(block: Any) -> Any:
-    """Return the index of the tokens of a block."""
+    """Return the slice of the tokens of a block."""
     return pl.ds(block * BLOCK, BLOCK)
 
 
 def _forward(program: Program, outputs: dict[str, Any]) -> None:
-    """Write the outputs of a block of queries, and the largest score and the sum of the powers of each."""
+    """Write the outputs of a block of queries, and the largest score and the sum of the exponentials of each query."""
     row = program.block
     query = program.refs["query"][0, _tokens(row), :]
 
@@ -234,9 +219,9 @@ def _forward(program: Program, outputs: dict[str, Any]) -> None:
         keys = program.keys(column)
         scores = program.scores(row, column, query, keys["key"])
         larger = jnp.maximum(largest, scores.max(axis=1))
-        powers, change = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
-        out = out * change[:, None] + triton.dot(program.drop(row, column, powers).astype(query.dtype), keys["value"])
-        return out, larger, total * change + powers.sum(axis=1)
+        powers, factor = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
+        out = out * factor[:, None] + triton.dot(program.drop(row, column, powers).astype(query.dtype), keys["value"])
+        return out, larger, total * factor + powers.sum(axis=1)
 
     start = jnp.zeros(query.shape, jnp.float32), jnp.full(BLOCK, MASKED), jnp.zeros(BLOCK)
     out, largest, total = jax.lax.fori_loop(*program.visible_keys(), visit, start)
@@ -278,7 +263,7 @@ def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
 
 
 def _bias_gradients(program: Program, outputs: dict[str, Any]) -> None:
-    """Write the gradients of a block of rows of the bias, which are sums over all examples."""
+    """Write the gradients of a block of rows of the bias, summed over all examples."""
     row, examples = program.block, program.refs["query"].shape[0]
 
     def visit(column, _):

@@ -1,6 +1,6 @@
-"""Cross-entropy over a large vocabulary in blocks of tokens: an array of logits of all tokens never exists.
+"""Cross-entropy over a large vocabulary in blocks of tokens, without an array of the logits of all tokens.
 
-The gradient is computed together with the loss, while the logits of a block are at hand.
+The gradient is computed together with the loss, from the logits of the same block.
 """
 
 from functools import partial
@@ -15,11 +15,11 @@ from lineage.models.layers.placement import EXAMPLES, TOKENS, num_parts
 
 LOGITS = 2**26  # maximum number of logits of a block
 SPARSE_TOKENS = 512  # maximum number of tokens of a block if most weights are zero
-MULTIPLE = 8  # the number of tokens of a block is a multiple of this
+MULTIPLE = 8  # divisor of the number of tokens of a block
 
 
 class Targets(NamedTuple):
-    """Labels of a loss.
+    """Labels of a cross-entropy loss.
 
     Attributes:
         labels: index of the correct token.
@@ -33,10 +33,10 @@ class Targets(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """The loss of each token.
+    """Losses of tokens.
 
     Attributes:
-        total: weighted sum of the losses; only this has a gradient.
+        total: weighted sum of the losses, the only field with a gradient.
         loss: cross-entropy in nats; nan where the label is not an index.
         correct: whether the label has the highest logit.
     """
@@ -47,23 +47,16 @@ class TokenLosses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Statistics of the logits of each token, float32 and without gradient; arbitrary where `sparse` skips a token.
+    """Statistics of each token's logits, in float32 and without gradient; undefined for tokens that `sparse` skips."""
 
-    Attributes:
-        loss: cross-entropy in nats; nan where the label is not an index.
-        normalizer: logsumexp of the logits.
-        highest: highest of the first `among` logits.
-        index: its index.
-    """
-
-    loss: Float[Array, "B T"]
-    normalizer: Float[Array, "B T"]
-    highest: Float[Array, "B T"]
-    index: Int[Array, "B T"]
+    loss: Float[Array, "B T"]  # cross-entropy in nats; nan where the label is not an index
+    normalizer: Float[Array, "B T"]  # logsumexp of the logits
+    highest: Float[Array, "B T"]  # largest of the first `among` logits
+    index: Int[Array, "B T"]  # index of the largest logit
 
 
 class Options(NamedTuple):
-    """Static options of `scored`; see there."""
+    """Static options, see `scored`."""
 
     label_smoothing: float = 0.0
     sparse: bool = False
@@ -90,12 +83,12 @@ def scored(
 ) -> tuple[Float[Array, ""], Scores]:
     """Return the weighted sum of the losses of the logits x table^T + bias, and statistics of each token.
 
-    Products have the dtype of `x`, everything else is float32. On several devices, each computes the losses of its
-    examples, and of its part of their tokens if there is a tensor axis.
+    Matrix products have the dtype of `x`, everything else is float32. On several devices, each computes the losses of
+    its examples, and of its part of their tokens if there is a tensor axis.
 
     Args:
-        sparse: skip tokens of weight zero: the time is proportional to the number of the others.
-        among: number of first logits of which the highest one is wanted; None: all.
+        sparse: skip tokens of weight zero, so that the time is proportional to the number of the others.
+        among: number of logits, from the first on, among which the largest is found; None: all.
     """
     options = Options(targets.label_smoothing, sparse, among)
     total, scores = _scored(x, table, bias, targets.labels, targets.weights.astype(jnp.float32), options)
@@ -120,31 +113,31 @@ _scored.defvjp(_forward, _backward)
 
 
 def _on_mesh(x, table, bias, labels, weights, options, *, gradients):
-    """Compute `_on_device` on every device of the mesh, if there is one."""
+    """Run `_on_device` on every device of the mesh, if there is one."""
     compute = partial(_on_device, options=options, gradients=gradients)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return compute(x, table, bias, labels, weights, ())
     axes = [names if n % num_parts(mesh, names) == 0 else () for names, n in zip((EXAMPLES, TOKENS), x.shape)]
-    tokens, everywhere = PartitionSpec(*axes), PartitionSpec()
+    tokens, replicated = PartitionSpec(*axes), PartitionSpec()
     return jax.shard_map(
         partial(compute, axes=sum(axes, ())),
         mesh=mesh,
-        in_specs=(tokens, everywhere, None if bias is None else everywhere, tokens, tokens),
-        out_specs=(everywhere, tokens, (tokens, everywhere, everywhere) if gradients else None),
+        in_specs=(tokens, replicated, None if bias is None else replicated, tokens, tokens),
+        out_specs=(replicated, tokens, (tokens, replicated, replicated) if gradients else None),
         check_vma=False,
     )(x, table, bias, labels, weights)
 
 
 def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
-    """Return the sum of the losses, the scores, and the gradients of x, table and bias, over blocks of tokens.
+    """Return the sum of the losses, the scores, and the gradients of x, table and bias, computed in blocks of tokens.
 
-    The sum and the gradients of table and bias are those of all devices along the mesh axes `axes`.
+    The sum and the gradients of table and bias are totals over the mesh axes `axes`.
     """
     shape, count = labels.shape, labels.size
     rows = rows_of_block(count, len(table), options.sparse)
     blocks = -(-count // rows)
-    place, order = _nonzero_first(weights.reshape(count)) if options.sparse else (None, None)
+    rank, order = _nonzero_first(weights.reshape(count)) if options.sparse else (None, None)
 
     def split(array):
         array = array.reshape(count, *array.shape[2:])
@@ -152,9 +145,9 @@ def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
         padding = [(0, blocks * rows - count)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, padding).reshape(blocks, rows, *array.shape[1:])
 
-    def joined(array):
+    def join(array):
         array = array.reshape(blocks * rows, *array.shape[2:])[:count]
-        array = array if place is None else array[place]
+        array = array if rank is None else array[rank]
         return array.reshape(*shape, *array.shape[1:])
 
     parts = split(x), split(labels), split(weights)
@@ -167,15 +160,15 @@ def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
 
     def step(i, carry):
         total, scores, sums = carry
-        hidden, own, weight = (part[i] for part in parts)
-        found, upstream = _block(hidden, table, bias, own, weight, options)
-        total += jnp.where(weight != 0, found.loss * weight, 0).sum()
-        scores = [kept.at[i].set(new) for kept, new in zip(scores, found)]
+        hidden, label, weight = (part[i] for part in parts)
+        block, d_logits = _block(hidden, table, bias, label, weight, options)
+        total += jnp.where(weight != 0, block.loss * weight, 0).sum()
+        scores = [array.at[i].set(new) for array, new in zip(scores, block)]
         if gradients:
             dx, dtable, dbias = sums
-            dtable += jnp.einsum("NV,ND->VD", upstream.astype(x.dtype), hidden, preferred_element_type=jnp.float32)
-            dbias = None if bias is None else dbias + upstream.sum(axis=0)
-            sums = dx.at[i].set(upstream.astype(x.dtype) @ table), dtable, dbias
+            dtable += jnp.einsum("NV,ND->VD", d_logits.astype(x.dtype), hidden, preferred_element_type=jnp.float32)
+            dbias = None if bias is None else dbias + d_logits.sum(axis=0)
+            sums = dx.at[i].set(d_logits.astype(x.dtype) @ table), dtable, dbias
         return total, scores, sums
 
     needed = -(-(weights != 0).sum() // rows) if options.sparse else blocks
@@ -183,20 +176,20 @@ def _on_device(x, table, bias, labels, weights, axes, *, options, gradients):
     if gradients:
         dx, *others = sums
         dtable, dbias = (None if g is None else jax.lax.psum(g, axes).astype(table.dtype) for g in others)
-        sums = joined(dx), dtable, dbias
-    return jax.lax.psum(total, axes), Scores(*map(joined, scores)), sums
+        sums = join(dx), dtable, dbias
+    return jax.lax.psum(total, axes), Scores(*map(join, scores)), sums
 
 
 def _nonzero_first(weights: Float[Array, "N"]) -> tuple[Int[Array, "N"], Int[Array, "N"]]:
-    """Return the place of each token if those of weight zero come last, and the token at each place.
+    """Return the rank of each token in an order with the tokens of weight zero last, and the token of each rank.
 
-    It is counted, because TPUs compile and run sorts slowly.
+    Ranks are counted, because TPUs compile and run sorts slowly.
     """
     real = weights != 0
-    before = jnp.cumsum(real)
-    place = jnp.where(real, before - 1, before[-1] + jnp.cumsum(~real) - 1)
+    count = jnp.cumsum(real)
+    rank = jnp.where(real, count - 1, count[-1] + jnp.cumsum(~real) - 1)
     tokens = jnp.arange(len(weights))
-    return place, jnp.zeros_like(tokens).at[place].set(tokens, unique_indices=True)
+    return rank, jnp.zeros_like(tokens).at[rank].set(tokens, unique_indices=True)
 
 
 def _block(x, table, bias, labels, weights, options) -> tuple[Scores, Any]:
@@ -211,13 +204,13 @@ def _block(x, table, bias, labels, weights, options) -> tuple[Scores, Any]:
         loss = (1 - smoothing) * loss + smoothing * (normalizer - logits.mean(axis=-1))
     loss = jnp.where((labels >= 0) & (labels < size), loss, jnp.nan)
     target = jnp.where(chosen, 1 - smoothing, 0) + smoothing / size
-    upstream = (jnp.exp(logits - normalizer[:, None]) - target) * weights[:, None]
-    words = logits[:, : options.among]
-    return Scores(loss, normalizer, words.max(axis=-1), words.argmax(axis=-1).astype(jnp.int32)), upstream
+    d_logits = (jnp.exp(logits - normalizer[:, None]) - target) * weights[:, None]
+    first = logits[:, : options.among]
+    return Scores(loss, normalizer, first.max(axis=-1), first.argmax(axis=-1).astype(jnp.int32)), d_logits
 
 
 def rows_of_block(tokens: int, vocabulary: int, sparse: bool) -> int:
-    """Return the number of tokens of a block: as few blocks as `LOGITS` allows, and little padding."""
+    """Return the number of tokens of a block, for as few blocks as `LOGITS` allows and little padding."""
     limit = max(MULTIPLE, LOGITS // vocabulary)
     if sparse:
         limit = min(limit, SPARSE_TOKENS)

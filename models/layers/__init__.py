@@ -1,4 +1,4 @@
-"""Layers that the architectures consist of."""
+"""Layers of the architectures."""
 
 from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product

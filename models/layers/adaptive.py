@@ -14,32 +14,23 @@ from lineage.models.layers.placement import gathered
 
 
 class Cluster(NamedTuple):
-    """Consecutive words of the vocabulary.
-
-    Attributes:
-        start: index of the first word.
-        stop: index after the last word.
-        table: vectors of the words, E = D or smaller.
-        inputs: projection of the vectors to the width of the model; None if E = D without a projection.
-        outputs: projection of the hidden states, transposed; None without one.
-        bias: biases of the logits.
-    """
+    """Consecutive words of the vocabulary, from `start` up to but excluding `stop`."""
 
     start: int
     stop: int
-    table: Float[Array, "N E"]
-    inputs: Float[Array, "E D"] | None
-    outputs: Float[Array, "E D"] | None
-    bias: Float[Array, "N"]
+    table: Float[Array, "N E"]  # vectors of the words, E <= D
+    inputs: Float[Array, "E D"] | None  # projection of the vectors to the width of the model
+    outputs: Float[Array, "E D"] | None  # projection of the hidden states, transposed
+    bias: Float[Array, "N"]  # biases of the logits
 
 
 class AdaptiveEmbed(nn.Module):
-    """Token vectors and output layer of a vocabulary that is sorted by frequency, in clusters.
+    """Token embeddings and output layer of a vocabulary that is sorted by frequency, in clusters.
 
     The first cluster, the head, has the most frequent words. The softmax of the head is over its words and one entry
-    for each other cluster (tail); the probability of a word in a tail is that of the tail times that in the tail.
-    The tables of input and output are shared, as are the projections of the tails. With `divisor` 1, all vectors have
-    the width of the model, without projections.
+    for each other cluster (tail); the probability of a word in a tail is that of the tail times that of the word within
+    the tail. Input and output share the tables, and the projections of the tails. With `divisor` 1, all vectors have
+    the width of the model, and there are no projections.
 
     Attributes:
         vocab_size: number of words, V.
@@ -58,7 +49,7 @@ class AdaptiveEmbed(nn.Module):
     def setup(self):
         ends = (0, *self.cutoffs, self.vocab_size)
         if not self.cutoffs or list(ends) != sorted(set(ends)):
-            raise ValueError(f"cutoffs is {self.cutoffs}: they must rise, between 1 and {self.vocab_size - 1}.")
+            raise ValueError(f"cutoffs is {self.cutoffs}: they must increase, from 1 to {self.vocab_size - 1} at most.")
         widths = [self.width // self.divisor**i for i in range(len(ends) - 1)]
         if not widths[-1]:
             raise ValueError(f"divisor is {self.divisor}: the vectors of the last cluster would be empty.")
@@ -78,7 +69,7 @@ class AdaptiveEmbed(nn.Module):
 
     @property
     def table(self) -> Float[Array, "N E"]:
-        """The vectors of the first words."""
+        """Vectors of the first cluster."""
         return self.tables[0]
 
     def _clusters(self) -> Iterator[Cluster]:
@@ -90,14 +81,14 @@ class AdaptiveEmbed(nn.Module):
                 yield Cluster(start, stop, self.tables[i], self.projections[i], outputs, self.biases[i])
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        """Return the vectors of tokens, times sqrt(width)."""
+        """Return the vectors of tokens, multiplied by sqrt(D)."""
         if self.divisor == 1:
             return jnp.take(self.table, tokens, axis=0) * self.width**0.5
         vectors = 0
         for start, stop, table, inputs, *_ in self._clusters():
             inside = ((tokens >= start) & (tokens < stop))[..., None]
-            found = jnp.take(table, jnp.clip(tokens - start, 0, stop - start - 1), axis=0)
-            vectors += jnp.where(inside, found, 0) @ inputs
+            rows = jnp.take(table, jnp.clip(tokens - start, 0, stop - start - 1), axis=0)
+            vectors += jnp.where(inside, rows, 0) @ inputs
         return vectors * self.width**0.5
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
@@ -113,45 +104,44 @@ class AdaptiveEmbed(nn.Module):
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
         """Return the losses of targets. The time of a tail is proportional to the number of its tokens.
 
-        Raises:
-            ValueError: label smoothing is asked for, which needs the probabilities of all words.
+        Raise ValueError if label smoothing is above 0, because it needs the probabilities of all words.
         """
         if targets.label_smoothing:
             raise ValueError(f"label_smoothing is {targets.label_smoothing}: it must be 0 with an adaptive softmax.")
         head, *tails = self._clusters()
         labels, weights = targets.labels, targets.weights
-        # The last cluster takes labels that are too large, so that their loss is nan.
-        own = sum((labels >= tail.start).astype(jnp.int32) for tail in tails)
-        entry = jnp.where(own == 0, labels, head.stop + own - 1)
-        whole = self._with_tails(head)
-        total, first = scored(*_inputs(x, whole), Targets(entry, weights), among=head.stop)
+        # Labels that are too large count as words of the last cluster, so that their loss is nan.
+        cluster = sum((labels >= tail.start).astype(jnp.int32) for tail in tails)
+        entry = jnp.where(cluster == 0, labels, head.stop + cluster - 1)
+        full_head = self._with_tails(head)
+        total, first = scored(*_inputs(x, full_head), Targets(entry, weights), among=head.stop)
         loss, best = first.loss, first.index == labels
         for i, tail in enumerate(tails, 1):
-            member = own == i
+            member = cluster == i
             inside = Targets(labels - tail.start, jnp.where(member, weights, 0))
             partial_sum, scores = scored(*_inputs(x, tail), inside, sparse=True)
             total += partial_sum
             loss += jnp.where(member & (weights != 0), scores.loss, 0)
             best = jnp.where(member, scores.index == inside.labels, best)
-        correct = best & self._is_best(x, whole, tails, own, first, loss, weights)
+        correct = best & self._is_best(x, full_head, tails, cluster, first, loss, weights)
         return TokenLosses(total, loss, correct)
 
-    def _is_best(self, x, head, tails, own, first: Scores, loss, weights):
-        """Return whether no word of another cluster has a higher probability than the label (or as high, before it).
+    def _is_best(self, x, head, tails, cluster, first: Scores, loss, weights):
+        """Return whether no word of another cluster is more probable than the label (or as probable and before it).
 
-        A tail is asked only for tokens for which its own probability leaves this open.
+        A tail is evaluated only for tokens for which the probability of the whole tail does not decide this.
         """
         x, head, tails = jax.lax.stop_gradient((x, head, tails))
-        best = (own == 0) | (first.highest - first.normalizer < -loss)
+        best = (cluster == 0) | (first.highest - first.normalizer < -loss)
         entries = _logits(x, head.outputs, self.tail_table, self.tail_bias) - first.normalizer[..., None]
         for i, tail in enumerate(tails, 1):
             entry = jax.lax.stop_gradient(entries[..., i - 1])
-            higher = jnp.where(own > i, entry >= -loss, entry > -loss)
-            asked = best & higher & (own != i) & (weights != 0)
-            _, scores = scored(*_inputs(x, tail), Targets(jnp.zeros_like(own), asked), sparse=True)
+            higher = jnp.where(cluster > i, entry >= -loss, entry > -loss)
+            undecided = best & higher & (cluster != i) & (weights != 0)
+            _, scores = scored(*_inputs(x, tail), Targets(jnp.zeros_like(cluster), undecided), sparse=True)
             highest = entry + scores.highest - scores.normalizer
-            beaten = jnp.where(own > i, highest >= -loss, highest > -loss)
-            best &= ~(asked & beaten)
+            exceeded = jnp.where(cluster > i, highest >= -loss, highest > -loss)
+            best &= ~(undecided & exceeded)
         return best & ~jnp.isnan(loss)
 
     def _with_tails(self, head: Cluster) -> Cluster:

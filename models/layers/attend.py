@@ -1,11 +1,11 @@
 """Attention without parameters, from queries, keys and values to outputs: score functions, masks, dense attention.
 
-An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`: the
-mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;
+An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`, which returns
+the mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;
 `layers.sparse` and `models.kernels` have other implementations.
 
-Queries come in groups: H = K x G heads, where each of K key/value heads serves G query heads. G = 1 is multi-head
-attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query attention (arXiv 2305.13245).
+Heads are grouped: each of K key/value heads serves G of the H = K x G query heads. G = 1 is multi-head attention, K = 1
+multi-query attention (arXiv 1911.02150), and anything in between grouped-query attention (arXiv 2305.13245).
 """
 
 from collections.abc import Callable
@@ -30,30 +30,27 @@ Outputs = Float[Array, "B T H E"]
 Attend = Callable[..., Outputs]
 Transform = Callable[[Array], Array] | None
 Sow = Callable[[Array], object] | None
+Weights = Float[Array, "B H T S"]
+Visible = Bool[Array, "#B #H #T #S"] | None
 
 
 def dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
-    """Return the inner product of every query with every key; its variance grows as C."""
+    """Return the inner product of every query with every key, whose variance is proportional to C."""
     if query.shape[3] == 1:
         return jnp.einsum("BTHC,BSHC->BHTS", query.squeeze(3), key)[:, :, None]
     return jnp.einsum("BTKGC,BSKC->BKGTS", query, key)
 
 
 def scaled_dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
-    """Return the inner product over sqrt(C): unit variance for unit-variance inputs (arXiv 1706.03762, equation 1)."""
+    """Return the inner products divided by sqrt(C), which have unit variance (arXiv 1706.03762, equation 1)."""
     return dot_product(query * query.shape[-1] ** -0.5, key)
 
 
 class Additive(nn.Module):
-    """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size.
+    """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size."""
 
-    Attributes:
-        hidden: width of the hidden layer.
-        keys_projected: the keys are U k already, which saves their projection where queries come one by one.
-    """
-
-    hidden: int
-    keys_projected: bool = False
+    hidden: int  # width of the hidden layer
+    keys_projected: bool = False  # whether the keys are U k already, which saves work if queries come one by one
 
     @nn.compact
     def __call__(self, query: Float[Array, "B T K G Q"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
@@ -69,15 +66,15 @@ class Additive(nn.Module):
 class Mask:
     """Restrictions on the keys that a query may attend to, and a bias of its scores.
 
-    A key is visible where all restrictions allow it. `dense` turns the description into an array of T x S; other
-    implementations use it as it is.
+    A key is visible where all restrictions allow it. `dense` materializes them as an array of T x S; other
+    implementations use the description.
 
     Attributes:
         keys: True for real keys, False for padding.
-        segments: number of the segment of each token: in self-attention, tokens attend within their segment only.
+        segments: segment id of each token, for self-attention: tokens attend only within their segment.
         allowed: any other restriction, True where a query may attend to a key.
-        causal: mask out keys at later positions.
-        window: with `causal`, the number of last keys that are visible, the one at the own position included.
+        causal: whether keys at later positions are masked out.
+        window: with `causal`, the number of most recent visible keys, including the one at the query's position.
         positions: positions of the queries among the keys, for `causal` and `window`; None: 0 to T-1.
         key_positions: positions of the keys; None: 0 to S-1.
         bias: added to the scores.
@@ -99,7 +96,7 @@ class Mask:
         allowed = None if self.allowed is None else self.allowed[..., :count]
         return self.replace(keys=keys, bias=bias, allowed=allowed, positions=None)
 
-    def materialize(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
+    def materialize(self, queries: int, keys: int) -> Visible:
         """Return True where a query may attend to a key, or None if nothing is masked."""
         parts = []
         if self.keys is not None:
@@ -111,24 +108,19 @@ class Mask:
         if self.causal:
             query = (jnp.arange(queries)[None] if self.positions is None else self.positions)[:, :, None]
             key = jnp.arange(keys) if self.key_positions is None else self.key_positions[:, None]
-            seen = query >= key
-            parts.append((seen if self.window is None else seen & (query - key < self.window))[:, None])
+            past = query >= key
+            parts.append((past if self.window is None else past & (query - key < self.window))[:, None])
         return reduce(jnp.logical_and, parts) if parts else None
 
 
 @struct.dataclass
 class DropWeights:
-    """Dropout on attention weights, a function of their positions: every kernel drops the same weights.
+    """Dropout on attention weights as a function of their positions, so that every kernel drops the same weights."""
 
-    Attributes:
-        seed: 32 random bits.
-        rate: probability to drop a weight, above 0.
-    """
+    seed: Int[Array, ""]  # 32 random bits
+    rate: float = struct.field(pytree_node=False)  # probability of dropping a weight, above 0
 
-    seed: Int[Array, ""]
-    rate: float = struct.field(pytree_node=False)
-
-    def __call__(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+    def __call__(self, weights: Weights) -> Weights:
         iota = partial(jax.lax.broadcasted_iota, jnp.int32, weights.shape)
         example, head, row, column = map(iota, range(weights.ndim))
         kept = keeps(self.rate, self.seed, example * weights.shape[1] + head, row * 2**16 + column)
@@ -136,7 +128,7 @@ class DropWeights:
 
 
 @jax.custom_jvp
-def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
+def masked_softmax(scores: Weights, mask: Visible) -> Weights:
     """Return the softmax over the keys where the mask is True; its derivative needs only the result and the mask."""
     return jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
 
@@ -148,7 +140,7 @@ def _(primals, tangents):
     # batched, as under jax.jacrev.
     tangent = tangents[0] * weights
     tangent = tangent - tangent.sum(axis=-1, keepdims=True) * weights
-    # In a row without any visible key, the weights are equal, whatever its scores.
+    # In a row without any visible key, the weights are equal and do not depend on the scores.
     return weights, tangent if mask is None else tangent * mask.any(axis=-1, keepdims=True)
 
 
@@ -164,25 +156,21 @@ def dense(
 ) -> Outputs:
     """Attend with all T x S weights in memory.
 
-    H must be a multiple of K: query head h uses key/value head h // (H / K). A query without any visible key gets the
-    mean of all values.
-
-    Args:
-        transform: applied to the weights [B, H, T, S] before they are used, such as dropout.
-        sow: called with the weights [B, H, T, S] to record them.
+    H must be a multiple of K: query head h uses key/value head h // (H / K). The output of a query without any visible
+    key is the mean of all values. `sow` records the weights [B, H, T, S], and `transform` then replaces them.
     """
     mask = mask or Mask()
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = _biased(score(grouped, key).reshape(batch, heads, length, -1), mask)
+    scores = _add_bias(score(grouped, key).reshape(batch, heads, length, -1), mask)
     visible = mask.materialize(*scores.shape[2:])
     if isinstance(transform, DropWeights) and sow is None:
         return dropped_mean(transform.rate, scores, value, visible, transform.seed)
     return _mean(_weights(scores, visible, value.dtype, transform, sow), value)
 
 
-def _biased(scores, mask):
+def _add_bias(scores, mask):
     scores = scores.astype(jnp.float32)
     return scores if mask.bias is None else scores + mask.bias
 
@@ -195,8 +183,8 @@ def _weights(scores, visible, dtype, transform, sow):
     return weights if transform is None else transform(weights)
 
 
-def _mean(weights: Float[Array, "B H T S"], value: Values) -> Outputs:
-    """Return the values of the own group of heads, weighted."""
+def _mean(weights: Weights, value: Values) -> Outputs:
+    """Return the weighted sums of the values of each head's group."""
     batch, heads, length, keys = weights.shape
     if heads == value.shape[2]:
         return jnp.einsum("BHTS,BSHE->BTHE", weights, value)
@@ -205,17 +193,11 @@ def _mean(weights: Float[Array, "B H T S"], value: Values) -> Outputs:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def dropped_mean(
-    rate: float,
-    scores: Float[Array, "B H T S"],
-    value: Values,
-    visible: Bool[Array, "#B #H #T #S"] | None,
-    seed: Int[Array, ""],
-) -> Outputs:
-    """Return the mean of the values with the softmax of the scores as weights, after dropout on these.
+def dropped_mean(rate: float, scores: Weights, value: Values, visible: Visible, seed: Int[Array, ""]) -> Outputs:
+    """Return the mean of the values, weighted by the softmax of the scores after dropout.
 
     As in FlashAttention (arXiv 2205.14135, appendix B), the gradient of the scores takes the sum over the keys from the
-    output, and the weights from the scores: an array of them is neither kept nor read.
+    output and recomputes the weights from the scores, so that the weights need not be stored.
     """
     return _mean(DropWeights(seed, rate)(masked_softmax(scores, visible).astype(value.dtype)), value)
 
@@ -223,20 +205,20 @@ def dropped_mean(
 @dropped_mean.defjvp
 def _(rate, primals, tangents):
     scores, value, visible, seed = primals
-    change, value_change = tangents[:2]
-    shown = scores if visible is None else jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
-    most = shown.max(axis=-1, keepdims=True)
-    total = jnp.exp(shown - most).sum(axis=-1, keepdims=True)
-    dropped = DropWeights(seed, rate)((jnp.exp(shown - most) / total).astype(value.dtype))
+    t_scores, t_value = tangents[:2]
+    masked = scores if visible is None else jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+    largest = masked.max(axis=-1, keepdims=True)
+    total = jnp.exp(masked - largest).sum(axis=-1, keepdims=True)
+    dropped = DropWeights(seed, rate)((jnp.exp(masked - largest) / total).astype(value.dtype))
     out = _mean(dropped, value)
-    # So that the compiler computes weights and dropout again instead of keeping them.
-    most, total, seed = jax.lax.optimization_barrier((most, total, seed))
-    weighted = jnp.exp(shown - most) / total * change
-    if visible is not None:  # where no key is, the weights do not depend on the scores
+    # The barrier makes the compiler recompute the weights and dropout instead of storing them.
+    largest, total, seed = jax.lax.optimization_barrier((largest, total, seed))
+    weighted = jnp.exp(masked - largest) / total * t_scores
+    if visible is not None:  # without a visible key, the weights do not depend on the scores
         weighted = weighted * visible.any(axis=-1, keepdims=True)
-    total_change = weighted.sum(axis=-1).swapaxes(1, 2)[..., None]
-    tangent = _mean(DropWeights(seed, rate)(weighted.astype(value.dtype)), value) - total_change * out
-    return out, (tangent + _mean(dropped, value_change)).astype(out.dtype)
+    t_total = weighted.sum(axis=-1).swapaxes(1, 2)[..., None]
+    tangent = _mean(DropWeights(seed, rate)(weighted.astype(value.dtype)), value) - t_total * out
+    return out, (tangent + _mean(dropped, t_value)).astype(out.dtype)
 
 
 def dense_flat(
@@ -251,20 +233,20 @@ def dense_flat(
 ) -> Outputs:
     """Attend as `dense` does to keys and values whose batch and heads are one axis, N = B x K.
 
-    With an inner product as the score, they are read in place even where there are few queries, and there is no array
-    of all keys or values of 8 bits in another dtype.
+    With an inner product as the score, keys and values are read in place even for few queries, and 8-bit ones are never
+    all converted at once.
     """
     batch, length, heads, size = query.shape
     if score not in (dot_product, scaled_dot_product):
-        both = (vectors(x) for x in (key, value))
-        key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in both)
+        pair = (vectors(x) for x in (key, value))
+        key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in pair)
         return dense(query, key, value, mask, score=score, transform=transform, sow=sow)
     groups = heads * batch // key.shape[0]
     rows = query if score is dot_product else query * size**-0.5
     rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(key.shape[0], -1, size)
-    scores = _biased(_scores(rows, key).reshape(batch, heads, length, -1), mask)
+    scores = _add_bias(_scores(rows, key).reshape(batch, heads, length, -1), mask)
     weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
-    out = _means(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
+    out = _weighted_sums(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
     out = out.reshape(batch, -1, groups, length, value.shape[-1]).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, heads, -1)
 
@@ -276,20 +258,20 @@ def _scores(rows, key):
     return _one_by_one(rows, key.values.swapaxes(1, 2)) * key.scale[:, None].astype(rows.dtype)
 
 
-def _means(weights, value):
-    """Return the sums [N, R, E] of the values with R rows of weights."""
+def _weighted_sums(weights, value):
+    """Return the sums [N, R, E] of the values, weighted by R rows."""
     if not isinstance(value, Quantized):
         return product(weights, value)
     return _one_by_one(weights * value.scale[:, None].astype(weights.dtype), value.values)
 
 
 def _one_by_one(rows, values):
-    """Return the products with 8-bit numbers; XLA's CPU backend would convert them all before one batched product."""
+    """Return products with 8-bit numbers: on CPUs one by one, because a batched product would convert them all."""
 
     def each(rows, values):
         return jax.lax.map(lambda pair: pair[0] @ pair[1].astype(rows.dtype), (rows, values))
 
-    def joined(rows, values):
+    def batched(rows, values):
         return product(rows, values.astype(rows.dtype))
 
-    return jax.lax.platform_dependent(rows, values, cpu=each, default=joined)
+    return jax.lax.platform_dependent(rows, values, cpu=each, default=batched)

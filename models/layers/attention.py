@@ -50,14 +50,14 @@ def auto(
     transform: Transform = None,
     sow: Sow = None,
 ) -> Outputs:
-    """Attend with the kernel of the platform that runs the program, if it has one, otherwise with `portable`.
+    """Attend with a kernel of the platform that runs the program if there is one, otherwise with `portable`.
 
-    Kernels compute inner products, scaled or not, and record no weights.
+    Kernels support inner products, scaled or not, and do not record weights.
     """
     plain = partial(portable, score=score, transform=transform, sow=sow)
     dropout = transform if isinstance(transform, DropWeights) else None
-    known = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
-    kernels = kernels_for(query, key, value, mask, dropout) if known else {}
+    supported = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
+    kernels = kernels_for(query, key, value, mask, dropout) if supported else {}
     if dropout is not None and "cuda" not in kernels and jax.default_backend() == "gpu":
         message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
         warnings.warn(message, stacklevel=2)
@@ -69,7 +69,7 @@ def auto(
 
 
 def cached(cache: LayerCache, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
-    """Attend to a cache, which has the keys and values already."""
+    """Attend to the keys and values of a cache."""
     return dense_flat(query, cache.key, cache.value, mask, **options)
 
 
@@ -79,23 +79,23 @@ IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "portable": portable, "dense
 class Attention(nn.Module):
     """Multi-head attention to the input itself (self-attention) or to a context (cross-attention).
 
-    The weights [B, H, T, S] are sown as `intermediates/attention`, in blocks by `windowed`.
+    The weights [B, H, T, S] are sown as `intermediates/attention`; those of `windowed` are sown by block.
 
     Attributes:
-        num_heads: query heads, H.
-        num_kv_heads: key/value heads, K, a divisor of H; None: H.
+        num_heads: number of query heads, H.
+        num_kv_heads: number of key/value heads, K, a divisor of H; None: H.
         head_size: C; None: width / H.
-        causal: mask out later keys (self-attention only).
-        window: with `causal`, attend to the last `window` keys only, the own one included (arXiv 2310.06825, section
-            2); None: all.
+        causal: whether later keys are masked out (self-attention only).
+        window: with `causal`, attend only to the last `window` keys, including the token's own (arXiv 2310.06825,
+            section 2); None: all.
         attend: attention implementation, see `layers.attend`, or its name in `IMPLEMENTATIONS`.
-        score: function or Module, see `Score`.
-        rotary: rotates queries or keys [B, T, H, C] by their positions [B, T]; None disables it.
-        relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
+        score: score function or module, see `Score`.
+        rotary: function that rotates queries or keys [B, T, H, C] by their positions [B, T]; None disables it.
+        relative: constructor of a module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
             [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None disables it.
-        qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None disables it.
+        qk_norm: constructor of the norms of queries and keys of a head (arXiv 2302.05442, section 2.1), or None.
         dropout: rate on the attention weights.
-        use_bias: whether all projections have a bias.
+        use_bias: whether the projections have biases.
         kernel_init, out_init: initializers of the input projections and of the output projection.
         query_init: initializer of the query projection; None: `kernel_init`.
         key_bias: whether the key projection has a bias, if `use_bias`.
@@ -132,14 +132,14 @@ class Attention(nn.Module):
 
         Args:
             x: input of the queries.
-            context: input of the keys and values; None: x. A `LayerCache` holds keys and values already.
-            mask: keys that a query may attend to, beside `causal` and `window`. With a cache, `mask.keys` and
-                `mask.bias` cover all of its entries, and a query attends to those up to its own.
+            context: input of the keys and values, or a `LayerCache` of projected keys and values; None: x.
+            mask: restrictions in addition to `causal` and `window`. With a cache, `mask.keys` and `mask.bias` cover all
+                of its entries, and a query attends to those up to its own.
             positions: positions of the queries; None: 0 to T-1, or the next T entries of the cache.
             cache: keys and values of the preceding tokens.
 
         Raises:
-            ValueError: heads do not divide the width, or the implementation or a ring buffer does not support the
+            ValueError: the heads do not divide the width, or the implementation or a ring buffer does not support the
                 arguments.
         """
         if self.causal and context is not None:
@@ -157,22 +157,22 @@ class Attention(nn.Module):
             query, key = self.rotary(query, positions), self.rotary(key, positions)
 
         if self.causal or cache is not None:
-            # With a cache, by the index of the queries in it, which need not be their positions.
+            # The index of a query in the cache need not be its position.
             mask = mask.replace(causal=True, window=self.window, positions=indices)
-        seen = context if isinstance(context, LayerCache) else None
+        memory = context if isinstance(context, LayerCache) else None
         if cache is not None:
             empty, cache = cache.is_empty, cache.append(key, value)
             if not empty:
                 self._check_entries(cache, x.shape[1])
             mask = mask.first(x.shape[1]) if empty else mask.replace(key_positions=cache.entry_positions)
-            seen = None if empty else cache
+            memory = None if empty else cache
         if self.relative is not None:
-            keys = key.shape[1] if seen is None else seen.max_length
-            if mask.segments is not None:  # keys are counted from the first of the row, not of their segment
+            keys = key.shape[1] if memory is None else memory.max_length
+            if mask.segments is not None:  # the module counts keys from the start of the row, not of their segment
                 positions = jnp.arange(x.shape[1])[None]
             relative = self.relative(name="relative")(query, positions, keys)
             mask = mask.replace(bias=relative if mask.bias is None else mask.bias + relative)
-        attend = None if seen is None else partial(cached, seen)
+        attend = None if memory is None else partial(cached, memory)
         return self.combine(query, key, value, mask, x.shape[-1], attend), cache
 
     def project(
@@ -181,34 +181,31 @@ class Attention(nn.Module):
         keys: Float[Array, "B S E"] | LayerCache,
         values: Float[Array, "B S E"] | LayerCache,
     ) -> tuple[Queries, Keys, Keys]:
-        """Project the inputs to queries, keys and values of each head; a `LayerCache` holds keys and values already."""
+        """Project the inputs to queries, keys and values of each head; a `LayerCache` has projected keys and values."""
         kv_heads, head_size = self._sizes(queries.shape[-1])
-
-        def linear(name, heads, inputs, kernel_init=self.kernel_init, use_bias=self.use_bias):
-            return Linear((heads, head_size), use_bias=use_bias, kernel_init=kernel_init, name=name)(inputs)
-
-        query = linear("query", self.num_heads, queries, self.query_init or self.kernel_init)
+        init, shape = self.query_init or self.kernel_init, (self.num_heads, head_size)
+        query = Linear(shape, use_bias=self.use_bias, kernel_init=init, name="query")(queries)
         if isinstance(keys, LayerCache):
             return query, *keys.keys_and_values(len(queries))
-        key = linear("key", kv_heads, keys, use_bias=self.use_bias and self.key_bias)
-        return query, key, linear("value", kv_heads, values)
+        linear = partial(Linear, (kv_heads, head_size), kernel_init=self.kernel_init)
+        key = linear(use_bias=self.use_bias and self.key_bias, name="key")(keys)
+        return query, key, linear(use_bias=self.use_bias, name="value")(values)
 
     def combine(
         self, query: Queries, key: Keys, value: Keys, mask: Mask, width: int, attend: Attend | None = None
     ) -> Float[Array, "B T D"]:
-        """Attend within each head and project the outputs back to the width D; `attend` replaces the attribute."""
+        """Attend within each head and project the outputs back to the width D; `attend` overrides the attribute."""
         attend = attend or by_heads(IMPLEMENTATIONS.get(self.attend, self.attend))
-        drops = self.dropout > 0 and self.has_rng("dropout")
-        sows = self.is_mutable_collection("intermediates")
         transform = None
-        if drops:
+        if self.dropout > 0 and self.has_rng("dropout"):
             transform = DropWeights(seed_of(self.make_rng("dropout")), self.dropout)
-        sow = partial(self.sow, "intermediates", "attention") if sows else None
+        recorded = self.is_mutable_collection("intermediates")
+        sow = partial(self.sow, "intermediates", "attention") if recorded else None
         heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
 
     def _check_entries(self, cache, count):
-        """Raise ValueError if a ring buffer lacks keys that are visible to the first of the last `count` queries."""
+        """Raise ValueError if a ring buffer has lost keys that are visible to the first of the last `count` queries."""
         if cache.rolling and (self.relative or cache.max_length < (self.window or np.inf) + count - 1):
             raise ValueError(
                 f"a ring buffer of {cache.max_length} entries does not suffice for {count} tokens at once and window "

@@ -1,4 +1,4 @@
-"""The residual block, and the stack of blocks that is the body of every Transformer."""
+"""The residual block, and the stack of blocks, which all Transformers share."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,8 +31,8 @@ class Block(nn.Module):
     """Attention, optional cross-attention and an MLP, each added to its input.
 
     Attributes:
-        attention, mlp, norm: make the sublayers and their norms, such as `partial(Attention, num_heads=12)`.
-        cross_attention: makes the attention to `context`; None disables it.
+        attention, mlp, norm: constructors of the sublayers and their norms, such as `partial(Attention, num_heads=12)`.
+        cross_attention: constructor of the attention to `context`; None disables it.
         placement: "pre" normalizes the input of a sublayer (arXiv 2002.04745), "post" the sum of input and output
             (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883), "none" nothing.
         dropout: rate on the output of each sublayer.
@@ -62,12 +62,12 @@ class Block(nn.Module):
         drop_path: Float[Array, ""] | None = None,
         **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
-        """Return the output, and the cache with this call appended.
+        """Return the output, and the cache with this call's keys and values appended.
 
         Args:
-            context, context_mask: input of the cross-attention, and its mask (True for real tokens).
+            context, context_mask: input of the cross-attention, and its mask.
             context_inputs: other arguments of the cross-attention.
-            drop_path: probability that an example skips a sublayer (stochastic depth, arXiv 1603.09382).
+            drop_path: probability of skipping a sublayer for an example (stochastic depth, arXiv 1603.09382).
             inputs: other arguments of the self-attention.
         """
         add = partial(self.add, real=None if mask is None or cache is not None else mask.keys, drop_path=drop_path)
@@ -92,7 +92,7 @@ class Block(nn.Module):
         real: Bool[Array, "#B T"] | None = None,
         drop_path: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Add the first result of a sublayer to x, with the sublayer's norm; return the sum and the second result.
+        """Add the output of a sublayer, which `function` returns first, to x; return the sum and the second result.
 
         `real` is the mask of real tokens, for norms with statistics over tokens.
         """
@@ -112,17 +112,17 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """A block repeated `depth` times; its parameters have a leading layer axis.
+    """Sequence of `depth` equal blocks, whose parameters have a leading layer axis.
 
-    The layers are one compiled loop, which compiles fast. With a cache they are unrolled, which decodes fast.
+    The layers are a loop (`scan`), which compiles fast. With a cache they are unrolled, which decodes fast.
 
     Attributes:
-        block: makes a block, such as `partial(Block, ...)`.
+        block: constructor of a block, such as `partial(Block, ...)`.
         depth: number of layers, L.
-        share: all layers have the same parameters (ALBERT, arXiv 1909.11942).
+        share: whether all layers have the same parameters (ALBERT, arXiv 1909.11942).
         first_rate, stochastic_depth: `drop_path` of the first and of the last layer; it grows linearly in between.
         remat, unroll: see `StackModel`.
-        every: return every layer's output [L, B, T, D].
+        every: whether to return every layer's output [L, B, T, D].
     """
 
     block: Callable[..., nn.Module]
@@ -146,9 +146,7 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "*L B T D"], Cache | None]:
         """Return the last block's output and the cache.
 
-        Args:
-            each: arguments that differ between layers, with a leading layer axis.
-            inputs: arguments that all layers share.
+        `each` are arguments that differ between layers, with a leading layer axis; all layers share `inputs`.
         """
         x = nn.with_logical_constraint(x, AXES)
         if cache is not None or isinstance(context, Memory):
@@ -160,7 +158,7 @@ class Stack(nn.Module):
             return x, x if self.every else None
 
         if self.remat:
-            # Between the iterations of a loop, XLA cannot merge a recomputation with the original by itself.
+            # Common-subexpression elimination does not reach across the iterations of a loop.
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=self.unroll >= self.depth)
         rates = jnp.linspace(self.first_rate, self.stochastic_depth, self.depth) if self.stochastic_depth else None
         kinds = ["intermediates", "memory", "statistics", OVERWRITE_WITH_GRADIENT, *([] if self.share else ["params"])]
@@ -176,14 +174,14 @@ class Stack(nn.Module):
         return outputs if self.every else x, None
 
     def _unrolled(self, x, cache, context, each, inputs):
-        """Return the output and the cache without a loop: it would copy the weights of a layer for every token."""
+        """Return the output and the cache, without a loop, which would copy the weights of a layer for every token."""
         block, variables, layers = self.block(parent=None), self.variables, []
         caches = [None] * self.depth if cache is None else cache.layers
         contexts = context.layers if isinstance(context, Memory) else [context] * self.depth
         rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
         shared = {"params": variables["params"]["layers"]} if self.share else {}
         for i, layer in enumerate(caches):
-            own = {kind: _layer(found["layers"], i) for kind, found in variables.items() if kind not in shared}
+            own = {kind: _layer(tree["layers"], i) for kind, tree in variables.items() if kind not in shared}
             keys = {name: jax.random.fold_in(key, i) for name, key in rngs.items()}
             others = {"cache": layer, "context": contexts[i], **_layer(each, i), **inputs}
             x, layer = block.apply(own | shared, x, rngs=keys, **others)
@@ -191,7 +189,7 @@ class Stack(nn.Module):
         return x, None if cache is None else cache.with_layers(layers)
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
-        """Return the keys and values of `context` in every layer's cross-attention; `mask` is True where it is real."""
+        """Return the keys and values of `context` in every layer's cross-attention; `mask` is True for real tokens."""
         layers = [_layer(self.variables["params"]["layers"], i)["cross_attention"] for i in range(self.depth)]
 
         def project(params):
@@ -204,5 +202,5 @@ class Stack(nn.Module):
 
 
 def _layer(stacked, i):
-    """Return layer i of a tree of arrays with a leading layer axis, or of a tuple of trees."""
+    """Return layer i of a tree of arrays with a leading layer axis, or of a tuple with a tree of each layer."""
     return stacked[i] if isinstance(stacked, tuple) else jax.tree.map(lambda array: array[i], stacked)

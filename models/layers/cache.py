@@ -1,4 +1,4 @@
-"""State of incremental decoding: explicit pytrees that a decoder takes and, for caches, returns."""
+"""State of incremental decoding: pytrees that a decoder takes and, in the case of caches, returns."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -13,24 +13,20 @@ from jaxtyping import Array, Bool, Float, Int
 from lineage.models.layers.quantized import Quantized, quantized, vectors
 
 Entries = Float[Array, "N S C"] | Quantized
-SEPARATE = 16  # largest number of tokens that are written one by one: a scatter is slower, but compiles faster
+SEPARATE = 16  # maximum number of tokens that are written one by one: a scatter is slower, but compiles faster
 
 
 class Rows:
-    """Base class of states of which sequences can be selected.
+    """Base class of states whose sequences can be selected and replaced."""
 
-    Attributes:
-        BY_ROW: fields with a first axis of the sequences, or of sequences and heads, N = B x K.
-    """
-
-    BY_ROW: ClassVar[tuple[str, ...]] = ()
+    BY_ROW: ClassVar[tuple[str, ...]] = ()  # fields whose first axis is sequences, or sequences x heads
 
     @property
     def batch_size(self) -> int:
         return len(jax.tree.leaves(getattr(self, self.BY_ROW[-1]))[0])
 
     def gather(self, rows: Int[Array, "N"]) -> "Rows":
-        """Return the state whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
+        """Return the state whose sequence n is sequence `rows[n]` of this one; sequences may be repeated or omitted."""
         count = self.batch_size
 
         def take(x):
@@ -40,44 +36,44 @@ class Rows:
         return self.replace(**{name: jax.tree.map(take, getattr(self, name)) for name in self.BY_ROW})
 
     def put(self, rows: Int[Array, "N"], others: "Rows") -> "Rows":
-        """Return the state whose sequences `rows` are those of another one; equal rows must have equal sequences."""
+        """Return the state with its sequences `rows` replaced by those of `others`; repeated rows must be equal."""
         count = self.batch_size
 
         def write(old, new):
             split = old.reshape(count, len(old) // count, *old.shape[1:])
             return split.at[rows].set(new.reshape(len(rows), -1, *new.shape[1:])).reshape(old.shape)
 
-        both = {name: (getattr(self, name), getattr(others, name)) for name in self.BY_ROW}
-        return self.replace(**{name: jax.tree.map(write, *pair) for name, pair in both.items()})
+        pairs = {name: (getattr(self, name), getattr(others, name)) for name in self.BY_ROW}
+        return self.replace(**{name: jax.tree.map(write, *pair) for name, pair in pairs.items()})
 
 
-class Rewindable(Rows):
-    """Base class of caches with the `length` of each sequence, and the `end` of those that are padded."""
+class Lengths:
+    """Base class of caches with the `length` of each sequence, and optionally its `end`, see `Rewindable.until`."""
 
     def positions(self, count: int) -> Int[Array, "#B T"]:
         """Return the positions of the next `count` tokens of each sequence."""
         return self.length[:, None] + jnp.arange(count)
+
+    def length_after(self, count: int) -> Int[Array | np.ndarray, "#B"]:
+        """Return the length of each sequence after a call with `count` tokens."""
+        length = self.length + np.int32(count)
+        return length if self.end is None else jnp.minimum(length, self.end)
+
+
+class Rewindable(Rows, Lengths):
+    """Base class of caches from which the last tokens can be removed."""
 
     def rewind(self, length: Int[Array, "#B"]) -> "Rewindable":
         """Return the cache as it was after the first `length` tokens of each sequence."""
         return self.replace(length=length)
 
     def until(self, end: Int[Array, "B"]) -> "Rewindable":
-        """Return the cache that the next call leaves with at most the first `end` tokens of each sequence.
-
-        The other tokens of the call are padding.
-        """
+        """Return the cache limited to `end` tokens of each sequence; further tokens of the next call are padding."""
         return self.replace(end=end)
 
 
-def _length_after(cache, count):
-    """Return the lengths of the sequences of a cache after a call with `count` tokens."""
-    length = cache.length + np.int32(count)
-    return length if cache.end is None else jnp.minimum(length, cache.end)
-
-
 @struct.dataclass
-class LayerCache:
+class LayerCache(Lengths):
     """Keys and values of the tokens so far in one layer; see `Cache`."""
 
     key: Entries
@@ -92,16 +88,12 @@ class LayerCache:
 
     @property
     def is_empty(self) -> bool:
-        """True if the cache is known to be empty when the program is traced."""
+        """True if the cache is known to be empty at trace time."""
         return isinstance(self.length, np.ndarray) and not self.length.any()
-
-    def positions(self, count: int) -> Int[Array, "#B T"]:
-        """Return the positions of the next `count` tokens of each sequence."""
-        return self.length[:, None] + jnp.arange(count)
 
     @property
     def entry_positions(self) -> Int[Array, "#B S"] | None:
-        """Positions of the entries; an unused entry has a later one than all tokens. None: 0 to S-1."""
+        """Positions of the entries, those of unused entries being later than all tokens. None: 0 to S-1."""
         if not self.rolling:
             return None
         entries, last = jnp.arange(self.max_length), self.length[:, None] - 1
@@ -109,13 +101,13 @@ class LayerCache:
 
     def keys_and_values(self, batch_size: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
         """Return the keys and values of each sequence and head."""
-        both = (vectors(entries) for entries in (self.key, self.value))
-        return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in both)
+        pair = (vectors(entries) for entries in (self.key, self.value))
+        return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in pair)
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "LayerCache":
-        """Return the cache with `T` more tokens of each sequence; of several ones, those without room are left out."""
-        after = self.replace(length=_length_after(self, key.shape[1]), end=None)
-        if self.rolling and self.is_empty and key.shape[1] > self.max_length:  # only the last ones of each sequence
+        """Return the cache with T more tokens of each sequence; if T > 1, those without room are dropped."""
+        after = self.replace(length=self.length_after(key.shape[1]), end=None)
+        if self.rolling and self.is_empty and key.shape[1] > self.max_length:  # keep the last tokens of each sequence
             last = after.entry_positions[..., None, None]
             key, value = (jnp.take_along_axis(x, last, axis=1) for x in (key, value))
         return after.replace(key=self._write(self.key, key), value=self._write(self.value, value))
@@ -133,10 +125,10 @@ class LayerCache:
         entries = self.positions(count) % self.max_length if self.rolling else self.positions(count)
         if entries.size <= SEPARATE:
             step = len(new) // len(entries)
-            # The last one first: if there is no room for it, it is written in the place of one before it.
+            # In reverse order: a token without room is clamped to the last entry, and then overwritten.
             for row, i in product(range(len(entries)), reversed(range(count))):
-                own = new[row * step : (row + 1) * step, i : i + 1]
-                old = jax.lax.dynamic_update_slice(old, own, (row * step, entries[row, i], *rest))
+                token = new[row * step : (row + 1) * step, i : i + 1]
+                old = jax.lax.dynamic_update_slice(old, token, (row * step, entries[row, i], *rest))
             return old
         indices = jnp.repeat(jnp.broadcast_to(entries, (batch, count)), heads, axis=0)
         return old.at[jnp.arange(len(old))[:, None], indices].set(new, mode="drop", unique_indices=True)
@@ -149,17 +141,17 @@ class Cache(Rewindable):
     Each sequence of the batch may have its own `length`, so that prompts of different lengths can share a batch.
 
     Every layer has its own arrays, in which sequences and heads are one axis, N = B x K. They are updated in place and
-    read by one batched product, whereas XLA's CPU backend copies slices of larger arrays, and arrays of more axes.
+    read by one batched product, whereas XLA's CPU backend copies slices of larger arrays and arrays of more axes.
 
     Attributes:
         key, value: S entries of each sequence, in each layer; see `in_8_bits`.
-        length: number of tokens of each sequence, or of all of them. A NumPy array is known when the program is traced:
+        length: number of tokens of each sequence, or one number for all. A NumPy array is known at trace time, so that
             an empty cache is not read.
         num_kv_heads: number of key/value heads, K.
         end: see `until`.
-        rewinds: largest number of tokens by which the cache is rewound, for a ring buffer: the token at position p
-            replaces that at p - S. Attention with a window to T more tokens takes S >= window + T - 1 entries, unless
-            the cache is known to be empty. None: entry p is that of position p.
+        rewinds: for a ring buffer, the maximum number of tokens by which it is rewound. The token at position p
+            replaces that at p - S, and attention with a window to T more tokens requires S >= window + T - 1 entries
+            unless the cache is known to be empty. None: entry p holds position p.
     """
 
     key: tuple[Entries, ...]
@@ -169,7 +161,7 @@ class Cache(Rewindable):
     end: Int[Array, "B"] | None = None
     rewinds: int | None = struct.field(pytree_node=False, default=None)
 
-    BY_ROW: ClassVar = ("key", "value")  # `put` keeps the lengths
+    BY_ROW: ClassVar = ("key", "value")  # `put` does not replace the lengths
 
     @property
     def batch_size(self) -> int:
@@ -197,16 +189,15 @@ class Cache(Rewindable):
         return tuple(LayerCache(key, value, *shared) for key, value in zip(self.key, self.value))
 
     def with_layers(self, layers: Sequence[LayerCache]) -> "Cache":
-        """Return the cache with these layers, which have the same lengths."""
+        """Return the cache with these layers, which must have the same lengths."""
         keys, values = (tuple(getattr(layer, name) for layer in layers) for name in ("key", "value"))
         return self.replace(key=keys, value=values, length=layers[0].length, end=None)
 
     def rewind(self, length: Int[Array, "#B"]) -> "Cache":
         """Return the cache as it was after the first `length` tokens of each sequence.
 
-        Raises:
-            ValueError: a ring buffer is rewound by more than `rewinds` tokens. Within a compiled program, whose lengths
-                are not known, this is not noticed.
+        Raise ValueError if a ring buffer is rewound by more than `rewinds` tokens, except in a compiled program, where
+        lengths are not known.
         """
         back = self.length - length
         if self.rewinds is not None and not isinstance(back, jax.core.Tracer) and back.max() > self.rewinds:
@@ -216,9 +207,9 @@ class Cache(Rewindable):
         return self.replace(length=length)
 
     def in_8_bits(self) -> "Cache":
-        """Return this empty cache for keys and values as int8 numbers, with a scale for each token and head."""
-        both = self.key + self.value
-        empty = [Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in both]
+        """Return this empty cache for keys and values in int8, with a scale for each token and head."""
+        arrays = self.key + self.value
+        empty = [Quantized(jnp.zeros(x.shape, jnp.int8), jnp.zeros(x.shape[:2], x.dtype)) for x in arrays]
         return self.replace(key=tuple(empty[: len(self.key)]), value=tuple(empty[len(self.key) :]))
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
@@ -228,7 +219,7 @@ class Cache(Rewindable):
 
 @struct.dataclass
 class Memory(Rows):
-    """Keys and values of an encoder's output in every layer of a decoder, computed once; see `Cache`."""
+    """Keys and values of an encoder's output in every layer of a decoder, which are computed once; see `Cache`."""
 
     key: tuple[Entries, ...]
     value: tuple[Entries, ...]
@@ -241,7 +232,7 @@ class Memory(Rows):
         return tuple(LayerCache(key, value, np.full(1, key.shape[1])) for key, value in zip(self.key, self.value))
 
     def in_8_bits(self) -> "Memory":
-        """Return the memory with keys and values as int8 numbers, with a scale for each token and head."""
+        """Return the memory with keys and values in int8, with a scale for each token and head."""
         return self.replace(key=tuple(map(quantized, self.key)), value=tuple(map(quantized, self.value)))
 
 
@@ -257,12 +248,12 @@ class States(Rewindable):
 
     @classmethod
     def empty(cls, state: Any, max_length: int) -> "States":
-        """Return a cache for states like this one, with room for `max_length` tokens of each sequence."""
+        """Return an empty cache for states of this structure, with room for `max_length` tokens of each sequence."""
         state = jax.tree.map(lambda a: jnp.zeros((len(a), max_length, *a.shape[1:]), a.dtype), state)
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def last(self, first: Any) -> Any:
-        """Return the present state; sequences without any token have the state `first`."""
+        """Return the present state, which is `first` for sequences without tokens."""
 
         def read(states, first):
             rows = jnp.arange(len(states))
@@ -278,4 +269,4 @@ class States(Rewindable):
         def write(old, new):
             return old.at[rows, indices].set(new.astype(old.dtype), mode="drop")
 
-        return States(jax.tree.map(write, self.state, state), _length_after(self, count))
+        return States(jax.tree.map(write, self.state, state), self.length_after(count))

@@ -1,4 +1,4 @@
-"""Dropout by a hash of positions instead of random bits, which is fast on every platform and equal on all of them."""
+"""Dropout by a hash of positions instead of random bits: fast on every platform, with the same result on all."""
 
 from functools import partial
 
@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 class Dropout(nn.Module):
     """Dropout if there is a "dropout" rng, and the identity otherwise (arXiv 1207.0580).
 
-    Attributes:
-        rate: probability to set a value to zero, below 1; the others are divided by 1 - rate.
+    Values are set to zero with the probability `rate` < 1; the others are divided by 1 - rate.
     """
 
     rate: float
@@ -30,7 +29,7 @@ def seed_of(key: Key[Array, ""]) -> Int[Array, ""]:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def dropped(rate: float, x: Float[Array, "B ..."], seed: Int[Array, ""]) -> Float[Array, "B ..."]:
-    """Set values to zero with a probability, and divide the others by its complement."""
+    """Set values to zero with probability `rate`, and divide the others by 1 - `rate`."""
     place = jnp.int32(0)
     for axis, count in list(enumerate(x.shape))[1:]:
         place = place * count + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
@@ -41,26 +40,22 @@ def dropped(rate: float, x: Float[Array, "B ..."], seed: Int[Array, ""]) -> Floa
 @dropped.defjvp
 def _(rate, primals, tangents):
     x, seed = primals
-    # So that the compiler computes in the backward pass again which values are kept.
+    # The barrier makes the compiler recompute the mask in the backward pass instead of storing it.
     return dropped(rate, x, seed), dropped(rate, tangents[0], jax.lax.optimization_barrier(seed))
 
 
 def keeps(rate: float, seed: Int[Array, ""], part: Int[Array, "..."], place: Int[Array, "..."]) -> Bool[Array, "..."]:
-    """Return whether values are kept, with probability 1 - rate, by their positions.
+    """Return the mask of the values that dropout keeps, with probability 1 - rate, as a function of their positions.
 
-    The bits are those of a hash function with two rounds of multiplication, https://github.com/skeeto/hash-prospector.
-
-    Args:
-        rate: probability of False.
-        seed: 32 random bits.
-        part, place: number of the part, such as an example, and number of the value in it, modulo 2**32.
+    `seed` is 32 random bits, `part` the index of a part, such as an example, and `place` that of a value within it,
+    modulo 2**32. The hash has two rounds of multiplication, see https://github.com/skeeto/hash-prospector.
     """
-    bits = _mixed(place ^ _mixed(seed + part * jnp.int32(-1640531527)))
+    bits = _mix(place ^ _mix(seed + part * jnp.int32(-1640531527)))
     return bits >= jnp.int32(round(rate * 2**32) - 2**31)
 
 
-def _mixed(x: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Return a bijective function of 32 bits, each of which depends on all of them."""
+def _mix(x: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Return a bijective hash of 32 bits."""
     shift = jax.lax.shift_right_logical
     x = (x ^ shift(x, jnp.int32(16))) * jnp.int32(0x7FEB352D)
     x = (x ^ shift(x, jnp.int32(15))) * jnp.int32(0x846CA68B - 2**32)

@@ -12,9 +12,9 @@ from lineage.models.layers.quantized import dequantized, rows
 
 
 class Embed(nn.Module):
-    """Table of token vectors, usable as the output projection too.
+    """Table of token vectors, which can also be the output projection.
 
-    With `scale`, vectors are multiplied by sqrt(width) (arXiv 1706.03762, section 3.4).
+    With `scale`, vectors are multiplied by sqrt(D) (arXiv 1706.03762, section 3.4).
     """
 
     vocab_size: int
@@ -35,7 +35,7 @@ class Embed(nn.Module):
         return product(x.reshape(-1, self.width), self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
-        """Return the losses of `logits(x)`, without an array of all of them."""
+        """Return the losses of `logits(x)`, without an array of all logits."""
         return token_losses(x, dequantized(self.table.T).T, None, targets)
 
 
@@ -44,8 +44,8 @@ def patches(image: Float[Array, "B height width channels"], size: int) -> Float[
     batch, height, width, channels = image.shape
     if height % size or width % size:
         raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
-    cut = image.reshape(batch, height // size, size, width // size, size, channels)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
+    grid = image.reshape(batch, height // size, size, width // size, size, channels)
+    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
 
 
 class PatchEmbed(nn.Module):

@@ -14,11 +14,11 @@ from lineage.models.layers.placement import gathered
 from lineage.models.layers.quantized import Quantized
 
 FEW = 128  # number of rows below which, as in decoding, transposing the kernel takes longer than the product
-FEWEST = 8  # minimum number of rows for a TPU's matrix unit
+FEWEST = 8  # number of rows below which TPUs do not use their matrix unit
 
 
 def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | Quantized) -> Float[Array, "*B R F"]:
-    """Return x @ y; on a TPU with at least 8 rows, because fewer would be multiplied by the vector unit, and slowly."""
+    """Return x @ y; on TPUs, x is padded to at least 8 rows, because the vector unit would multiply fewer slowly."""
     if isinstance(y, Quantized):
         return product(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype)
     if not fewer(x.shape[-2], FEWEST):
@@ -32,16 +32,16 @@ def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | 
 
 
 def fewer(rows: Any, limit: int) -> bool:
-    """Return whether rows are fewer than a limit; a symbolic number, as in exported programs, is not."""
+    """Return whether a number of rows is below a limit; a symbolic number, as in exported programs, is not."""
     return isinstance(rows, int) and rows < limit
 
 
 class Linear(nn.Module):
-    """x W + b over the last axes of x; inputs and outputs may have several axes (heads).
+    """Affine map x W + b of the last axes of x; inputs and outputs may have several axes (heads).
 
     It is computed as one product of two matrices, because XLA's CPU backend transposes operands of more axes in memory
-    for the gradient of the kernel. Only where tokens are sharded over devices do they stay an axis of their own:
-    joined with the batch they could not be sharded.
+    for the gradient of the kernel. Only tokens that are sharded over devices remain an axis of their own, because they
+    could not be sharded if they were merged with the batch.
 
     Attributes:
         features: sizes of the output's last axes.
@@ -63,10 +63,10 @@ class Linear(nn.Module):
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
         kernel = gathered(self, "kernel", kernel).reshape(matrix)
         if matrix[0] > matrix[1] and not fewer(math.prod(rows), FEW):
-            # The gradient as (g^T x)^T: x^T g of a wide x takes half as long again.
+            # Makes the gradient (g^T x)^T; x^T g takes 1.5 times as long for a wide x.
             kernel = jax.lax.optimization_barrier(kernel.T).T
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
         out = product(x.reshape(*joined, matrix[0]), kernel)
-        if self.use_bias:  # here, XLA's GPU backend adds it within the product
+        if self.use_bias:  # before reshaping, so that XLA's GPU backend adds it within the product
             out = out + self.param("bias", self.bias_init, self.features).reshape(-1)
         return out.reshape(*rows, *self.features)

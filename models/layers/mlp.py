@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -12,23 +13,22 @@ from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
 
-def _with_slope(slope):
-    """Return a decorator that gives an elementwise function its derivative `slope`.
+def _with_derivative(derivative):
+    """Return a decorator that defines the derivative of an elementwise function.
 
-    The backward pass multiplies by the slope. Otherwise XLA's CPU backend keeps, or recomputes, half a dozen
-    intermediate results in loops that it does not vectorize. The slope is computed where it is used: with the barrier,
-    XLA does not compute it beside the function, which would write another array.
+    Otherwise XLA's CPU backend stores, or recomputes, half a dozen intermediate results in loops that it does not
+    vectorize. The barrier prevents XLA from computing the derivative in the forward pass and storing it.
     """
 
     def decorate(function):
         activation = jax.custom_jvp(function)
-        activation.defjvp(lambda x, t: (function(*x), slope(*jax.lax.optimization_barrier(x)) * t[0]))
+        activation.defjvp(lambda x, t: (function(*x), derivative(*jax.lax.optimization_barrier(x)) * t[0]))
         return activation
 
     return decorate
 
 
-def _gelu_slope(x):
+def _gelu_derivative(x):
     return 0.5 * jax.lax.erfc(-x * math.sqrt(0.5)) + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
@@ -36,18 +36,18 @@ def _tanh_sigmoid(x):
     return jax.nn.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))  # (1 + tanh) / 2
 
 
-def _gelu_tanh_slope(x):
+def _gelu_tanh_derivative(x):
     sigmoid = _tanh_sigmoid(x)
     return sigmoid + x * sigmoid * (1 - sigmoid) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
 
 
-@_with_slope(_gelu_slope)
+@_with_derivative(_gelu_derivative)
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return x Phi(x), exactly (arXiv 1606.08415), as in BERT and ViT."""
     return 0.5 * x * jax.lax.erfc(-x * math.sqrt(0.5))
 
 
-@_with_slope(_gelu_tanh_slope)
+@_with_derivative(_gelu_tanh_derivative)
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return the tanh approximation of x Phi(x) (arXiv 1606.08415), as in GPT-2."""
     return x * _tanh_sigmoid(x)
@@ -57,11 +57,11 @@ ACTIVATIONS = {"relu": jax.nn.relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu"
 
 
 class Mlp(nn.Module):
-    """activation(x U) W, or with a gate (activation(x G) * x U) W, as in GEGLU and SwiGLU (arXiv 2002.05202).
+    """MLP activation(x U) W, or gated, (activation(x G) * x U) W, as in GEGLU and SwiGLU (arXiv 2002.05202).
 
     Attributes:
         mlp_dim: width of the hidden layer, F; when gated, of each of the two projections.
-        gated: multiply the hidden layer by a second projection.
+        gated: whether the hidden layer is multiplied by a second projection.
         dropout: rate on the hidden layer.
         out_init: initializer of the output projection.
     """
@@ -77,14 +77,9 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        def dense(name, features, kernel_init):
-            biases = {"use_bias": self.use_bias, "bias_init": self.bias_init}
-            return Linear((features,), kernel_init=kernel_init, name=name, **biases)
-
-        hidden = dense("up", self.mlp_dim, self.kernel_init)(x)
-        if self.gated:
-            hidden = self.activation(dense("gate", self.mlp_dim, self.kernel_init)(x)) * hidden
-        else:
-            hidden = self.activation(hidden)
+        linear = partial(Linear, use_bias=self.use_bias, bias_init=self.bias_init)
+        project = partial(linear, (self.mlp_dim,), kernel_init=self.kernel_init)
+        hidden = project(name="up")(x)
+        hidden = self.activation(project(name="gate")(x)) * hidden if self.gated else self.activation(hidden)
         hidden = Dropout(self.dropout)(hidden)
-        return dense("down", x.shape[-1], self.out_init)(hidden)
+        return linear((x.shape[-1],), kernel_init=self.out_init, name="down")(hidden)

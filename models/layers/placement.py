@@ -1,4 +1,4 @@
-"""Placement on a mesh of devices: of parameters where they are used, and of activations in attention."""
+"""Placement of parameters, where they are used, and of activations, in attention, on a mesh of devices."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 # Mesh axes over which the examples of a batch, the tokens of a sequence and the heads of attention are split.
 EXAMPLES, TOKENS, HEADS = ("data", "fsdp"), ("context", "tensor"), ("context", "tensor")
 
-# From the path and the shape of a parameter to its placement at rest and in computation.
+# Function of the path and the shape of a parameter: its placement at rest and in computation.
 Placement = Callable[[str, tuple[int, ...]], tuple[PartitionSpec, PartitionSpec]]
 
 _PLACEMENT: ContextVar[Placement | None] = ContextVar("placement", default=None)
@@ -23,7 +23,7 @@ _PLACEMENT: ContextVar[Placement | None] = ContextVar("placement", default=None)
 
 @contextmanager
 def gathering(placement: Placement | None) -> Iterator[None]:
-    """Gather parameters by `placement` in the functions that are traced inside the block; None leaves them."""
+    """Gather parameters by `placement` in functions that are traced within the block; None disables gathering."""
     token = _PLACEMENT.set(placement)
     try:
         yield
@@ -32,26 +32,26 @@ def gathering(placement: Placement | None) -> Iterator[None]:
 
 
 def gathered(module: nn.Module, name: str, value: Any) -> Any:
-    """Return a parameter of a module, gathered for computation if it is sharded over devices that compute all of it.
+    """Return a parameter of a module, gathered if its placement in computation differs from that at rest.
 
-    Left to itself, XLA would gather it in slices for TPUs, each of them multiplied alone, which is several times
-    slower. The gradient is reduced to where the parameter is at rest.
+    On TPUs, XLA alone would gather it in slices and multiply each of them separately, which is several times slower.
+    The gradient is reduced to the placement at rest.
     """
     placement = _PLACEMENT.get()
     if placement is None:
         return value
 
-    def moved(part):
+    def gather(part):
         at_rest, computed = placement("/".join((*module.path, name)), part.shape)
         return part if at_rest == computed else _moved(part, at_rest, computed)
 
-    return jax.tree.map(moved, value)  # a quantized matrix has two parts
+    return jax.tree.map(gather, value)  # a quantized matrix has two parts
 
 
 def _moved(value: Array, start: PartitionSpec, end: PartitionSpec) -> Array:
-    """Return an array moved from one placement to another in a step of its own, and its gradient back in one.
+    """Return an array moved from one placement to another; its gradient is moved back.
 
-    Otherwise XLA would merge the move into the products before and after it.
+    With both constraints, XLA does not merge the move into the products before and after it.
     """
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(value, start), end)
 
@@ -62,10 +62,10 @@ def num_parts(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
 
 
 def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
-    """Return the attention function, with heads instead of tokens split over the context axis of the mesh, if any.
+    """Return an attention function that splits heads instead of tokens over the context axis of the mesh, if any.
 
-    Queries, keys and values are exchanged before, and outputs after, so that each device attends to whole sequences
-    (DeepSpeed-Ulysses, arXiv 2309.14509). If there are too few key/value heads, they are repeated.
+    An all-to-all exchange before and after attention gives each device whole sequences (DeepSpeed-Ulysses, arXiv
+    2309.14509). If there are too few key/value heads, they are repeated.
 
     Raises:
         ValueError: the query heads cannot be split over the context and tensor axes.

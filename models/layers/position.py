@@ -10,49 +10,49 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.models.layers.attend import Queries
 from lineage.models.layers.linear import FEW, fewer
 
+Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 
-def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Float[np.ndarray, "T D"]:
+
+def sinusoidal(length: int, width: int) -> Float[np.ndarray, "T D"]:
     """Return interleaved sines and cosines of positions at geometric frequencies (arXiv 1706.03762, section 3.5)."""
-    angles = np.arange(length)[:, None] * base ** -(np.arange(0, width, 2) / width)
+    angles = np.arange(length)[:, None] * 10_000.0 ** -(np.arange(0, width, 2) / width)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return table[:, :width].astype(np.float32)
 
 
-def sincos_2d(
-    rows: int, columns: int, width: int, base: float = 10_000.0, endpoint: bool = False
-) -> Float[np.ndarray, "P D"]:
-    """Return 2-D positions, a quarter of the width each: sin and cos of the column, sin and cos of the row.
+def sincos_2d(rows: int, columns: int, width: int, endpoint: bool = False) -> Float[np.ndarray, "P D"]:
+    """Return 2-D position encodings: sin and cos of the column, then of the row, a quarter of the width each.
 
-    Patches are in row order. Frequencies fall from 1 to 1 / base: without the last one, as in MAE (arXiv 2111.06377),
-    or with it (`endpoint`), as in MoCo v3 and arXiv 2205.01580. The width must be a multiple of 4, or ValueError is
-    raised.
+    Patches are in row order. Frequencies decrease from 1 to 1e-4, which is excluded, as in MAE (arXiv 2111.06377),
+    or included (`endpoint`), as in MoCo v3 and arXiv 2205.01580. Raise ValueError if the width is not a multiple of 4.
     """
     if width % 4:
         raise ValueError(f"2-D sine-cosine positions need a width that is a multiple of 4, not {width}.")
-    frequencies = base ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
+    frequencies = 10_000.0 ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = np.mgrid[:rows, :columns].reshape(2, -1, 1) * frequencies
     table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=-1)
     return table.astype(np.float32)
 
 
 def rotary(
-    x: Float[Array, "B T H C"],
+    x: Queries,
     positions: Int[Array, "#B T"],
     base: float = 10_000.0,
     scaling: Callable[[np.ndarray, float], np.ndarray] | None = None,
     magnitude: float = 1.0,
-) -> Float[Array, "B T H C"]:
+) -> Queries:
     """Rotate each pair (i, i + C/2) of a head by its position times its frequency (RoPE, arXiv 2104.09864).
 
-    The inner product of two rotated vectors depends only on the distance of their positions.
+    The inner product of two rotated vectors depends only on the difference of their positions.
 
     Args:
         x: queries or keys.
-        base: the frequencies decrease from 1 toward 1 / base.
-        scaling: maps frequencies and base to frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
-        magnitude: multiplies the vectors, for YaRN by `yarn_magnitude`.
+        base: inverse of the lower limit of the frequencies, which decrease from 1.
+        scaling: function (frequencies, base) -> frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
+        magnitude: factor of the vectors, `yarn_magnitude` for YaRN.
     """
     frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     if scaling is not None:
@@ -64,26 +64,22 @@ def rotary(
     return jax.lax.platform_dependent(x, sin, cos, tpu=rotated_by_product, default=rotated)
 
 
-def rotated(
-    x: Float[Array, "B T H C"], sin: Float[Array, "#B T 1 half"], cos: Float[Array, "#B T 1 half"]
-) -> Float[Array, "B T H C"]:
-    """Rotate each pair (i, i + C/2) of a head by the angle of this sine and cosine."""
+def rotated(x: Queries, sin: Rotation, cos: Rotation) -> Queries:
+    """Rotate each pair (i, i + C/2) of a head by the angles with these sines and cosines."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def rotated_by_product(
-    x: Float[Array, "B T H C"], sin: Float[Array, "#B T 1 half"], cos: Float[Array, "#B T 1 half"]
-) -> Float[Array, "B T H C"]:
-    """Return `rotated`, with the quarter turn of each pair as a product with a matrix.
+def rotated_by_product(x: Queries, sin: Rotation, cos: Rotation) -> Queries:
+    """Return `rotated`, computed with a matrix product that turns each pair by 90 degrees.
 
-    On TPUs this is faster than to cut heads in halves, which would be padded to 128 lanes each.
+    On TPUs this is faster than splitting heads in halves, each of which would be padded to 128 lanes.
     """
     half = x.shape[-1] // 2
     turn = np.roll(np.eye(2 * half), half, axis=1)
     turn[half:] *= -1
     turned = jnp.einsum("BTHC,CD->BTHD", x, turn.astype(x.dtype), preferred_element_type=jnp.float32)
-    sin, cos = (jnp.concatenate([one, one], axis=-1) for one in (sin, cos))
+    sin, cos = (jnp.concatenate([part, part], axis=-1) for part in (sin, cos))
     return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
 
 
@@ -95,12 +91,12 @@ def stretched(
     length: int = 0,
     turns: tuple[float, float] = (1.0, 4.0),
 ) -> Float[np.ndarray, "C"]:
-    """Return lower rotary frequencies, for sequences up to `factor` times as long as those of the training.
+    """Return rotary frequencies for sequences up to `factor` times as long as those of training, of `length` tokens.
 
-    "linear" divides all frequencies by the factor (arXiv 2306.15595). The others divide those that complete fewer than
-    `turns[0]` turns within the training's `length`, and keep those that complete more than `turns[1]` turns, which
-    distinguish close tokens. In between they interpolate: "llama3" linearly in the number of turns (arXiv 2309.00071,
-    section 3.2; Llama 3.1's reference code), "yarn" linearly in the index of the frequency (YaRN's reference code).
+    "linear" divides all frequencies by the factor (arXiv 2306.15595). The other kinds divide those with fewer than
+    `turns[0]` turns within `length` tokens, and keep those with more than `turns[1]` turns, which distinguish close
+    tokens. In between they interpolate: "llama3" linearly in the number of turns (arXiv 2309.00071, section 3.2; Llama
+    3.1's reference code), "yarn" linearly in the index of the frequency (YaRN's reference code).
     """
     if kind == "linear":
         return frequencies / factor
@@ -122,7 +118,7 @@ def yarn_magnitude(factor: float) -> float:
 
 
 class Learned(nn.Module):
-    """Learned vector for each position; `stddev` is the standard deviation of the initial values."""
+    """Learned vector of each position; `stddev` is the standard deviation of the initial values."""
 
     length: int
     width: int
@@ -134,7 +130,7 @@ class Learned(nn.Module):
 
 
 class Learned2D(nn.Module):
-    """Learned half of a vector for each row, and the other half for each column (arXiv 2010.11929, appendix D.4)."""
+    """Concatenation of learned vectors of each row and each column (arXiv 2010.11929, appendix D.4)."""
 
     rows: int
     columns: int
@@ -151,18 +147,16 @@ class Learned2D(nn.Module):
 
 
 class RelativeKeys(nn.Module):
-    """Bias that is the product of the query with a learned key of each distance (arXiv 1803.02155; 2010.11929, D.4).
+    """Bias by the product of the query and a learned key for each distance (arXiv 1803.02155; 2010.11929, D.4).
 
-    Distances above `max_distance` share its key.
+    Distances above `max_distance` share one key.
     """
 
     max_distance: int
 
     @nn.compact
-    def __call__(
-        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
-    ) -> Float[Array, "B H T {keys}"]:
-        """Return the scaled product of each query with the key of its distance to each position from 0 to keys - 1."""
+    def __call__(self, query: Queries, positions: Int[Array, "#B T"], keys: int) -> Float[Array, "B H T {keys}"]:
+        """Return the bias of each query, at `positions`, to keys at the positions 0 to keys - 1."""
         size = query.shape[-1]
         table = self.param("table", nn.initializers.normal(0.02), (2 * self.max_distance + 1, size))
         distance = positions[:, :, None] - jnp.arange(keys)
@@ -174,14 +168,14 @@ class RelativeKeys(nn.Module):
 class RelativeBuckets(nn.Module):
     """Learned bias of each head for each bucket of distances (T5, arXiv 1910.10683, section 2.1).
 
-    Half of the buckets of a direction hold one distance each, the other half increasing ranges up to `max_distance`,
-    and the last one all larger distances. All layers share one such bias.
+    Half of the buckets of a direction have one distance each, the other half increasing ranges up to `max_distance`.
+    The last one also has all larger distances. All layers share the bias.
 
     Attributes:
-        buckets: number of buckets of both directions together, or, if not `bidirectional`, of the keys before the
-            query: those after it share the bucket of distance 0.
-        max_distance: distance from which on the last bucket is used.
-        bidirectional: half of the buckets are for keys after the query.
+        buckets: number of buckets.
+        max_distance: distance from which on the last bucket is always used.
+        bidirectional: whether half of the buckets are for keys after the query; otherwise such keys are in the bucket
+            of distance 0.
     """
 
     num_heads: int
@@ -192,13 +186,13 @@ class RelativeBuckets(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[Array, "#B T"], keys: int) -> Float[Array, "#B H T {keys}"]:
-        """Return the bias of queries at `positions` to keys at 0 to keys - 1; raise ValueError for invalid buckets."""
+        """Return the bias of queries at `positions` to keys at the positions 0 to keys - 1."""
         table = self.param("table", nn.initializers.normal(self.stddev), (self.buckets, self.num_heads))
         count = self.buckets // 2 if self.bidirectional else self.buckets
         single = count // 2
         if not 0 < single < self.max_distance:
-            allowed = f"it must be at least 1 and less than max_distance, which is {self.max_distance}"
-            raise ValueError(f"{self.buckets} buckets hold {single} distances alone: {allowed}.")
+            given = f"with {self.buckets} buckets, {single} distances have a bucket each"
+            raise ValueError(f"{given}: it must be at least 1 and below max_distance, which is {self.max_distance}.")
         far = np.arange(single, self.max_distance + 1)
         far = single + np.log(far / single) / np.log(self.max_distance / single) * (count - single)
         bucket = jnp.asarray([*range(single), *np.minimum(far.astype(int), count - 1)])
@@ -212,10 +206,10 @@ class RelativeBuckets(nn.Module):
 
 
 def resample(table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Array, "Q D"]:
-    """Interpolate a table of a grid of `old` (rows, columns) to a `new` grid, bicubically.
+    """Interpolate a table of positions on a grid of `old` (rows, columns) to a `new` grid, bicubically.
 
-    This is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are resampled. The table
-    must have the size of the old grid, or ValueError is raised.
+    This is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are resampled. Raise
+    ValueError if the table does not have the size of the old grid.
     """
     if table.shape[0] != old[0] * old[1]:
         raise ValueError(f"a table of {table.shape[0]} positions is not one of a {old[0]}x{old[1]} grid.")
@@ -234,6 +228,6 @@ def _bicubic(before: int, after: int) -> Float[np.ndarray, "{after} {before}"]:
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weights = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-    matrix = np.zeros((after, before))  # taps outside repeat the border
+    matrix = np.zeros((after, before))  # beyond the border, its samples are repeated
     np.add.at(matrix, (np.arange(after)[:, None], np.clip(taps, 0, before - 1)), weights)
     return matrix.astype(np.float32)

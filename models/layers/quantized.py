@@ -1,4 +1,4 @@
-"""Matrices of 8-bit numbers, which can take the place of the parameters of `Linear` and `Embed`."""
+"""Matrices of 8-bit numbers, which can replace the parameters of `Linear` and `Embed`."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ class Quantized:
     """Matrix of 8-bit numbers with a scale for each output.
 
     Attributes:
-        values: integers, or 8-bit floating-point numbers, [*layers, *inputs, *outputs]; in a table [outputs, inputs];
-            in a cache [sequences and heads, entries, channels].
-        scale: factors of the values, [*layers, *outputs]; in a cache [sequences and heads, entries]; of the dtype of
-            computation.
+        values: 8-bit integers or floating-point numbers, [*layers, *inputs, *outputs]; [outputs, inputs] in a table;
+            [sequences and heads, entries, channels] in a cache.
+        scale: factors of the values, in the dtype of computation, [*layers, *outputs]; [sequences and heads, entries]
+            in a cache.
     """
 
     values: Any
@@ -35,36 +35,36 @@ class Quantized:
         return self.replace(values=self.values.T)
 
     def reshape(self, shape: tuple[int, int]) -> "Quantized":
-        """Return the matrix with its inputs joined in one axis, and its outputs."""
+        """Return the matrix with one axis of inputs and one of outputs."""
         return Quantized(self.values.reshape(shape), self.scale.reshape(shape[1]))
 
 
 def dequantized(matrix: Any) -> Float[Array, "..."]:
-    """Return the values of a quantized matrix, whose last axes are the outputs, and any other matrix unchanged."""
+    """Return a quantized matrix, whose last axes are the outputs, as an array; return an array unchanged."""
     return matrix.values.astype(matrix.dtype) * matrix.scale if isinstance(matrix, Quantized) else matrix
 
 
 def quantized(vectors: Float[Array, "*B C"]) -> Quantized:
-    """Return vectors as int8 numbers with a scale for each vector; its largest magnitude becomes 127."""
-    most = jnp.abs(vectors).max(axis=-1).astype(jnp.float32)
-    scale = jnp.where(most > 0, most / 127, 1).astype(vectors.dtype)
+    """Quantize vectors to int8, with a scale for each vector that maps its largest magnitude to 127."""
+    largest = jnp.abs(vectors).max(axis=-1).astype(jnp.float32)
+    scale = jnp.where(largest > 0, largest / 127, 1).astype(vectors.dtype)
     values = jnp.round(vectors.astype(jnp.float32) / scale.astype(jnp.float32)[..., None])
     return Quantized(values.clip(-127, 127).astype(jnp.int8), scale)
 
 
 def vectors(entries: Any) -> Float[Array, "*B C"]:
-    """Return the vectors of `quantized` entries of a cache, and any other entries unchanged."""
+    """Return `quantized` entries of a cache as an array; return an array unchanged."""
     if not isinstance(entries, Quantized):
         return entries
     return entries.values.astype(entries.dtype) * entries.scale[..., None]
 
 
 def rows(table: Any, indices: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-    """Return the rows of a table at some indices, as `jnp.take` does."""
+    """Return the rows of a table at these indices."""
     if not isinstance(table, Quantized):
         return jnp.take(table, indices, axis=0)
     flat = indices.reshape(-1)
-    if indices.size == 1:  # for one row, XLA would copy the whole table into another layout on TPUs
+    if indices.size == 1:  # on TPUs, XLA would copy the whole table into another layout for a single row
         flat = jax.lax.optimization_barrier(jnp.tile(flat, 2))
-    found = jnp.take(table.values, flat, axis=0).astype(table.dtype) * jnp.take(table.scale, flat)[:, None]
-    return found[: indices.size].reshape(*indices.shape, -1)
+    taken = jnp.take(table.values, flat, axis=0).astype(table.dtype) * jnp.take(table.scale, flat)[:, None]
+    return taken[: indices.size].reshape(*indices.shape, -1)

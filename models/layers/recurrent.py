@@ -1,6 +1,6 @@
 """Recurrent networks: cells that update a state with every token, in one compiled loop over time.
 
-A state is a tuple of arrays [B, D], the first of which is the output. Gates are in PyTorch's order.
+A state is a tuple of arrays [B, D], the first of which is the output. The order of the gates is PyTorch's.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Kind = Literal["rnn", "gru", "lstm"]
 
 
 def rnn(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
-    """Return tanh(x + h), where x and h are the projections of input and state, here and below (Elman 1990)."""
+    """Return tanh(x + h) (Elman 1990); here and below, x and h are the projections of the input and the state."""
     return (jnp.tanh(x + h),)
 
 
@@ -46,7 +46,7 @@ CELLS = {"rnn": (rnn, 1, 1), "gru": (gru, 3, 1), "lstm": (lstm, 4, 2)}
 
 
 class Cell(nn.Module):
-    """Step of one token: `cell(state, cell.project(x))` is the next state.
+    """Recurrent cell: `cell(state, cell.project(x))` is the state after a token x.
 
     Attributes:
         kind: "rnn", "gru" or "lstm".
@@ -82,35 +82,30 @@ class Cell(nn.Module):
 
 
 def held(mask: Bool[Array, "B"] | None, new, old):
-    """Return the new state of the sequences where the mask is True, and the old one of the others."""
+    """Return the new state of sequences where the mask is True, and the old state of the others."""
     if mask is None:
         return new
     return jax.tree.map(lambda new, old: jnp.where(mask[:, None], new, old), new, old)
 
 
 class Layer(nn.Module):
-    """Recurrent layer of one direction.
-
-    Attributes:
-        cell: makes the cell, such as `partial(Cell, "gru", 256)`.
-        reverse: go from the last token to the first.
-    """
+    """Recurrent layer of one direction; `cell` is a constructor, such as `partial(Cell, "gru", 256)`."""
 
     cell: Callable[..., Cell]
-    reverse: bool = False
+    reverse: bool = False  # whether to go from the last token to the first
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T E"], *, mask: Bool[Array, "B T"] | None = None, state: State | None = None
     ) -> tuple[Float[Array, "B T D"], State]:
-        """Return the output after each token, and the final state; the initial state None is zeros.
+        """Return the output after each token, and the final state. The initial state is zero if `state` is None.
 
         Tokens where the mask is False leave the state unchanged.
         """
         cell = self.cell(name="cell")
 
-        def step(cell, state, now):
-            x, real = now
+        def step(cell, state, inputs):
+            x, real = inputs
             state = held(real, cell(state, x), state)
             return state, state[0]
 
@@ -126,7 +121,7 @@ class Recurrent(nn.Module):
     Attributes:
         kind, width, projection: see `Cell`.
         depth: number of layers, L.
-        bidirectional: add a second cell to each layer, which goes from the last token to the first.
+        bidirectional: whether each layer has a second cell, which goes from the last token to the first.
         dropout: rate between layers (arXiv 1409.2329).
     """
 
@@ -141,10 +136,10 @@ class Recurrent(nn.Module):
     def __call__(
         self, x: Float[Array, "B S E"], *, mask: Bool[Array, "B S"] | None = None, states: list[State] | None = None
     ) -> tuple[Float[Array, "B S D"], list[State]]:
-        """Return the last layer's outputs, the directions concatenated, and the final states.
+        """Return the last layer's outputs, with the directions concatenated, and the final states.
 
-        States are those of the first layer's directions, then of the next layer's; initial states None are zeros.
-        Tokens where the mask is False leave them unchanged.
+        States are ordered by layer, then by direction. The initial states are zero if `states` is None. Tokens where
+        the mask is False leave them unchanged.
         """
         cell = partial(Cell, self.kind, self.width, self.projection)
         directions = ("forward", "backward") if self.bidirectional else ("forward",)

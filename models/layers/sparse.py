@@ -1,4 +1,4 @@
-"""Sparse attention, whose work and memory grow as the length of the sequence instead of its square."""
+"""Sparse attention, whose time and memory are linear in the length of the sequence instead of quadratic."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +17,8 @@ def has_windows(mask: Mask, length: int) -> bool:
 def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
     """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
 
-    Queries are cut into blocks of the length of the window, which attend to their own and the preceding block. The
-    mask must be causal with a window, and may have `keys`. `options` are those of `dense`, with weights
+    Queries are split into blocks of `window` tokens, which attend to their own and the preceding block. The mask must
+    be causal with a window, and may have `keys`. `options` are those of `dense`, with weights
     [B x blocks, H, window, 2 x window].
     """
     batch, length = query.shape[:2]
@@ -42,18 +42,14 @@ def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) ->
 class BlockSparse:
     """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbors, both end blocks and R others.
 
-    The end blocks attend to all. Blocks are gathered, so that there are no T x T scores.
-
-    Attributes:
-        others: indices of the R others of each of the N blocks between the ends; with a layer axis, in each layer.
-        size: tokens in a block.
+    The end blocks attend to all blocks. Blocks are gathered, so that there are no T x T scores.
     """
 
-    others: Int[Array | np.ndarray, "*L N R"]
-    size: int = struct.field(pytree_node=False)
+    others: Int[Array | np.ndarray, "*L N R"]  # indices of the R others of each of the N blocks between the ends
+    size: int = struct.field(pytree_node=False)  # number of tokens in a block
 
     def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
-        """Attend as `dense` does, with its options; the mask may have `keys` only."""
+        """Attend with the options of `dense`; the mask may only have `keys`."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
         real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys
         real = jnp.broadcast_to(real, (batch, length))[..., None, None]
@@ -67,15 +63,15 @@ class BlockSparse:
             ends = [jnp.broadcast_to(end, near[0].shape) for end in (x[:, :1], x[:, -1:])]
             return jnp.concatenate([jnp.stack(ends + near, axis=2), x[:, self.others]], axis=2)
 
-        def look(rows, query, key, value, real):
+        def attend(rows, query, key, value, real):
             query, key, value = (x.reshape(rows, -1, *x.shape[-2:]) for x in (query, key, value))
             out = dense(query, key, value, Mask(keys=real.reshape(rows, -1)), **options)
             return out.reshape(batch, -1, self.size, *out.shape[2:])
 
         query, key, value, real = map(blocks, (query, key, value, real))
-        ends = look(batch, query[:, [0, -1]], key, value, real)
-        once = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
-        once[0, 2] = once[-1, 4] = False  # a neighbor that is also one of the ends
-        between = look(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & once)
+        ends = attend(batch, query[:, [0, -1]], key, value, real)
+        distinct = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
+        distinct[0, 2] = distinct[-1, 4] = False  # a neighbor that is also one of the ends
+        between = attend(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & distinct)
         out = jnp.concatenate([ends[:, :1], between, ends[:, 1:]], axis=1)
         return out.reshape(batch, -1, *out.shape[3:])[:, :length]

@@ -150,7 +150,7 @@ def test_invalid_settings_raise():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (DistilBERT(**SIZES, epsilon=1e-5), "num_segments is 0 and epsilon 1e-05: .* DistilBERT with 0 and 1e-12"),
+        (DistilBERT(**SIZES, epsilon=1e-5), "num_segments is 0 and epsilon 1e-05: .* DistilBERT only with 0 and 1e-12"),
         (ELECTRA(**SIZES, embed_width=16), "width and embed_width are 16: they must differ"),
     ],
 )

@@ -152,7 +152,7 @@ def test_scheduled_sampling_keeps_the_first_token_and_has_finite_gradients():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attention": "dot"}, "the dot product needs states of one width"),
+        ({"attention": "dot"}, "attention is 'dot', which requires states of equal width: bidirectional must be False"),
         ({"attention": "fixed", "span": "monotonic"}, "span is 'monotonic' without attention"),
     ],
 )

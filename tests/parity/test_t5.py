@@ -94,7 +94,7 @@ def test_export_round_trip(version, round_trip):
 
 def test_untied_output_projection_is_not_scaled():
     model = t5.T5(tied=False, scale_decoder_outputs=True)
-    with pytest.raises(ValueError, match="`transformers` scales tied outputs alone"):
+    with pytest.raises(ValueError, match="`transformers` scales only tied outputs"):
         convert.FAMILIES["t5"].config(model)
 
 

@@ -198,7 +198,7 @@ def test_image_distillation_loss_matches_reference(temperature):
         ("vit", {"task.name": "distilled_image_classification"}, "needs a model with the outputs distilled"),
         ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
-        ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
+        ("deit", {"model.pooling": "gap"}, "pooling is 'gap' and head 'linear': DeiT requires 'token' and 'linear'"),
         ("mae", MASKED | {"model.position": "relative"}, "model.position is 'relative'. Available: none, 1d, 2d"),
     ],
 )

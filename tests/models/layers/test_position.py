@@ -174,7 +174,7 @@ def test_relative_buckets_match_the_paper(bidirectional, variables):
 @pytest.mark.parametrize(("buckets", "alone"), [(8, 4), (1, 0)])
 def test_relative_buckets_exceeding_the_distance_raise(buckets, alone):
     module = RelativeBuckets(1, buckets, max_distance=4, bidirectional=False)
-    with pytest.raises(ValueError, match=f"{buckets} buckets hold {alone} distances alone: .* max_distance, which is"):
+    with pytest.raises(ValueError, match=f"with {buckets} buckets, {alone} distances have a .* max_distance, which is"):
         module.init(jax.random.key(0), jnp.array([[0]]), 3)
 
 
