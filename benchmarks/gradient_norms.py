@@ -62,7 +62,9 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
 
         params = model.init(jax.random.key(seed), batch["inputs"], batch["tokens"])["params"]
         grads = jax.grad(loss)(params)
-        kernels = {(side, name): grads[side]["layers"]["mlp"][name]["kernel"] for side in SIDES for name in MATRICES}
+        kernels = {
+            (side, name): grads[f"{side}_stack"]["layers"]["mlp"][name]["kernel"] for side in SIDES for name in MATRICES
+        }
         return {key: (kernel**2).sum(axis=(1, 2)) ** 0.5 for key, kernel in kernels.items()}
 
     found = [jax.device_get(norms(seed, next(batches))) for seed in range(seeds)]
