@@ -62,7 +62,8 @@ def execute(options: Options, changes: Changes, workdir: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        print(f"\n{process.ERROR}{str(error) or type(error).__name__}", file=sys.stderr)
+        said = process.printable(str(error) or type(error).__name__, kept="\n")
+        print(f"\n{process.ERROR}{said}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:

@@ -312,7 +312,8 @@ class Facts:
                 raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
             return facts
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}): delete it to read the data of the run instead.") from None
+            advice = "restore it, or move it away to read the data of the run instead"
+            raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 
 
 def _is(value: Any, hint: Any) -> bool:

@@ -85,6 +85,8 @@ class ShardFile:
 
     def __init__(self, path: Path, dtype: np.dtype, shard: Shard, delete: bool = True):
         self._path, self._delete = path, delete
+        if _has_no_end(path):
+            self._damaged()
         content = np.asarray(np.memmap(path, np.uint8, mode="r"))
         first = 8 * shard.documents
         self._size = first + dtype.itemsize * shard.tokens
@@ -131,11 +133,17 @@ class ShardFile:
 
 def read_index(folder: Path) -> tuple[list[Shard], bool]:
     """Return the shards in the index of a corpus, and whether they are complete; none if the index is not intact."""
+    if _has_no_end(folder / INDEX):
+        return [], False
     with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
             return [Shard(**values) for values in index["shards"]], index["complete"]
     return [], False
+
+
+def _has_no_end(path):
+    return path.is_fifo() or path.is_char_device()
 
 
 def shard_size(shard: Shard, dtype: np.dtype) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lineage.configs.atomic import replacing, write_atomic, write_record
+from lineage.configs.atomic import replacing, sealed, write_atomic, write_record
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
@@ -41,7 +41,7 @@ def write_samples(context: Context, variables: Any, workdir: Path, step: int) ->
         return
     path = folder(workdir) / SAMPLES
     earlier = [line for line in parse_metrics(path) if line["step"] < step] if path.exists() else []
-    new = [{"step": step, "prompt": sampler.lead(settings.prompt), "text": text} for text in texts]
+    new = [sealed({"step": step, "prompt": sampler.lead(settings.prompt), "text": text}) for text in texts]
     write_atomic(path, "".join(f"{json.dumps(line)}\n" for line in earlier + new))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from lineage.configs import storage
-from lineage.configs.atomic import sealed, unsealed, write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic, write_record
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -22,8 +22,9 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
+DATA = "data.json"  # the fingerprints of the data files
 # Files of a run that, in a folder without a run, may belong to somebody else.
-OWN = (CONFIG, START, METRICS, PARAMETERS, "data.json", "facts.json", "tokenizer.json", "report.html")
+OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
@@ -86,9 +87,10 @@ def make(workdir: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return the path; raise ValueError if it is a pipe or a device, whose content may never end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is not a regular file.")
+    """Return the path; raise ValueError if it, or a file below it, is a pipe or a device, which may never end."""
+    for each in (path, *path.rglob("*")):
+        if each.exists() and not (each.is_file() or each.is_dir()):
+            raise ValueError(f"{each} is not a regular file.")
     return path
 
 
@@ -97,7 +99,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
+        advice = "restore it, or move it away to continue without it"
+        raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -167,6 +170,8 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         )
     if record.pop("crc32", None) != sealed(record)["crc32"]:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
+    if not all(isinstance(record.get(name, {}), dict) for name in ("config", "metrics")):
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} has no objects `config` and `metrics`")
     return record
 
 
@@ -219,17 +224,29 @@ def discard(workdir: Path, force: bool = False) -> None:
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, files = workdir / "data.json", {**files, **_own_files(workdir)}
-    if last_step(workdir) and path.exists() and not force:
+    path, files = workdir / DATA, {**files, **_own_files(workdir)}
+    if last_step(workdir) and not force:
         before = read_json(path)
+        if not before and newest_record(workdir).get("data") not in (None, sealed(files)["crc32"]):
+            raise ValueError(
+                f"the data changed since the run in {workdir} began, and {path}, which lists the files, is missing: "
+                f"restore the data, choose another workdir, or {FORCE}."
+            )
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
-        if changed:
+        if before and changed:
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
             raise ValueError(
                 f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
-                f"files): restore the data, choose another workdir, or {FORCE}."
+                f"files): restore the data or {path}, choose another workdir, or {FORCE}."
             )
-    write_atomic(path, json.dumps(files, indent=2))
+    write_record(path, files)
+
+
+def check_tokenizer(workdir: Path) -> None:
+    """Raise ValueError if the tokenizer in a run folder is not the one in `data.json`, if that exists."""
+    path = workdir / "tokenizer.json"
+    if path.is_file() and _digest(path) != read_json(workdir / DATA).get(path.name, _digest(path)):
+        raise ValueError(f"{path} is damaged: its SHA-256 is not that in {DATA}.")
 
 
 def _own_files(workdir):

@@ -19,7 +19,7 @@ from rich.text import Text
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import ERROR
+from lineage.runs.process import ERROR, printable
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log
@@ -73,7 +73,9 @@ class Run:
     def last(self, key: str) -> float:
         """Return the last value of a metric, NaN if there is none."""
         values = (line[key] for line in reversed(self.metrics) if key in line)
-        return next((value for value in values if isinstance(value, int | float)), math.nan)
+        with suppress(StopIteration, OverflowError):  # an integer can be too large
+            return float(next(value for value in values if isinstance(value, int | float)))
+        return math.nan
 
     def tail(self) -> str:
         """Return the end of the log, "" if there is none."""
@@ -177,7 +179,7 @@ def watch(folders: Iterable[Path]) -> None:
                 for path in runs_in(folder):
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
-                        runs[path] = Run(folder.name if name == "." else name, path)
+                        runs[path] = Run(printable(folder.name if name == "." else name), path)
                     refresh(runs[path])
             # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())

@@ -55,6 +55,11 @@ def exit_code(error: Exception) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Return a text, such as the name of somebody else's folder, with control characters but `kept` ones escaped."""
+    return "".join(each if each.isprintable() or each in kept else ascii(each)[1:-1] for each in text)
+
+
 @contextlib.contextmanager
 def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.

@@ -22,7 +22,7 @@ from lineage.configs import schema
 from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record
+from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record, regular
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import hash_array, hash_leaves
@@ -55,6 +55,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
+        _ = [regular(path) for path in self.folder.glob("*/_CHECKPOINT_METADATA")]  # the manager reads them
         self._manager = self._open()
 
     def reload(self) -> None:
@@ -300,6 +301,7 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     try:
+        regular(folder)
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             yield reader
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
@@ -312,19 +314,20 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
 
 def _read_state(folder, target, damage):
     """Return the whole state, and the expected hashes of its arrays."""
-    hashes, places = read_record(folder)["hashes"], ocp.checkpoint_utils.construct_restore_args(target)
+    record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
+    args = ocp.args.PyTreeRestore(target, restore_args=places)
     with _reader(folder, damage) as reader:
-        state = reader.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
-    return state, hashes
+        return reader.restore(folder / "state", args=args), record["hashes"]
 
 
 def _read_model(folder):
     """Return the state in the folder of a step as `read_newest` does."""
     record, found = _retried(read_fields, folder, ("ema", "collections", "frozen"))
     params = found.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
-    adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
+    with _reader(folder, f"the checkpoint {folder} is damaged"):  # its record may lack an entry
+        adapter, step = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"])), record["next_batch"]
     collections, frozen = found.get("collections", {}), found.get("frozen")
-    return TrainState(record["next_batch"], params, None, collections, None, frozen=frozen, adapter=adapter)
+    return TrainState(step, params, None, collections, None, frozen=frozen, adapter=adapter)
 
 
 def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

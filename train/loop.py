@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from lineage.configs.atomic import sealed
 from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
@@ -125,6 +126,7 @@ class TrainingLoop:
         self.checkpoints.notify = notify
         self.state = initial_state(experiment, self.checkpoints, notify)
         self.start = self.progress.step = int(self.state.step)
+        self.data_checksum = sealed(folder.read_json(workdir / folder.DATA))["crc32"]
         self.step = self.attempted = self.start  # the last step, and the step of the last attempt to save
         self.stop = stack.enter_context(StopSignal())
         self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
@@ -237,6 +239,7 @@ class TrainingLoop:
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
         written = {"lines": self.writer.lines, "history_crc32": self.writer.crc32, "averages": self.averages.sums}
+        written["data"] = self.data_checksum
         return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager

@@ -23,7 +23,7 @@ from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs import remote
-from lineage.runs.folder import CONFIG, check_config
+from lineage.runs.folder import CONFIG, check_config, check_tokenizer
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
 
@@ -209,12 +209,13 @@ def restore(
 
     Args:
         checkpoint: "latest" or "best".
-        force: accept changed keys on which the training depends.
+        force: accept changed keys on which the training depends, and another tokenizer.
         alone: whether to use only the devices of this process instead of those of all processes.
         choose_experts: whether to choose the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
         check_config(config, folder)
+        check_tokenizer(folder)
     devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, saved_facts=adoption.saved_facts(folder))
     state = experiment.restore(checkpoint)

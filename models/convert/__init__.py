@@ -24,6 +24,8 @@ from lineage.models.convert.family import ACTIVATIONS, FAMILIES, read_json, rear
 
 load_all(__name__, __path__)
 MAX_DEPTH = 1000  # maximum number of layers of a model in a folder
+MAX_BLOCKS = 200  # maximum number of blocks of all its stages, which are not scanned
+MAX_STAGES = 64  # maximum number of values of a setting
 SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
@@ -141,8 +143,10 @@ def _read(family, model, files, shapes, dtype):
         array = files[names[name]].get_tensor(names[name])
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating-point type.")
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype, copy=False)
         if not np.isfinite(array).all():
-            raise ValueError(f"tensor {name} has values that are not finite.")
+            raise ValueError(f"tensor {name} has values that are not finite in {array.dtype}.")
         return array
 
     for copy, original in copies.items():
@@ -237,12 +241,20 @@ def _value(name, setting, value, default):
 def _check_sizes(settings, limit):
     """Raise ValueError if a setting is too large for a model with at most `limit` weights."""
     for name, value in settings.items():
-        most = MAX_DEPTH if name.endswith(("depth", "depths")) else limit
-        if any(type(each) is int and each > most for each in (value if isinstance(value, tuple) else (value,))):
+        if isinstance(value, nn.Module):  # a backbone
+            _check_sizes(vars(value), limit)
+        numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if type(each) is int]
+        if len(numbers) > MAX_STAGES:
+            raise ValueError(f"{name} has {len(numbers):,} values: it must have at most {MAX_STAGES}.")
+        most = MAX_DEPTH if name.endswith("depth") else MAX_BLOCKS if name == "depths" else limit
+        if (sum(numbers) if name == "depths" else max(numbers, default=0)) > most:
             raise ValueError(f"{name} is {_short(value)}: it must be at most {most:,} for the weights in the files.")
     size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
-    if patch and (size // patch) ** 2 * settings.get("width", 1) > limit:  # a computed table of positions
+    width = max(settings.get(name) or 1 for name in ("width", "decoder_width"))
+    if patch and (size // patch) ** 2 * width > limit:  # a computed table of positions
         raise ValueError(f"image_size is {size:,}, in patches of {patch}: too large for the weights in the files.")
+    if type(window := settings.get("window")) is int and settings.get("depths") and window**4 > limit:
+        raise ValueError(f"window is {window:,}: its pairs of tokens are too many for the weights in the files.")
 
 
 def _short(value):

@@ -3,6 +3,8 @@
 The reference has dropout on the attention weights only; ours also on the output of each sublayer.
 """
 
+import math
+
 from lineage.models.convert.family import Family, Rule, register
 
 # Supported rope types -> their names of the two values of `rope_turns`.
@@ -76,7 +78,7 @@ class Llama(Family):
         } | {name: value for name, value in rope.items() if value is not None}
         numbers = {name: values.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
         for name, value in numbers.items():
-            if type(value) not in (int, float) or value <= 0:
+            if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")
         settings = {"rope_base": float(numbers["rope_theta"]), "rope_scaling": kind}
         if kind == "default":

@@ -7,7 +7,6 @@ supported.
 import math
 import os
 import re
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -36,6 +35,7 @@ NAMES = {
 }
 FIXED = {"position": "1d", "activation": "gelu_tanh", "epsilon": 1e-6}
 FIXED |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
+MOST = 10**8  # bytes of a file's arrays, in addition to four times its size
 
 
 def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -45,41 +45,15 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         FileNotFoundError: there is no such file.
         ValueError: the file is corrupt, or is not one of a ViT.
     """
+    arrays = _read(path)
     try:
-        with np.load(path) as file:
-            arrays = dict(file)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not an .npz file: {error}.") from None
-    all_names = " ".join(arrays)
-    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", all_names))
-    hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
-    layer = "Transformer/encoderblock_0/"
-    try:
-        size, _, channels, width = arrays["embedding/kernel"].shape
-        _, num_heads, _ = arrays[f"{layer}MultiHeadDotProductAttention_1/query/kernel"].shape
-        hidden = arrays[f"{layer}MlpBlock_3/Dense_0/kernel"].shape[-1]
-        positions = arrays["Transformer/posembed_input/pos_embedding"].shape[1]
-        if hybrid:
-            size, channels = size * _stride(hybrid), arrays["conv_root/kernel"].shape[2]
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{path} holds no ViT: {error}.") from None
-    token = "cls" in arrays
-    sizes = {
-        "num_classes": arrays["head/bias"].size if "head/bias" in arrays else 0,
-        "image_size": math.isqrt(positions - token) * size,
-        "patch_size": size,
-        "channels": channels,
-        "depth": len(set(re.findall(r"encoderblock_\d+/", all_names))),
-        "width": width,
-        "num_heads": num_heads,
-        "mlp_dim": hidden,
-        "hybrid": hybrid,
-        "pooling": "token" if token else "gap",
-        "head": "mlp" if "pre_logits/bias" in arrays else "linear",
-    }
-    model = ViT(**FIXED | sizes | settings)
-    image = np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
-    shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image)["params"], sep="/")
+        model = ViT(**FIXED | _settings(arrays) | settings)
+        image = jax.ShapeDtypeStruct((1, model.image_size, model.image_size, model.channels), jnp.float32)
+        shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image)["params"], sep="/")
+        with np.errstate(over="ignore"):
+            arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no ViT: {' '.join(str(error).split())[:200]}.") from None
     names = {ours: _names(model, ours) for ours in shapes}
     expected = {name: math.prod(shapes[ours].shape) // len(group) for ours, group in names.items() for name in group}
     wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
@@ -88,8 +62,51 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise ValueError(f"{path}: tensor {wrong[0]} has values that are not finite.")
     arrays = {ours: np.stack([arrays[name] for name in group]) for ours, group in names.items()}
-    params = {ours: jnp.asarray(array.reshape(shapes[ours].shape), dtype) for ours, array in arrays.items()}
+    params = {ours: jnp.asarray(array.reshape(shapes[ours].shape)) for ours, array in arrays.items()}
     return model, {"params": unflatten_dict(params, sep="/")}
+
+
+def _read(path):
+    """Return the arrays in a file, which must not be compressed so much that they would take too much memory."""
+    size = os.stat(path).st_size  # 0 for a pipe
+    try:
+        if not size:
+            raise ValueError("it is empty")
+        with np.load(path) as file:
+            if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MOST:
+                raise ValueError(f"it has {size:,} bytes for arrays of {needed:,}")
+            return dict(file)
+    except OSError:
+        raise
+    except Exception as error:  # archives raise exceptions of many types
+        raise ValueError(f"{path} is not an .npz file: {' '.join(str(error).split())[:200]}.") from None
+
+
+def _settings(arrays):
+    """Return the settings of the model of some arrays, by their names and shapes."""
+    found = " ".join(arrays)
+    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", found))
+    hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
+    layer = "Transformer/encoderblock_0/"
+    size, _, channels, width = arrays["embedding/kernel"].shape
+    _, num_heads, _ = arrays[f"{layer}MultiHeadDotProductAttention_1/query/kernel"].shape
+    positions = arrays["Transformer/posembed_input/pos_embedding"].shape[1]
+    if hybrid:
+        size, channels = size * _stride(hybrid), arrays["conv_root/kernel"].shape[2]
+    token = "cls" in arrays
+    return {
+        "num_classes": arrays["head/bias"].size if "head/bias" in arrays else 0,
+        "image_size": math.isqrt(positions - token) * size,
+        "patch_size": size,
+        "channels": channels,
+        "depth": len(set(re.findall(r"encoderblock_\d+/", found))),
+        "width": width,
+        "num_heads": num_heads,
+        "mlp_dim": arrays[f"{layer}MlpBlock_3/Dense_0/kernel"].shape[-1],
+        "hybrid": hybrid,
+        "pooling": "token" if token else "gap",
+        "head": "mlp" if "pre_logits/bias" in arrays else "linear",
+    }
 
 
 def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:

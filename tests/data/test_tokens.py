@@ -310,6 +310,27 @@ def test_index_that_cannot_be_read_is_an_error(small, tmp_path):
         tokenize(Documents(TEXTS), BYTES, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["index.json", "00000.tokens"])
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_files_without_end_are_replaced(name, target, tmp_path):
+    """Check a cache that came from somebody else, also if the index has a shard of the size 0."""
+    expected = tokenize(Documents(TEXTS), BYTES, tmp_path)
+    path = next(tmp_path.glob(f"*/{name}"))
+    path.unlink()
+    if target == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
+        shards.verify(path.parent)
+    if name != "index.json":
+        with pytest.raises(ValueError, match=f"{path} is damaged"):
+            shards.ShardFile(path, expected.tokens.dtype, shards.Shard(0, 0, 0, 0, 0, 0))
+    again = tokenize(Documents(TEXTS), BYTES, tmp_path)
+    np.testing.assert_array_equal(again.tokens, expected.tokens)
+    assert path.is_file()
+
+
 @pytest.mark.parametrize("place", [0, 700, -1], ids=["ends", "tokens", "checksums"])
 def test_damaged_shard_is_found_before_it_is_used(small, tmp_path, place, monkeypatch):
     documents = Documents(TEXTS)

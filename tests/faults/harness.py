@@ -47,8 +47,9 @@ class Subject:
         options |= {"total_steps": TOTAL, "evaluate_every_steps": SAVE_EVERY, "save_every_steps": SAVE_EVERY}
         options |= {"checkpoint.keep": 3, "checkpoint.best": "validation/loss"}
         train = ["train", f"--config={ROOT}/tests/tiny.py:gpt", *(f"--config.{key}={options[key]}" for key in options)]
-        commands = [train, ["evaluate"], ["generate"], ["export", f"--output={root}/export"], ["report"]]
-        self.commands = {command[0]: [*command, f"--workdir={self.run}"] for command in commands}
+        predict = ["predict", f"--inputs={root}/inputs.txt", f"--output={root}/out.jsonl"]
+        others = [["evaluate"], ["generate"], predict, ["export", f"--output={root}/export"], ["report"]]
+        self.commands = {command[0]: [*command, f"--workdir={self.run}"] for command in (train, *others)}
         os.environ["LINEAGE_CACHE"] = str(root / "cache")
 
     def begin(self):
@@ -57,6 +58,7 @@ class Subject:
         (self.root / "data").mkdir(parents=True)
         for name in ("setup.py", "launch.py"):
             shutil.copy(ROOT / name, self.root / "data" / f"{name}.txt")
+        (self.root / "inputs.txt").write_text("import os\ndef main\n" * 20)
 
     def restore(self, copy):
         """Make the folder equal to a copy of it."""
@@ -82,6 +84,8 @@ class Subject:
             history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]
             samples = (self.run / "artifacts" / "samples.jsonl").read_text()
             return {"state": self._state(), "history": history, "samples": samples}
+        if command == "predict":
+            return (self.root / "out.jsonl").read_text()
         if command == "export":
             return hashlib.sha256((self.root / "export" / "model.safetensors").read_bytes()).hexdigest()
         return (self.run / "report.html").is_file() if command == "report" else output
@@ -194,6 +198,7 @@ def disturb(fault, subject, events, trained, reference):
         shutil.rmtree(subject.run / "checkpoints" / str(TOTAL))
     if fault.kind == "damaged":
         files = (path for path in subject.root.rglob("*") if path.is_file() and path.suffix != ".lock")
+        files = (path for path in files if path.name != "inputs.txt")  # the predictions would be those of other inputs
         found = Damage(rng, subject, sorted(files))
         fault.detail = f"{fault.command} with {found.how} of {found.path.relative_to(subject.root)}"
         return found

@@ -29,6 +29,7 @@ from lineage.evaluation import scorers
 from lineage.evaluation.prediction import Output
 from lineage.models import convert
 from lineage.models.convert import companions
+from lineage.models.resnet import ResNet
 from lineage.report.run import write_report
 from lineage.runs.folder import CONFIG, read_json, read_metrics, read_record
 from lineage.runs.metrics import GrowingMetrics
@@ -147,10 +148,27 @@ def read_shards(path):
     return np.asarray(stream.tokens), stream.ends
 
 
-def model(name, folder):
-    made = models.build("gpt", vocab_size=20, max_length=8, depth=1, width=8, num_heads=2)
-    convert.save(folder, made, made.init(jax.random.key(0), np.zeros((1, 4), np.int32)))
+def model(name, folder, kind="gpt"):
+    """Write a model in the layout of `transformers` and return the path of one of its files."""
+    made = models.build(kind, **MODELS[kind])
+    family = next(family for family in convert.FAMILIES.values() if family.model == kind and family.fits(made))
+    convert.save(folder, made, zeros(made, *family.example(made)))
     return folder / name
+
+
+def zeros(made, *inputs):
+    """Return variables of a model, without compiling their initialization."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(made.init, jax.random.key(0), *inputs))
+
+
+def read_model(path):
+    return convert.load(path.parent)
+
+
+def vit_file(folder):
+    made = models.build("vit", num_classes=3, image_size=8, activation="gelu_tanh", epsilon=1e-6, **SMALL)
+    convert.vit_npz.save(folder / "a.npz", made, zeros(made, np.zeros((1, 8, 8, 3), np.float32)))
+    return folder / "a.npz"
 
 
 def output(folder):
@@ -176,6 +194,19 @@ def run(name, folder):
     return folder / name
 
 
+SMALL = {"depth": 1, "width": 8, "num_heads": 2, "mlp_dim": 16, "patch_size": 4}
+TOKENS = {"vocab_size": 20, "max_length": 8, "depth": 1, "width": 8, "num_heads": 2, "mlp_dim": 16}
+BACKBONE = {"num_classes": 0, "depths": (1, 1), "widths": (8, 16), "stem_width": 4, "frozen": True}
+MODELS = {
+    "gpt": TOKENS,
+    "bert": TOKENS | {"head": "classification", "num_classes": 3},
+    "llama": TOKENS | {"rope_scaling": "yarn", "rope_factor": 2.0, "rope_length": 4, "rope_turns": (1.0, 32.0)},
+    "transformer_xl": TOKENS | {"cutoffs": (5, 10), "activation": "relu"},
+    "swin": {"num_classes": 3, "image_size": 16, "patch_size": 2, "width": 8, "window": 2}
+    | {"depths": (1, 1), "num_heads": (1, 2)},
+    "detr": {"num_classes": 3, "num_queries": 4, "depth": 1, "width": 8, "num_heads": 2, "mlp_dim": 16}
+    | {"backbone": ResNet(**BACKBONE)},
+}
 METADATA = json.dumps({"info": {"features": {"label": {"names": ["a", "b", "c"], "_type": "ClassLabel"}}}})
 SENTENCES = "".join(json.dumps({"words": text.split()}) + "\n" for text in TEXTS)
 IMAGES = {"size": {"height": 224, "width": 224}, "do_center_crop": True, "crop_size": 200, "resample": 2}
@@ -207,8 +238,9 @@ READERS = {
     "scores": (partial(write, "a.jsonl", LINES), lambda path: scorers.read(str(path), ["text"])),
     "shards": (partial(shards, "*.tokens"), read_shards),
     "index of shards": (partial(shards, "index.json"), read_shards),
-    "model config": (partial(model, "config.json"), lambda path: convert.load(path.parent)),
-    "safetensors": (partial(model, "model.safetensors"), lambda path: convert.load(path.parent)),
+    **{f"{kind} config": (partial(model, "config.json", kind=kind), read_model) for kind in MODELS},
+    "safetensors": (partial(model, "model.safetensors"), read_model),
+    "vit.npz": (vit_file, convert.load),
     "preprocessing": (
         partial(write, "preprocessor_config.json", json.dumps(IMAGES)),
         lambda path: companions.preprocessing(path.parent),

@@ -21,6 +21,11 @@ TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_di
 TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
 RESNET = {"model_type": "resnet", "architectures": "absent"}
 ROBERTA = {"model_type": "roberta", "architectures": "absent"}
+DETR = {"model_type": "detr", "architectures": "absent"}
+BACKBONE = {"model_type": "resnet"}
+SWIN = {"model_type": "swin", "architectures": "absent", "image_size": 64, "num_labels": 2}
+MAE = {"model_type": "vit_mae", "architectures": "absent", "num_labels": 2}
+LLAMA = {"model_type": "llama", "architectures": "absent"}
 INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
 
 
@@ -171,7 +176,30 @@ def transposed(tensors):
         (TINY_GPT, {"layer_norm_epsilon": np.nan}, "layer_norm_epsilon is nan: it must be a number of at least 0"),
         (TINY_GPT, {"attn_pdrop": float("inf")}, "attn_pdrop is inf: it must be a number of at least 0"),
         (TINY_GPT, {"n_layer": 10**6}, "depth is 1000000: it must be at most 1,000 for the weights"),
-        (TINY_GPT, {**RESNET, "depths": [3, 10**12]}, r"depths is \(3, 1000000000000\): it must be at most 1,000"),
+        (TINY_GPT, {**RESNET, "depths": [3, 10**12]}, r"depths is \(3, 1000000000000\): it must be at most 200"),
+        (TINY_GPT, {**RESNET, "depths": [1, 199, 1]}, r"depths is \(1, 199, 1\): it must be at most 200"),
+        (TINY_GPT, {**RESNET, "hidden_sizes": [8] * 65}, "widths has 65 values: it must have at most 64"),
+        (
+            TINY_GPT,
+            {**DETR, "backbone_config": BACKBONE | {"depths": [10**9], "hidden_sizes": [8]}},
+            "depths is .*: it must be at most 200",
+        ),
+        (
+            TINY_GPT,
+            {**DETR, "backbone_config": BACKBONE | {"hidden_sizes": [10**9]}},
+            "widths is .*: it must be",
+        ),
+        (TINY_GPT, {**SWIN, "window_size": 1000}, "window is 1,000: its pairs of tokens are too many for the weights"),
+        (
+            TINY_GPT,
+            {**MAE, "decoder_hidden_size": 10**6},
+            "image_size is 224, in patches of 16: too large for the weig",
+        ),
+        (
+            TINY_GPT,
+            {**LLAMA, "rope_parameters": {"rope_theta": np.nan}},
+            "rope_theta of rope_type .* is nan",
+        ),
         (TINY_GPT, {**ROBERTA, "max_position_embeddings": [0] * 500}, "max_position_embeddings .*: they"),
         (TINY_GPT, {"n_embd": 40_000}, "describes a model of .* weights: the files have"),
         (TINY_GPT, {"n_embd": 1000, "n_layer": 1000}, "describes a model of .* weights: the files have"),
@@ -210,6 +238,10 @@ def test_unsupported_configs_raise(model, config, message, folder):
     [
         (lambda t: t["transformer.wpe.weight"].fill(np.nan), r"wpe\.weight has values that are not finite"),
         (lambda t: t["transformer.wpe.weight"].__setitem__((5, 7), -np.inf), r"wpe\.weight has values that are not"),
+        (
+            lambda t: t.update({"transformer.wpe.weight": np.full((6, 8), 1e300)}),
+            r"wpe\.weight has values that are not finite in float32",
+        ),
         (lambda t: t.pop("transformer.wpe.weight"), r"tensors are missing: \S*wpe\.weight\.$"),
         (lambda t: t.update(extra=np.zeros(3)), r"tensors are unexpected: extra\.$"),
         (transposed, r"h\.1\.mlp\.c_fc\.weight has shape \(12, 8\): it must be \(8, 12\)"),

@@ -1,5 +1,7 @@
 """The .npz layout of google-research/vision_transformer: names, shapes and outputs."""
 
+import os
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -172,9 +174,19 @@ def test_invalid_files_raise(tmp_path, variables, normal):
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'embedding/kernel'"):
         convert.load(tmp_path / "other.npz")
+    np.savez(tmp_path / "none.npz", **arrays | {"Transformer/posembed_input/pos_embedding": np.zeros((1, 0, 8))})
+    with pytest.raises(ValueError, match=r"none\.npz holds no ViT: isqrt\(\) argument must be nonnegative"):
+        convert.load(tmp_path / "none.npz")
+    np.savez_compressed(tmp_path / "bomb.npz", **arrays, bomb=np.zeros(120_000_000, np.uint8))
+    with pytest.raises(ValueError, match=r"bomb\.npz is not an \.npz file: it has .* bytes for arrays of 120,"):
+        convert.load(tmp_path / "bomb.npz")
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file"):
-        convert.load(tmp_path / "text.npz")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "array.npy").rename(tmp_path / "array.npz")
+    os.mkfifo(tmp_path / "pipe.npz")
+    for name in ("text", "array", "pipe"):
+        with pytest.raises(ValueError, match=rf"{name}\.npz is not an \.npz file"):
+            convert.load(tmp_path / f"{name}.npz")
     model = ViT(num_classes=2, image_size=8, patch_size=4, channels=1, depth=2, width=8, num_heads=2)
     with pytest.raises(ValueError, match=r"the \.npz layout has no such model: .* 'gelu_tanh'"):
         vit_npz.save(tmp_path / "exact.npz", model, variables(model, normal(1, 8, 8, 1)))

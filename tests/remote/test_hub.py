@@ -20,6 +20,7 @@ from lineage.configs.hub import download
 from lineage.data import SOURCES
 from lineage.data.tokenizers import TOKENIZERS, Bytes
 from lineage.models import build, convert
+from lineage.runs.folder import read_json
 from tests.remote.hub_server import Hub
 
 ROOT = Path(__file__).parents[2]
@@ -236,7 +237,7 @@ def test_a_run_starts_from_a_model_of_the_hub_and_reads_its_data_from_there(hub,
     ran = subprocess.run(command, env=environment, **settings)
     assert ran.returncode == 0, ran.stderr
     assert "starts from hf:org/gpt; new: nothing; not used: nothing" in ran.stderr
-    assert list(json.loads((tmp_path / "run/data.json").read_text())) == ["hf:org/texts/train.jsonl", "tokenizer.json"]
+    assert list(read_json(tmp_path / "run/data.json")) == ["hf:org/texts/train.jsonl", "tokenizer.json"]
     environment |= {"HF_HUB_OFFLINE": "1"}
     ran = subprocess.run([*command, "--config.total_steps=4"], env=environment, **settings)
     assert ran.returncode == 0, ran.stderr

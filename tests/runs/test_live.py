@@ -46,17 +46,22 @@ def test_watch_shows_the_state_of_each_run(tmp_path, capsys):
 
 def test_hostile_folders_are_shown(tmp_path, capsys):
     """Check values of other types in the files of a run from somebody else, and markup in the name of its folder."""
-    for number, total in enumerate(["x", [1], {"a": 1}]):
+    for number, total in enumerate(["x", [1], {"a": 1}, 9]):
         make(tmp_path / str(number), 3, total=total)
     (tmp_path / "0" / "metrics.jsonl").write_text('{"step": 1, "train/loss": "<b>"}\n')
     (tmp_path / "1" / "artifacts" / "run.json").write_text('{"config": [1]}')
     os.mkfifo(tmp_path / "2" / ".lock")
+    (tmp_path / "3" / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/loss": 10**400}) + "\n")
     watch([tmp_path])
     assert capsys.readouterr().out.splitlines() == [
         "0  stopped  step 1",
         "1  stopped  step 3  loss 0.333",
         "2  stopped  step 3  loss 0.333",
+        "3  stopped  step 1/9",
     ]
+    make(tmp_path / "names" / "a\x1b[2J\nb", 3)
+    watch([tmp_path / "names"])
+    assert capsys.readouterr().out == "a\\x1b[2J\\nb  stopped  step 3/40  loss 0.333\n"
     name = r"a\[/x][bold]b"
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     with Table(console) as table:

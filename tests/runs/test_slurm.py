@@ -1,11 +1,15 @@
 """Commands on SLURM jobs, with programs in place of a cluster (a real one: `tests/e2e/test_slurm.py`)."""
 
+import errno
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from lineage.runs import slurm
+from lineage.runs.live import Run
+from lineage.runs.process import PREEMPTED
 
 
 @pytest.fixture
@@ -18,6 +22,35 @@ def cluster(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
 
     return cluster
+
+
+def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
+    """Check that a full disk does not cost the numbers of earlier jobs, and that runs in the queue are not repeated."""
+    cluster("squeue", "echo 7_0 PENDING; echo 7_1 PENDING")
+    submitted = []
+
+    def submit_array(tasks):
+        submitted.append(len(tasks))
+        return [SimpleNamespace(job_id="7_1") for _ in tasks]
+
+    monkeypatch.setattr(slurm, "_executor", lambda *_: SimpleNamespace(submit_array=submit_array))
+    path = tmp_path / "slurm" / slurm.JOBS
+    path.parent.mkdir()
+    path.write_text('{"a": "7_0"}')
+    runs = [Run(name, tmp_path / name) for name in "ab"]
+    with monkeypatch.context() as patch:
+
+        def fsync(file):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match="No space left on device"):
+            slurm.submit(runs, ["x"], tmp_path, {})
+    assert json.loads(path.read_text()) == {"a": "7_0"}
+    for _ in range(2):
+        assert slurm.submit(runs, ["x"], tmp_path, {}) == PREEMPTED
+    assert json.loads(path.read_text()) == {"a": "7_0", "b": "7_1"}
+    assert submitted == [1, 1]
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from lineage.configs.atomic import unsealed
 from lineage.evaluation.sampling import Sampler
 from lineage.train import loop
 from lineage.train.experiment import Experiment
@@ -56,7 +57,7 @@ def test_memorized_targets_are_generated(trained):
     assert [metrics[f"test/{name}"] for name in ("chrf", "rougeL_recall", "rouge1_f_low")] == pytest.approx([100, 1, 1])
     assert metrics["test/distinct_1"] == pytest.approx(7 / 28)  # 7 digits in 28
     sample = json.loads((workdir / "artifacts" / "samples.jsonl").read_text().splitlines()[-1])
-    assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
+    assert unsealed(sample) == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
 
 def test_generated_texts_are_saved_and_reported(trained, files):

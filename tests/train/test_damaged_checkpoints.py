@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lineage.configs.atomic import sealed, unsealed
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError
 from lineage.train import checkpoint
@@ -48,6 +49,22 @@ def test_read_newest_of_damaged_checkpoint_raises(damage, tmp_path):
         read_newest(tmp_path)
 
 
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("name", ["state/_METADATA", "about/_METADATA", "_CHECKPOINT_METADATA", ""])
+def test_file_without_end_is_not_read(name, target, tmp_path):
+    """Check the files of a checkpoint that came from somebody else, and the largest of them for no name."""
+    save(tmp_path, state())
+    path = tmp_path / "checkpoints" / "3" / name if name else largest_file(tmp_path)
+    path.unlink(missing_ok=True)
+    if target == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    for read in (restore, read_newest):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file"):
+            read(tmp_path)
+
+
 @tiered("at", [0.1, 0.3, 0.7, 0.9])
 def test_flipped_bit_is_detected(at, tmp_path):
     save(tmp_path, state())
@@ -76,6 +93,17 @@ def test_flipped_bit_in_a_record_is_detected(tmp_path):
     path.write_text(path.read_text().replace('"name": "none"', '"name": "nonf"'))
     for read in (restore, read_newest):
         with pytest.raises(ValueError, match=r"checkpoints/3 is damaged: the checksum of .*/about/metadata does not"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("entries", [{"hashes": 5}, {"hashes": [1]}, {"config": [1]}, {"config": {}}, {"metrics": 5}])
+def test_record_with_odd_entries_is_damaged(entries, tmp_path):
+    """Check a record from somebody else, whose checksum matches."""
+    save(tmp_path, state())
+    path = record_file(tmp_path, 3)
+    path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | entries)))
+    for read in (read_newest,) if entries == {"config": {}} else (restore, read_newest):
+        with pytest.raises(DamagedError, match=r"the checkpoint .*/checkpoints/3 is damaged"):
             read(tmp_path)
 
 

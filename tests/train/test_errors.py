@@ -6,8 +6,10 @@ data, and `tests/e2e/test_resume.py` for kills during a save.
 
 import errno
 import io
+import json
 import logging
 import resource
+import shutil
 
 import jax
 import numpy as np
@@ -81,6 +83,25 @@ def test_workdir_that_cannot_be_written(error, tmp_path):
         )
     said = error(GPT, "--workdir=/proc/lineage")  # not even root writes there
     assert said.startswith("the workdir /proc/lineage cannot be written (")
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "generate"])
+def test_changed_tokenizer_is_named(mode, error, trained, tmp_path):
+    """Check that a tokenizer with two swapped ids is not used."""
+    shutil.copytree(trained / "gpt", tmp_path / "gpt")
+    path = tmp_path / "gpt" / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    vocab = spec["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(spec))
+    said = f"{path} is damaged: its SHA-256 is not that in data.json."
+    assert error(mode, f"--workdir={tmp_path}/gpt") == said
+    (tmp_path / "gpt" / "data.json").unlink()
+    assert launch.main([mode, f"--workdir={tmp_path}/gpt"]) == 0
+
+
+def test_control_characters_in_errors_are_escaped(error):
+    assert error("watch", "a\x1b[2J\x07") == "there is no run in a\\x1b[2J\\x07."
 
 
 def test_initial_parameters_from_no_folder(error, tmp_path):

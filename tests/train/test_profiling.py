@@ -3,6 +3,8 @@
 import math
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +174,15 @@ def test_rates_of_a_clock(monkeypatch):
         "time/goodput": pytest.approx((46 - 18) / 56),
     }
     assert last["time/goodput"] == pytest.approx((12 + 16 + 10) / 2 / 80)
+
+
+def test_memory_of_the_fullest_device(monkeypatch):
+    peaks = [{"peak_bytes_in_use": size << 30} for size in (2, 5, 3)]
+    devices = [SimpleNamespace(memory_stats=partial(dict, peak)) for peak in peaks]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert profiling.resources()["system/device_memory_gib"] == 5
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(memory_stats=lambda: None)])
+    assert "system/device_memory_gib" not in profiling.resources()  # a CPU has no statistics
 
 
 def exhaust(**estimate):

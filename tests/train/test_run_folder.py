@@ -198,7 +198,7 @@ def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
     assert config.model.dropout is None
     path.write_text(path.read_text()[:-9])
-    with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): delete it; the next run writes it again"):
+    with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): restore it, or move it away to continue"):
         folder.keep_config(tiny(), tmp_path)
     folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
     folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
@@ -265,6 +265,32 @@ def test_resuming_with_changed_data_raises(tmp_path):
     folder.keep_data(fingerprint(places), tmp_path, force=True)
     folder.keep_data(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
+
+
+def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
+    """Check that without data.json, the checksum in the newest checkpoint counts, if it has one."""
+    path, data = tmp_path / "data.json", tmp_path / "a.txt"
+    about = tmp_path / "checkpoints" / "5" / "about"
+    about.mkdir(parents=True)
+    data.write_text("text")
+    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    (about / "metadata").write_text(json.dumps(sealed({"data": json.loads(path.read_text())["crc32"]})))
+    path.write_text(path.read_text().replace('"crc32": ', '"crc32": 1'))
+    with pytest.raises(ValueError, match=r"data.json is damaged \(its checksum does not match\): restore it, or move"):
+        folder.keep_data(fingerprint([str(data)]), tmp_path)
+    path.unlink()
+    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    assert path.exists()
+    path.unlink()
+    data.write_text("next")
+    with pytest.raises(ValueError, match=f"the data changed since the run in {tmp_path} began, and {path}, which"):
+        folder.keep_data(fingerprint([str(data)]), tmp_path)
+    assert not path.exists()
+    (about / "metadata").write_text(json.dumps(sealed({})))  # of an earlier version
+    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    path.unlink()
+    (about / "metadata").write_text(json.dumps(sealed({"data": 1})))
+    folder.keep_data(fingerprint([str(data)]), tmp_path, force=True)
 
 
 @pytest.mark.parametrize("name", ["run[1]/a.txt", "one,two.txt", "a*b?.txt"])

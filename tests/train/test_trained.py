@@ -314,5 +314,5 @@ def test_facts_are_saved_whole(tmp_path):
 )
 def test_facts_of_other_types_are_damaged(name, value, tmp_path):
     (path := tmp_path / "facts.json").write_text(json.dumps({name: value}))
-    with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): delete it"):
+    with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): restore it"):
         Facts.load(path)

@@ -5,10 +5,11 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lineage.configs.atomic import sealed
-from lineage.runs.folder import read_record
+from lineage.runs.folder import read_json, read_record, sealed_page
 from lineage.runs.locks import locked
 from lineage.train import loop, verification
 from lineage.train.verification import runs_below, verify
@@ -52,6 +53,7 @@ def test_sound_run(folder, capsys):
     assert [name for name in names if name.startswith("tokens/")]
     assert len(names) == len(set(names))
     assert said == f"{len(names)} of {len(names)} are sound\n"
+    assert read_record(folder / "run/checkpoints/6")["data"] == sealed(read_json(folder / "run/data.json"))["crc32"]
 
 
 def test_run_without_checksums_of_json_and_history(folder, capsys):
@@ -114,6 +116,8 @@ FAULTS = {
     "changed facts": ("run/artifacts/run.json", edit(b'"steps": 6', b'"steps": 7'), "checksum"),
     "changed cost": ("run/artifacts/cost.json", edit(b'"parameters"', b'"Parameters"'), "checksum"),
     "changed start": ("run/run.json", edit(b"{", b'{"seed": 1, '), "checksum"),
+    "changed fingerprints": ("run/data.json", edit(b'": [\n    ', b'": [\n    1'), "checksum"),
+    "changed samples": ("run/artifacts/samples.jsonl", edit(b'"text": "', b'"text": "x'), "checksum"),
     "samples": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{}\n{"step": 6}\n'), "line 1"),
     "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
     "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
@@ -137,10 +141,41 @@ def test_damage_is_found(name, folder, capsys):
     assert "\n" not in bad[0]["problem"]
 
 
+@pytest.mark.parametrize("place", [5, ["a"], "a\0b", "absent"])
+def test_odd_place_of_the_token_cache(place, tmp_path, capsys):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"task": {"cache_dir": place}}))
+    assert verify([tmp_path]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/config.json: sound\n"
+
+
+@pytest.mark.parametrize("name", ["compare.html", "sweep.html"])
+def test_page_about_several_runs_is_checked(name, folder, capsys):
+    (folder / name).write_bytes(sealed_page(b"<!doctype html>" * 99))
+    assert verify([folder]) == 0
+    assert f"{folder}/{name}: sound\n" in capsys.readouterr().out
+    flip(folder / name)
+    assert verify([folder]) == 1
+    assert f"{folder}/{name}: its SHA-256" in capsys.readouterr().out
+
+
+def test_names_of_folders_are_printed_escaped(tmp_path, capsys):
+    """Check that a name in somebody else's folder neither controls the terminal nor looks like another line."""
+    (tmp_path / "a\x1b[2J\nb: sound\udcff" / "checkpoints").mkdir(parents=True)
+    assert verify([tmp_path]) == 1
+    assert capsys.readouterr().out == f"{tmp_path}/a\\x1b[2J\\nb: sound\\udcff/config.json: is missing\n"
+
+
 def test_damaged_arrays_are_found(folder, capsys):
     (folder / "run" / "artifacts" / "more.npz").write_bytes(b"PK\x03\x04 damaged")
     assert verify([folder]) == 1
     assert "more.npz: " in capsys.readouterr().out
+    arrays = folder / "run" / "artifacts" / "more.npz"
+    np.savez(arrays, a=np.arange(999))
+    assert verify([folder]) == 0
+    flip(arrays)
+    assert verify([folder]) == 1
+    assert "more.npz: a.npy is damaged" in capsys.readouterr().out
     os.mkfifo(folder / "run" / "artifacts" / "pipe.npz")
     assert verify([folder]) == 1
     assert "pipe.npz is not a regular file" in capsys.readouterr().out
