@@ -28,7 +28,7 @@ class Detection(Evaluator):
             answer = step(variables, batch)
             del batch["image"]
             batch, answer = process_allgather((batch, answer), tiled=True)
-            for true, found in zip(*objects_of(batch, *answer)):
+            for true, found in zip(*objects_of(batch, *answer, split.facts.num_classes)):
                 state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
         result = coco(state)
         context.artifacts[f"precision_{split.label}"] = {"precision": result.curves()}

@@ -69,7 +69,7 @@ class ImageClassification(LabeledImageTask):
         confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
-            scores = np.asarray(predict(variables, batch["image"]))
+            scores = np.asarray(predict(variables, batch["image"]))[:, : len(names)]  # the model may have more classes
             predictions = scores.argmax(axis=-1)
             if confusion is not None:
                 confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))

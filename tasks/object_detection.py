@@ -98,7 +98,7 @@ class ObjectDetection(ImageTask):
         *objects, sizes = outputs
         ids = facts.category_ids or range(1, facts.num_classes + 1)
         keys, predictions = ("category_id", "category", "bbox", "score"), []
-        for found, size in zip(found_objects(*objects), sizes):
+        for found, size in zip(found_objects(*objects, facts.num_classes), sizes):
             boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
             columns = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
             rows = [(ids[number], facts.class_names[number], box, score) for number, box, score in columns]
@@ -120,7 +120,7 @@ class ObjectDetection(ImageTask):
         forward, facts = jax.jit(nn.apply(self.forward, context.model)), split.facts
         outputs = forward(variables, {name: jnp.asarray(value) for name, value in batch.items()})
         arrays = {"image": to_pixels(batch["image"], facts), "class_names": np.asarray(facts.class_names)}
-        for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, outputs))):
+        for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, outputs), facts.num_classes)):
             rows = []
             for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
                 scores = objects.get("scores", np.ones(len(objects["classes"])))
@@ -131,18 +131,26 @@ class ObjectDetection(ImageTask):
 
 
 def objects_of(
-    batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
+    batch: Mapping[str, np.ndarray],
+    logits: Float[np.ndarray, "L B Q V"],
+    boxes: Float[np.ndarray, "L B Q 4"],
+    num_classes: int,
 ) -> tuple[list[dict], list[dict]]:
     """Return the true and the predicted objects of each real image of a batch, as arguments of `Detections`."""
     truth = {"boxes": _from_centers(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
     real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
     true = [{name: value[row][real[row]] for name, value in truth.items()} for row in rows]
-    return true, found_objects(logits[-1, rows], boxes[-1, rows])
+    return true, found_objects(logits[-1, rows], boxes[-1, rows], num_classes)
 
 
-def found_objects(logits: Float[np.ndarray, "B Q V"], boxes: Float[np.ndarray, "B Q 4"]) -> list[dict[str, np.ndarray]]:
-    """Return the predicted objects of each image, as arguments of `Detections`."""
-    probabilities = softmax(logits.astype(np.float32), axis=-1)[..., :-1]  # without "no object"
+def found_objects(
+    logits: Float[np.ndarray, "B Q V"], boxes: Float[np.ndarray, "B Q 4"], num_classes: int
+) -> list[dict[str, np.ndarray]]:
+    """Return the predicted objects of each image, as arguments of `Detections`.
+
+    The last logit stands for no object. Classes from `num_classes` on, which the data do not have, are left out.
+    """
+    probabilities = softmax(logits.astype(np.float32), axis=-1)[..., :-1][..., :num_classes]
     columns = _from_centers(boxes), probabilities.argmax(axis=-1), probabilities.max(axis=-1)
     return [dict(zip(("boxes", "classes", "scores"), row)) for row in zip(*columns)]
 

@@ -50,7 +50,9 @@ class TokenClassification(EncoderTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the tags of the words of each sentence, which may span several sequences."""
-        return [{"tags": tags} for tags in tags_of(outputs.argmax(axis=-1), inputs, np.array(facts.class_names))]
+        names = np.array(facts.class_names or [*map(str, range(outputs.shape[-1]))])
+        chosen = outputs[..., : len(names)].argmax(axis=-1)  # the model may have more classes than the data
+        return [{"tags": tags} for tags in tags_of(chosen, inputs, names)]
 
 
 def tags_of(

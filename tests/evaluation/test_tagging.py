@@ -17,12 +17,16 @@ from tests.data.conftest import train
 CHUNKS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 
 
-def measured(truth, guesses, names, length):
-    """Return the metrics of guessed tags of sentences whose words have one to three tokens."""
+def measured(truth, guesses, names, length, unused=0):
+    """Return the metrics of guessed tags of sentences whose words have one to three tokens.
+
+    The model has `unused` classes that the data lack, which are the most probable ones.
+    """
     coder = train("bytes", [], encoded.ROLES)
     sentences = [TaggedSentence(["abc"[: 1 + i % 3] for i in range(len(tags))], tags) for tags in truth]
     source = encode(sentences, names, coder, length)
-    logits = np.zeros((len(source), length, len(names)), np.float32)
+    logits = np.zeros((len(source), length, len(names) + unused), np.float32)
+    logits[..., len(names) :] = 2
     wanted = iter([names.index(tag) for tags in guesses for tag in tags])
     for row, mask in zip(logits, source.per_token["mask"]):
         for position in np.flatnonzero(mask):
@@ -34,13 +38,13 @@ def measured(truth, guesses, names, length):
     return Tagging().measure(context, {}, split)
 
 
-@pytest.mark.parametrize("length", [6, 64])
-def test_scores_equal_those_of_seqeval(length):
+@pytest.mark.parametrize(("length", "unused"), [(6, 0), (64, 3)])
+def test_scores_equal_those_of_seqeval(length, unused):
     rng = np.random.default_rng(0)
     truth, guesses = ([rng.choice(CHUNKS, size).tolist() for size in (1, 4, 9, 12, 7)] for _ in range(2))
     for sentence, guess in zip(truth, guesses):
         guess[: len(sentence) // 2] = sentence[: len(sentence) // 2]
-    found = measured(truth, guesses, CHUNKS, length)
+    found = measured(truth, guesses, CHUNKS, length, unused)
     expected = {
         "precision": precision_score(truth, guesses),
         "recall": recall_score(truth, guesses),

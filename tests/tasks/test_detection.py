@@ -106,7 +106,8 @@ def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path
         return {name: value if name == "image" else value[:3] for name, value in draw(self, index).items()}
 
     monkeypatch.setattr(shapes.DrawnShapes, "__getitem__", draw_three)
-    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 4})
+    more = TINY | {"total_steps": 2, "model.num_classes": 40}  # the data have 4 classes
+    config = tiny("detr", more | {"loader.evaluation_batch_size": 4})
     metrics = loop.train(config, tmp_path, **ONE)
     assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["test/ap"] == metrics["test/ap"]
@@ -114,7 +115,7 @@ def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path
     assert all(f"{what}, validation" in page for what in ("Objects", "Precision and recall"))
     curves = np.load(tmp_path / "artifacts/precision_test.npz")["precision"]
     assert curves.mean() == pytest.approx(metrics["test/ap"], nan_ok=True)
-    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 7})
+    config = tiny("detr", more | {"loader.evaluation_batch_size": 7})
     experiment = Experiment(config, tmp_path, ONE["devices"])
     assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
 
