@@ -48,7 +48,8 @@ def test_sections_match_the_defaults_of_their_class(registry, name):
     assert set(section) == {"name", *own, *(["variant"] if variants else [])}
     for key, field in own.items():
         if section[key] is not None and not isinstance(section[key], ConfigDict):
-            assert section[key] == schema._default(field), key
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            assert section[key] == default, key
         else:
             assert field.default is None or key in variants | set(getattr(cls, "FROM_DATA", ())), key
     for key in schema.keys(cls):

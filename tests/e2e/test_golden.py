@@ -14,7 +14,6 @@ import pytest
 
 from lineage.configs import base, cli
 from lineage.train.loop import train
-from tests.tiers import tiered
 
 RECORDS = Path(__file__).with_name("golden.json")
 SIZES = {"depth": 2, "decoder_depth": 2, "width": 32, "embed_width": 16, "num_heads": 2, "head_size": 16, "mlp_dim": 64}
@@ -90,7 +89,8 @@ def data(tmp_path_factory):
     return folder
 
 
-@tiered("name", EXPERIMENTS, first=0)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_match_golden_values(name, data, tmp_path):
     recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert found.keys() == recorded.keys()
