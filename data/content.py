@@ -247,7 +247,8 @@ class Subset(ExampleSource):
 
 def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
-    if not 0 < count <= (size := len(source)):
+    size = len(source)
+    if not 0 < count <= size:
         raise ValueError(f"task.max_examples is {count}: it must be 0 (all) or at most {size}, the number of examples.")
     return Subset(source, shuffle.permute(np.arange(count), size, seed))
 
