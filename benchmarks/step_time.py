@@ -37,7 +37,8 @@ def main() -> None:
     options = parser.parse_args()
     changes = {"source": f"text:{Path(options.text).absolute()}"}
     settings = {"config": options.config, "changes": changes, "on_cpu": True}
-    settings |= {"backend": "eager", "nanogpt": "" if options.peer == "transformers" else options.peer}
+    checkout = "" if options.peer == "transformers" else str(Path(options.peer).absolute())
+    settings |= {"backend": "eager", "nanogpt": checkout}
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker("peer", "training", settings, dict(os.environ), Path(folder, "peer.txt"))
         try:
