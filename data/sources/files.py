@@ -54,7 +54,8 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Links to folders are followed. Hidden files and folders in a folder are left out, and files of other suffixes.
+    Links to folders are followed. Hidden files and folders in a folder are left out, and files with none of
+    the suffixes, if any are given.
     """
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]

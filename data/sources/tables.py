@@ -28,7 +28,8 @@ class Table(DataFiles):
         label_key: column with the label.
         input_key: column with the input of a pair.
         target_key: column with the target of a pair.
-        validation_fraction: evenly spread fraction of the training rows, held out without validation data; 0: none.
+        validation_fraction: evenly spread fraction of the training rows, held out if there are no validation data; 0:
+            none.
         max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
     """
 

@@ -189,7 +189,8 @@ class WordBPE(CasedKind):
 class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
-    Decoding puts a space between words; characters not in the training texts are unknown; `lowercase` removes accents.
+    Decoding puts a space between words; characters that are not in the training texts are unknown. `lowercase` also
+    removes accents.
     """
 
     style = "["

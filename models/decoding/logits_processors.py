@@ -49,7 +49,7 @@ def top_k(logits: Logits, k: int) -> Logits:
 
 
 def top_p(logits: Logits, p: Number) -> Logits:
-    """Keep the smallest set of tokens with a total probability of at least p; set the others to -inf (1904.09751)."""
+    """Keep the fewest tokens with a total probability of at least p; set the others to -inf (arXiv 1904.09751)."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
@@ -92,7 +92,7 @@ class LogitsProcessors:
 
         Args:
             model: the decoder, with `vocab_size` tokens.
-            temperature: divisor of the logits before sampling; 0 selects the most probable token, as beam search does.
+            temperature: divisor of the logits before sampling; 0, which beam search requires, disables sampling.
             top_k, top_p: sample from the most probable tokens only, see the functions of these names; None: from all.
             repetition_penalty: a value above 1 makes tokens of the prompt and generated tokens less probable.
             no_repeat_ngram_size: size of the n-grams that may occur only once, prompt included; None: no limit.
