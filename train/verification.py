@@ -129,7 +129,9 @@ def _problem(path: Path, check: Check) -> str:
     try:
         if not path.exists():
             return "is missing"
-        check(folder.regular(path))
+        for each in chain([path], path.rglob("*")):
+            folder.regular(each)
+        check(path)
     except Exception as error:  # damaged files raise exceptions of many types
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""
