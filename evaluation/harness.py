@@ -35,7 +35,7 @@ def evaluate(
     Args:
         output: JSON file to write with the scores, the versions and the settings; "": none.
         limit: number of examples of each task; None: all.
-        num_fewshot: number of solved examples before each question; None: as the task sets.
+        num_fewshot: number of solved examples before each question; None: as set by the task.
         include_path: folder with the .yaml files of additional tasks.
 
     Raises:

@@ -87,10 +87,9 @@ def make(workdir: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """Return the path; raise ValueError if it, or a file below it, is a pipe or a device, which may never end."""
-    for each in (path, *path.rglob("*")):
-        if each.exists() and not (each.is_file() or each.is_dir()):
-            raise ValueError(f"{each} is not a regular file.")
+    """Return the path; raise ValueError if it is a pipe or a device, whose content may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is not a regular file.")
     return path
 
 

@@ -56,7 +56,7 @@ def exit_code(error: Exception) -> int:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return a text, such as the name of somebody else's folder, with control characters but `kept` ones escaped."""
+    """Return a text, such as the name of somebody else's folder, with control characters except `kept` ones escaped."""
     return "".join(each if each.isprintable() or each in kept else ascii(each)[1:-1] for each in text)
 
 

@@ -301,7 +301,7 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
     alone = ocp.options.MultiprocessingOptions(primary_host=index, active_processes={index})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     try:
-        regular(folder)
+        _ = [regular(path) for path in folder.rglob("*")]
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             yield reader
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process

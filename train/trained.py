@@ -74,7 +74,7 @@ class Trained:
         return self._of_all_processes(found, **options) if jax.process_count() > 1 else found
 
     def _of_all_processes(self, found, start=0, errors=None, skip_bad=0, **_):
-        """Yield the predictions of all processes in the order of the inputs, and add their `errors` to those here."""
+        """Yield the predictions of all processes in the order of the inputs; add all of their errors to `errors`."""
         errors = {} if errors is None else errors
         for some in distributed.in_turns(found):
             errors |= {number: row["error"] for number, row in enumerate(some, start) if "error" in row}

@@ -54,7 +54,7 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
         runs = list(runs_below(place))
         if not runs:
             raise FileNotFoundError(f"there is no run in {place}.")
-        for path, problem in chain(*(check_run(run, found) for run in runs), _check_pages(place, found)):
+        for path, problem in chain(*(check_run(run, found) for run in runs), _check_pages(place, runs, found)):
             found[path] = problem
             if not as_json:
                 print(printable(f"{path}: {problem or 'sound'}"), flush=True)
@@ -74,9 +74,10 @@ def runs_below(place: Path) -> Iterator[Path]:
         folders.sort()
 
 
-def _check_pages(place: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
-    """Yield a finding for each page about all runs in a folder."""
-    for path in (place / "compare.html", place / "sweep.html"):
+def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -> Iterator[Finding]:
+    """Yield a finding for each page about several runs, in the folder `place` or in one between it and a run."""
+    places = {place, *(parent for run in runs for parent in run.parents if parent.is_relative_to(place))}
+    for path in (each / name for each in sorted(places) for name in ("compare.html", "sweep.html")):
         if path.exists() and path not in known:
             yield Finding(path, _problem(path, _check_page))
 
@@ -128,7 +129,9 @@ def _problem(path: Path, check: Check) -> str:
     try:
         if not path.exists():
             return "is missing"
-        check(folder.regular(path))
+        for each in chain([path], path.rglob("*")):
+            folder.regular(each)
+        check(path)
     except Exception as error:  # damaged files raise exceptions of many types
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""
@@ -186,4 +189,5 @@ def _check_arrays(path: Path) -> None:
 def _check_page(path: Path) -> None:
     page, comment, _ = path.read_bytes().rpartition(b"<!-- SHA-256 ")
     if not comment or path.read_bytes() != folder.sealed_page(page):
-        raise ValueError("its SHA-256, a comment at its end, does not match: `lineage report` writes the page again")
+        advice = "`lineage report` or `lineage sweep` writes the page again"
+        raise ValueError(f"its SHA-256, a comment at its end, does not match: {advice}")
