@@ -110,6 +110,7 @@ def collect(
     length: int,
     tokenizer: Tokenizer,
     kind: type[Encoded] = Encoded,
+    /,
     **others: Any,
 ) -> Encoded:
     """Return the sequences of `join` as a source of examples of a class with the additional fields `others`."""

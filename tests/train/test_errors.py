@@ -177,7 +177,7 @@ def test_checkpoint_of_another_model(change, trained, tiny):
 @pytest.mark.parametrize("mode", ["evaluate", "generate"])
 def test_commands_on_runs_use_the_config_of_the_run(mode, error, trained):
     said = error(mode, f"--workdir={trained}/gpt", "--config.model.activation=relu")
-    assert said.startswith(f"{trained}/gpt holds a run of another config (model.activation: 'gelu_tanh' there")
+    assert said.startswith(f"{trained}/gpt holds a run of another config (model.activation was 'gelu_tanh', is 'relu')")
     said = error(mode, VIT, f"--workdir={trained}/gpt")
     assert said.startswith(f"{trained}/gpt holds a run of another config (")
     assert error(mode, f"--workdir={trained}/x") == (
