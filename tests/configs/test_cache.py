@@ -112,7 +112,7 @@ def test_start_of_a_run_imports_no_packages_for_its_end(tmp_path):
     assert result.stdout.strip() == ""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_second_run_compiles_no_step(kept, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler", "JAX_PLATFORMS": "cpu"}

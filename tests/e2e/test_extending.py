@@ -87,7 +87,7 @@ def evaluation(folder):
     return {key: last[key] for key in METRICS}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_killed_run_of_new_task_is_resumed_evaluated_and_exported(start, launch, tmp_path):
     path = tmp_path / "simclr.py"
     path.write_text(EXAMPLES[path.name], encoding="utf-8")

@@ -92,7 +92,10 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("swin_digits", "detr_shapes"))) for name in EXPERIMENTS],
+)
 def test_experiments_match_golden_values(name, data, tmp_path):
     recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert found.keys() == recorded.keys()

@@ -245,7 +245,10 @@ CASES = {  # name -> model, changes of its config, options of the command, and f
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    ["beams", "answers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("draft", "contrast", "features"))],
+)
 def test_files_of_two_processes_are_those_of_one(name, start_all, tiny_config, tmp_path):
     model, changes, options, suffix = CASES[name]
     inputs = tmp_path / f"inputs{'.json' if name == 'answers' else '.txt'}"

@@ -134,7 +134,7 @@ def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_
     assert_same(workdir, finished)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_supervised_run_survives_kills(start, run_arguments, finished, tmp_path):
     """Check that a run is started again after SIGKILL, and that a signal to its supervisor makes it save and end."""
     workdir = tmp_path / "run"

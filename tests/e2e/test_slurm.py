@@ -115,7 +115,7 @@ def restart_now(slurm, job):
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm, check=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_preempted_job_of_a_sweep_resumes(slurm, launch, tmp_path):
     """Check that all runs finish, the preempted one from its checkpoint, and that none is submitted twice."""
     work = tmp_path / "runs"

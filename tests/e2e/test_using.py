@@ -195,6 +195,7 @@ def test_questions(run):
     assert json.loads(Path("again.json").read_text()) == answers
 
 
+@pytest.mark.slow
 def test_parallel_texts(run):
     roles = ("pad", "end_of_text")
     save("t5-small", "t5", [TOKENS, TOKENS], "words", roles, mlp_dim=16, **SIZES)
@@ -235,6 +236,7 @@ def annotated(split, count):
     Path(f"shapes/annotations/instances_{split}.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 def test_images_with_boxes(run):
     backbone = {"name": "resnet", "depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False}
     options = {"mlp_dim": 16, "num_queries": 100, "num_classes": 9, "image_size": 32, **SIZES}

@@ -86,7 +86,7 @@ def test_paths_that_cannot_be_remote_are_refused(capsys):
     assert "hf:org/run is on the Hugging Face Hub, which is read-only" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_killed_and_resumed(bucket, cache, tmp_path):
     """Check that the processes use one copy, that it is refused if each has its own, and that its state is whole."""
     url, folders = f"{bucket.url}/run", {"cache": (tmp_path / "both",) * 2, "own": (tmp_path / "a", tmp_path / "b")}
