@@ -201,7 +201,7 @@ def predict_all(start_all, count, output, run, inputs, *more):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model", ["gpt", "vit"])
+@pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.slow), "vit"])
 def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny_config, tmp_path):
     """Check texts, which are sampled, and images, of which one cannot be read, and that a file is continued."""
     config = tiny_config({"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4}, model)

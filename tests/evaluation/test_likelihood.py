@@ -130,7 +130,7 @@ def harness(model, name, path):
     return [found["results"][name][f"{metric},none"] for metric in metrics], answers
 
 
-@tiered("name", sorted(TASKS))
+@tiered("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "lambada")) for name in sorted(TASKS)])
 def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     path = tmp_path / "rows.jsonl"

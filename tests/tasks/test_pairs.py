@@ -153,8 +153,8 @@ def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
     assert metrics["test/accuracy"] == 1
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "power"])
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
     """Check resuming across the switch of PowerNorm from batch statistics to running statistics."""
     changes = {"source": f"pairs:{files}/test.tsv", "task.sequence_length": 9, "loader.batch_size": 4}

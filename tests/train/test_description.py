@@ -53,7 +53,9 @@ def test_durations_have_readable_units():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("changes", [{}, {"mesh.data": 4}, {"model.remat": "full"}])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow), {"mesh.data": 4}, {"model.remat": "full"}]
+)
 def test_smallest_changes_make_an_experiment_fit(changes):
     config, _ = cli.load("gpt2_openwebtext")
     cli.override(config, changes)
