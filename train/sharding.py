@@ -122,7 +122,9 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
     Tokens are split over the context axis and, with `sequence`, over the tensor axis too, so that norms, dropout and
     the residuals of the backward pass are sharded (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
-    names = (("batch", EXAMPLES), ("sequence", TOKENS if sequence else "context"))
+    tokens = TOKENS if sequence else ("context",)
+    split = {"batch": EXAMPLES, "sequence": tokens}
+    names = [(name, tuple(axis for axis in axes if mesh.shape[axis] > 1) or None) for name, axes in split.items()]
 
     def places(path: str, shape: tuple[int, ...]) -> tuple[PartitionSpec, PartitionSpec]:
         at_rest = placement(path, shape, rules, mesh)

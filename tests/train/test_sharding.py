@@ -1,18 +1,30 @@
 """Training on any mesh and with gradient accumulation matches a single device."""
 
+import math
+
 import jax
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from lineage.models.layers.linear import Linear
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.profiling.description import describe
-from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, placement, shardings, share
+from lineage.train.sharding import (
+    abstract_mesh,
+    check_batch,
+    make_mesh,
+    on_mesh,
+    part_of,
+    placement,
+    shardings,
+    share,
+)
 from tests.tiers import tiered
 
 STEPS = 20
@@ -110,6 +122,24 @@ def test_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_pa
     assert_equal(eight, state)
     for leaf, other in zip(jax.tree.leaves(eight), jax.tree.leaves(state)):
         assert leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sequence", "shape"),
+    [
+        ({"data": 1}, False, "32,3"),
+        ({"data": 2, "fsdp": 2}, True, "32,3"),
+        ({"data": 2, "tensor": 2}, False, "32,3"),
+        ({"data": 2, "tensor": 2}, True, "4,8,3"),
+        ({"data": 2, "context": 2}, False, "4,8,3"),
+    ],
+)
+def test_examples_and_tokens_are_merged_unless_tokens_are_split(sizes, sequence, shape):
+    linear, x = Linear((3,)), jax.numpy.ones((4, 8, 2))
+    variables = linear.init(jax.random.key(0), x)
+    mesh = make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
+    applied = on_mesh(linear.apply, mesh, (), sequence)
+    assert f":f32[{shape}] = dot_general" in str(jax.make_jaxpr(applied)(variables, x))
 
 
 @pytest.mark.parametrize(
