@@ -5,13 +5,11 @@ import importlib.util
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
-from lineage.configs.registry import Range, check_expressions, check_ranges
+from lineage.configs.registry import Count, Natural, Range, Rate, check_expressions, check_ranges
 from lineage.data import Loader
 
-Natural = Annotated[int, Range(0)]
 MaybeNatural = Annotated[int | None, Range(0)]
 MaybeNumber = Annotated[float | None, Range(0)]
-Count = Annotated[int, Range(1)]
 Axis = Annotated[int, Range(1, other=-1)]
 
 
@@ -251,7 +249,7 @@ class Run:
     save_every_percent: MaybeNumber = None
     step_timeout_minutes: MaybeNumber = None
     grad_accum_steps: Count = 1
-    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
+    ema_decay: Rate = 0.0
     skip_nonfinite: Natural = 0
     sharding: tuple[Any, ...] = ()
     sequence_sharding: bool = False

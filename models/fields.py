@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Count, Natural, Positive, Range, Rate  # noqa: F401 (for the architectures)
 
 Image = Float[Array, "B height width channels"]
 Tokens = Int[Array, "B T"]
@@ -15,11 +15,7 @@ InputsMask = Bool[Array, "B S"]
 Logits = Float[Array, "B T V"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
 Implementation = Literal["auto", "portable", "dense"]  # the names of `layers.attention.IMPLEMENTATIONS`
-Count = Annotated[int, Range(1)]
 Counts = Annotated[tuple[int, ...], Range(1)]
 Size = Annotated[int | None, Range(1)]
-Natural = Annotated[int, Range(0)]
 Naturals = Annotated[tuple[int, ...], Range(0)]
-Rate = Annotated[float, Range(0, below=1)]
-Positive = Annotated[float, Range(above=0)]
 Epsilon = Annotated[float, Range(0)]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.registry import Natural, Range, Rate, Registry, check_ranges  # noqa: F401 (for tasks)
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.content import Transform
 from lineage.metrics.states import State
@@ -21,11 +21,9 @@ Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
 Pictures = dict[str, dict[str, Any]]  # name of an artifact -> its arrays
 
 # Types of options, with their ranges.
-Count = Annotated[int, Range(0)]
 Weight = Annotated[float, Range(0)]
 Weights = Annotated[tuple[float, ...], Range(0)]
-Smoothing = Annotated[float, Range(0, below=1)]
-Rate = Annotated[float, Range(above=0, below=1)]
+MaskRate = Annotated[float, Range(above=0, below=1)]
 
 TASKS: Registry = Registry("task")
 

@@ -12,7 +12,7 @@ from lineage.data.examples.pairs import Prompts
 from lineage.data.tokens import Stream
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Request, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Request, Result
 from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 
@@ -36,7 +36,7 @@ class CausalLM(DocumentTask):
     loader_options = ("order",)
 
     packing: bool = False
-    evaluation_stride: Count = 0
+    evaluation_stride: Natural = 0
 
     @property
     def arrays(self) -> Mapping[str, str]:

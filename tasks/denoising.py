@@ -8,7 +8,7 @@ import numpy as np
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import corruption, pairs
-from lineage.tasks.base import TASKS, InputExamples, Rate, Sizes
+from lineage.tasks.base import TASKS, InputExamples, MaskRate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
 
@@ -58,7 +58,7 @@ class SpanCorruption(CorruptionTask):
 
     special_tokens = ("pad", "end_of_text", "sentinels")
 
-    mask_rate: Rate = 0.15
+    mask_rate: MaskRate = 0.15
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)

@@ -15,7 +15,7 @@ from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_images
-from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight, Weights
+from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Weight, Weights
 from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 from lineage.tasks.prediction import probabilities_of, ranked
@@ -40,7 +40,7 @@ class ImageClassification(LabeledImageTask):
 
     needs = ("classes",)
 
-    label_smoothing: Smoothing = 0.0
+    label_smoothing: Rate = 0.0
     mixup: Weight = 0.0
     cutmix: Weight = 0.0
     binary: bool = False

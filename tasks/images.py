@@ -11,7 +11,7 @@ from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.content import Transform, in_memory, random_subset
 from lineage.data.transforms import augmentation
 from lineage.models import Model
-from lineage.tasks.base import Batch, Count, InputExamples, Sizes, Task
+from lineage.tasks.base import Batch, InputExamples, Natural, Sizes, Task
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ImageTask(Task):
     inputs = ("image",)
     arguments = ("image",)
 
-    image_size: Count = 0
+    image_size: Natural = 0
     mean: tuple[float, ...] = (0.5,)
     std: Annotated[tuple[float, ...], Range(above=0)] = (0.5,)
     augment: str = ""
@@ -84,7 +84,7 @@ class LabeledImageTask(ImageTask):
     evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
     squash: bool = False
     resample: Literal[*augmentation.RESAMPLING] = "bilinear"
-    max_examples: Count = 0
+    max_examples: Natural = 0
     in_memory: bool = False
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:

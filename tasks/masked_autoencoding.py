@@ -13,7 +13,7 @@ from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.examples.masking import PATTERNS, MaskPatches
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
+from lineage.tasks.base import TASKS, Batch, MaskRate, Pictures, Result, Sizes, Task
 from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import sums
 
@@ -36,7 +36,7 @@ class MaskedAutoencoding(LabeledImageTask):
     arguments = ("image", "noise")
     arrays = LabeledImageTask.arrays | {"noise": "int32 B P"}
 
-    mask_rate: Rate = 0.15
+    mask_rate: MaskRate = 0.15
     masking: Literal[*PATTERNS] = "random"
     patch_size: Annotated[int | None, Range(1)] = None
 

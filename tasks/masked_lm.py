@@ -20,7 +20,7 @@ from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Result, Sizes, Weight, Weights
+from lineage.tasks.base import TASKS, Batch, InputExamples, MaskRate, Result, Sizes, Weight, Weights
 from lineage.tasks.losses import divergence, token_loss, weighted
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import DocumentTask, mean_hidden
@@ -50,7 +50,7 @@ class MaskedLM(DocumentTask):
         "mask": "bool B M",
     }
 
-    mask_rate: Rate = 0.15
+    mask_rate: MaskRate = 0.15
     whole_words: bool = False
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:

@@ -15,7 +15,7 @@ from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes, Weights
+from lineage.tasks.base import TASKS, Batch, Natural, Pictures, Result, Sizes, Weights
 from lineage.tasks.images import ImageTask, to_pixels
 from lineage.tasks.matching import set_loss
 
@@ -50,7 +50,7 @@ class ObjectDetection(ImageTask):
         "mask": "bool B",
     }
 
-    shorter_side: Count = 0
+    shorter_side: Natural = 0
     max_boxes: Annotated[int, Range(1)] = 100
     weights: Weights = (1.0, 5.0, 2.0)
 

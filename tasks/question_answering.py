@@ -13,7 +13,7 @@ from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Result
 from lineage.tasks.losses import sums
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask
@@ -41,7 +41,7 @@ class QuestionAnswering(EncoderTask):
 
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
-    stride: Count = 0
+    stride: Natural = 0
     no_answer_threshold: float = 0.0
 
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:

@@ -9,7 +9,7 @@ import numpy as np
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result, Smoothing
+from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Request, Result
 from lineage.tasks.losses import token_loss
 from lineage.tasks.text import TextTask
 
@@ -37,7 +37,7 @@ class EncoderDecoderTask(TextTask):
     arguments = ("inputs", "tokens")
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
-    scheduled_sampling: Smoothing = 0.0
+    scheduled_sampling: Rate = 0.0
     decay: Literal[*DECAYS] = "linear"
 
     def check_model(self, model: Model) -> None:

@@ -14,7 +14,7 @@ from lineage.data.examples import encoded, windows
 from lineage.data.tokens import Stream, tokenize
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
-from lineage.tasks.base import Batch, Count, Pictures, Result, Sizes, Smoothing, Task
+from lineage.tasks.base import Batch, Natural, Pictures, Rate, Result, Sizes, Task
 from lineage.tasks.losses import token_loss
 
 
@@ -29,8 +29,8 @@ class TextTask(Task):
 
     arrays: ClassVar = {"tokens": "int32 B T", "targets": "int32 B T", "mask": "bool B T"}
 
-    sequence_length: Count = 0
-    label_smoothing: Smoothing = 0.0
+    sequence_length: Natural = 0
+    label_smoothing: Rate = 0.0
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `targets`, given the outputs of `forward`, where `mask` is True, both [B, T]."""
@@ -73,7 +73,7 @@ class DocumentTask(TextTask):
     evaluation_stride = 0
 
     cache_dir: str = ""
-    stride: Count = 0
+    stride: Natural = 0
 
     def __post_init__(self):
         super().__post_init__()

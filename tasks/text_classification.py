@@ -18,7 +18,7 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
 from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, InputExamples, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.prediction import probabilities_of, ranked
 from lineage.tasks.text import EncoderTask
@@ -40,7 +40,7 @@ class LabeledTextTask(EncoderTask):
     arrays = EncoderTask.arrays | {"label": "int32 B", "mask": "bool B"}
 
     long_text: Literal["head", "tail", "head_tail", "key_sentences", "segments"] = "head"
-    stride: Count = 0
+    stride: Natural = 0
 
     def texts(self, content: Mapping[str, LabeledTexts]) -> dict[str, Iterable[str]]:
         counts = {len(row) for part in content.values() for row in part.texts}

@@ -12,12 +12,10 @@ import optax
 from optax import contrib
 from optax.contrib import MuonDimensionNumbers
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Positive, Range
 from lineage.train.optimizer.base import OPTIMIZERS, Decay, Optimizer, Setting, map_paths
 from lineage.train.optimizer.rules import AdamW
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
-
-Positive = Annotated[float, Range(above=0)]
 
 
 @OPTIMIZERS.register("muon")
