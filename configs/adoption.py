@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from lineage.configs import base, schema
 from lineage.configs.registry import variants
 from lineage.configs.storage import local
-from lineage.data import Facts, Tokenizer
+from lineage.data import Facts
 from lineage.data.content import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
@@ -30,25 +30,13 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / "checkpoints").is_dir()
 
 
-def saved_facts(folder: Path) -> Facts | None:
-    """Return the metadata of the training data of a run; None if an earlier version wrote the folder."""
-    return Facts.load(folder / FACTS) if (folder / FACTS).is_file() else None
-
-
-def model_of(path: str, sizes: Mapping[str, Any]) -> Model:
-    """Return the model in a folder; `sizes` are used for a run of an earlier version that has not saved its own."""
+def model_of(path: str) -> Model:
+    """Return the model of a run, or in a folder in the layout of `transformers`."""
     if not is_run(path):
         return convert.describe(path)[0]
-    config, facts = base.from_json(read_json(Path(path) / CONFIG)), saved_facts(Path(path))
-    known = {key: sizes.get(key) for key in ("num_classes", "image_size", "channels")}
-    known |= schema.build(TASKS, config.task).model_options()
-    known["image_size"] = config.task.get("image_size") or known["image_size"]
-    known["max_length"] = config.task.get("sequence_length")
-    if facts:
-        known |= {name: value for name, value in facts.model_options.items() if value is not None}
-    elif config.model.get("vocab_size", 0) is None:
-        known["vocab_size"] = Tokenizer.load(path).vocab_size
-    return schema.build(MODELS, config.model, **known)
+    config, sizes = base.from_json(read_json(Path(path) / CONFIG)), Facts.load(Path(path) / FACTS).model_options
+    known = schema.build(TASKS, config.task).model_options()
+    return schema.build(MODELS, config.model, **known | {key: size for key, size in sizes.items() if size is not None})
 
 
 def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, Any] | None = None) -> None:
@@ -72,7 +60,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     path = local(init.path)
     if not Path(path).exists():
         return
-    model, task = model_of(path, {}), TASKS[config.task.name]
+    model, task = model_of(path), TASKS[config.task.name]
     headed = model.clone(head=task.head) if task.head and model.has_heads else model
     name = MODELS.name_of(model)
     if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:

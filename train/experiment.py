@@ -215,7 +215,7 @@ class Experiment:
                 raise ValueError(f"teacher is {self.run.teacher!r}: it must be empty for the task {self.task.name!r}.")
             return None
         with jax.ensure_compile_time_eval():  # even if the first call is only for shapes
-            return pretrained.load_teacher(self.run.teacher, self.mesh, self.model, self.task.teach)
+            return pretrained.load_teacher(self.run.teacher, self.mesh, self.task.teach)
 
     def with_teacher(self, batch: Batch, step: int | None = None) -> Batch:
         """Return a batch on the devices with the outputs of the teacher, if there is one.

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage.configs.adoption import is_run, model_of, saved_facts
+from lineage.configs.adoption import is_run, model_of
 from lineage.configs.registry import check_matches
 from lineage.configs.run import Init
 from lineage.configs.storage import local
@@ -105,16 +105,14 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
     return state.replace(params=params, ema=ema, collections=collections, frozen=frozen)
 
 
-def load_teacher(
-    path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
-) -> Callable[[Batch], Batch]:
+def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) -> Callable[[Batch], Batch]:
     """Return a function that adds the outputs of the trained model in a folder, by `Task.teach`, to a batch.
 
-    The teacher is replicated on all devices of the mesh. Sizes that its run left to the data are the student's.
+    The teacher is replicated on all devices of the mesh.
     """
     path = local(path)
     if is_run(path):
-        model, variables = model_of(path, student.settings), read_variables(Path(path))
+        model, variables = model_of(path), read_variables(Path(path))
     else:
         model, variables = convert.load(path)
     outputs = jax.jit(nn.apply(teach, model))
@@ -130,9 +128,9 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    if not folder or (is_run(folder) and not saved_facts(Path(folder))):
+    if not folder:
         return
-    known = _facts(model_of(folder, {}))
+    known = _facts(model_of(folder))
     trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):

@@ -16,6 +16,7 @@ from lineage.configs import adoption, cli, schema
 from lineage.configs.run import Mesh
 from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
+from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source
 from lineage.evaluation import prediction
@@ -205,7 +206,7 @@ def restore(
     prompt: str | None = None,
     alone: bool = False,
 ) -> Trained:
-    """Return the model of a run, without opening the data if the folder has their metadata.
+    """Return the model of a run, without opening the data.
 
     Args:
         checkpoint: "latest" or "best".
@@ -217,7 +218,7 @@ def restore(
         check_config(config, folder)
         check_tokenizer(folder)
     devices = jax.local_devices() if alone else None
-    experiment = Experiment(config, folder, devices, saved_facts=adoption.saved_facts(folder))
+    experiment = Experiment(config, folder, devices, saved_facts=Facts.load(folder / FACTS))
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, message = expert_mixture.choose(experiment, state, prompt)

@@ -60,9 +60,9 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert json.loads((run / "export" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
     (tmp_path / "dev.tsv").unlink()
     assert lineage.load(run).predict(texts) == written
-    (run / "facts.json").unlink()  # as of an earlier version
+    (run / "facts.json").unlink()
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
-    assert "train.tsv" in capsys.readouterr().err
+    assert f"There is no {run}/facts.json: restore it, or continue the run" in capsys.readouterr().err
     (run / "facts.json").write_text("{}x")
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
     assert "facts.json is damaged" in capsys.readouterr().err
