@@ -125,6 +125,9 @@ class Experiment:
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."
                 )
+        if (channels := self.facts.channels) and channels != self.model.channels:
+            given = f"The images of the source {self.source.name!r} have {channels} channels"
+            raise ValueError(f"{given}, the model {self.model.channels}: set model.channels or that of its backbone.")
         theirs = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE
         ours = self.tokenizer
         if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():

@@ -97,7 +97,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ),
         (
             [VIT, "--config.model.channels=3"],
-            "image has shape (8, 8, 1) in the data: it must be (8, 8, 3), as in the model.",
+            "The images of the source 'digits' have 1 channels, the model 3: set model.channels or that of its",
         ),
         ([VIT, "--config.wandb=project"], "Weights & Biases is not installed"),
         ([VIT, "--config.task=object_detection", "--config.task.max_boxes=0"], "task.max_boxes is 0: it must be 1"),
