@@ -138,6 +138,8 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     for key in NOT_COPIED:
         if key in config.model:
             _set(config.model, key, model.settings[key])
+    if "mask_rate" in config.model and "mask_rate" in config.task:
+        config.task.mask_rate = config.model.mask_rate
     if not config.task.get("sequence_length", 1):
         config.task.sequence_length = LENGTH
     return config

@@ -26,7 +26,7 @@ class MaskedAutoencoding(LabeledImageTask):
     """Reconstruct the masked patches of an image from the visible ones (MAE, arXiv 2111.06377).
 
     Attributes:
-        mask_rate: fraction of the patches that is masked; default of `model.mask_rate`.
+        mask_rate: fraction of the patches that is masked; and `model.mask_rate` if that is set.
         masking: mask sampling: "random", "block" (block-wise) or "grid" (one of every four patches is kept).
         patch_size: height and width of a patch, in pixels; None: `model.patch_size`.
     """
@@ -41,6 +41,8 @@ class MaskedAutoencoding(LabeledImageTask):
     patch_size: Annotated[int | None, Range(1)] = None
 
     def adapt(self, model: Mapping[str, Any]) -> Task:
+        if (rate := model.get("mask_rate")) not in (None, self.mask_rate):
+            raise ValueError(f"model.mask_rate is {rate} and task.mask_rate {self.mask_rate}: they must be equal.")
         return self if self.patch_size is not None else replace(self, patch_size=model.get("patch_size"))
 
     def model_options(self) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
+import lineage
 from lineage.configs.run import Init
 from lineage.models import Model, convert
 from lineage.models.deit import DeiT
+from lineage.models.mae import MAE
 from lineage.models.vit import ViT
 from lineage.report.run import write_report
 from lineage.tasks.image_classification import DistilledImageClassification
@@ -54,6 +56,14 @@ def test_run_saves_reconstructions(pretrained):
     assert "Masked images" in page
     assert "step 12" in page
     assert (workdir / "report" / "painted.png").exists()
+
+
+def test_mask_rate_of_a_model_folder_is_that_of_the_task(tmp_path):
+    model = MAE(image_size=8, patch_size=2, depth=1, width=8, num_heads=2, decoder_depth=0, mask_rate=0.5)
+    inputs = jnp.zeros((1, 8, 8, 3)), jnp.arange(16)[None]
+    convert.save(tmp_path, model, jax.jit(model.init)(jax.random.key(0), *inputs))
+    loaded = lineage.load(tmp_path, task="masked_autoencoding")
+    assert loaded.experiment.task.mask_rate == loaded.experiment.model.mask_rate == 0.5
 
 
 @pytest.mark.thorough
@@ -198,6 +208,7 @@ def test_image_distillation_loss_matches_reference(temperature):
         ("vit", {"task.name": "distilled_image_classification"}, "needs a model with the outputs distilled"),
         ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
+        ("mae", MASKED | {"model.mask_rate": 0.5}, r"model.mask_rate is 0\.5 and task.mask_rate 0\.75: they must be"),
         ("deit", {"model.pooling": "gap"}, "pooling is 'gap' and head 'linear': DeiT requires 'token' and 'linear'"),
         ("mae", MASKED | {"model.position": "relative"}, "model.position is 'relative'. Available: none, 1d, 2d"),
     ],
