@@ -7,7 +7,7 @@ import sysconfig
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -99,8 +99,14 @@ def _texts(files: Sequence[Path], start: float, stop: float) -> Iterator[Iterato
         yield read_blocks(file) if (start, stop) == (0, 1) else _blocks(file, start, stop)
 
 
+@lru_cache
+def _length(file, size, changed):
+    """Return the number of characters of a file, which is counted again after a change."""
+    return sum(map(len, read_blocks(file)))
+
+
 def _blocks(file, start, stop):
-    length, place = sum(map(len, read_blocks(file))), 0
+    length, place = _length(file, file.stat().st_size, file.stat().st_mtime_ns), 0
     start, stop = int(length * start), int(length * stop)
     for block in read_blocks(file):
         yield block[max(start - place, 0) : max(stop - place, 0)]

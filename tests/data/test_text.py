@@ -112,6 +112,18 @@ def test_linked_folders_are_read_once(tmp_path, monkeypatch):
         source.documents()
 
 
+def test_characters_of_a_file_are_counted_once(tmp_path, monkeypatch):
+    """Check how often the splits of one file read it, and that a changed file is counted again."""
+    (tmp_path / "a.txt").write_text("abcdefghij")
+    read = []
+    monkeypatch.setattr("lineage.data.sources.text.read_blocks", lambda file: read.append(file) or read_blocks(file))
+    splits = Text(str(tmp_path / "a.txt"), validation_fraction=0.2).documents()
+    assert {name: list(part) for name, part in splits.items()} == {"train": ["abcdefgh"], "validation": ["ij"]}
+    assert len(read) == 3
+    (tmp_path / "a.txt").write_text("abcde")
+    assert {name: list(part) for name, part in splits.items()} == {"train": ["abcd"], "validation": ["e"]}
+
+
 def test_newlines_are_kept(tmp_path):
     (tmp_path / "a").write_bytes(b"one\r\ntwo\r")
     assert texts(tmp_path / "a") == ["one\r\ntwo\r"]
