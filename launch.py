@@ -187,7 +187,7 @@ def run_predict(options: Options, changes: Changes) -> None:
     else:
         model = restored(options, changes)
     columns = options.columns.split(",") if options.columns else ()
-    inputs, files = model.inputs(options.inputs, options.split, columns)
+    inputs, files = model.inputs(options.inputs, options.split, columns, options.skip_bad)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
     settings = {"skip_bad": options.skip_bad, "as_features": options.features}

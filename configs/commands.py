@@ -148,11 +148,11 @@ COMMANDS = {
             _option(
                 "--output FILE",
                 "a .jsonl with an object per input (the same command continues it if interrupted); a .json in the "
-                "format of SQuAD or COCO; a .npz of features (default: print the objects)",
+                "format of SQuAD or COCO; a .npz or .parquet of features (default: print the objects)",
             ),
             _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)"),
             _option("--features", "write the feature vectors of an encoder or an image model instead"),
-            _option("--skip-bad N", "accept up to N unreadable images, and write an `error` for each", default=0),
+            _option("--skip-bad N", "accept up to N inputs that cannot be used, with an `error` for each", default=0),
             CHECKPOINT,
         ),
         (EXPERIMENT, PROCESSES),

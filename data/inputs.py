@@ -56,7 +56,7 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     return Inputs(rows := list(part), _about(rows, kind))
 
 
-def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None) -> Inputs:
+def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None, bad: int = 0) -> Inputs:
     """Return the inputs in a file or folder.
 
     Args:
@@ -66,9 +66,10 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         kind: kind of content, see `Source`.
         columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
+        bad: maximum number of bad lines or rows in whose place the inputs have their ValueErrors.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, or has no such
-    column; the message names the line.
+    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, has no such
+    column, or has more bad lines; the message names the line.
     """
     path = local(path, ())
     if kind not in KINDS:
@@ -77,7 +78,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     if suffix in reading.readers:
         rows = reading.readers[suffix](path)
     else:
-        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns)))
+        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns), bad))
         rows = rows[:] if reading.about else rows
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
@@ -102,6 +103,13 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
     return Inputs(rows, _about(rows, kind))
+
+
+def skip(errors: dict[int, str], allowed: int, index: int, error: ValueError) -> None:
+    """Add the error of an input to those of others; raise it if more than `allowed` inputs have errors."""
+    errors[index] = str(error)
+    if len(errors) > allowed:
+        raise ValueError(f"{error} (--skip-bad=N continues without N such inputs.)") from None
 
 
 class Rows(Sequence):
@@ -142,9 +150,10 @@ class _MemoryImages(ExampleSource):
 
 
 def _about(rows, kind):
-    """Return the entries that identify each row (see `Kind.about`), if the kind has any."""
-    about = KINDS[kind].about
-    return [about(number, row) for number, row in enumerate(rows)] if about else ()
+    """Return the entries that identify each row (see `Kind.about`), if the kind has any; {} for errors."""
+    if not (about := KINDS[kind].about):
+        return ()
+    return [{} if isinstance(row, ValueError) else about(number, row) for number, row in enumerate(rows)]
 
 
 def _words(values, where):
@@ -158,7 +167,11 @@ def _words(values, where):
 
 
 def _texts(values, where):
-    """Return the texts of a row."""
+    """Return the texts of a row, which may be in UTF-8."""
+    try:
+        values = [value.decode() if isinstance(value, bytes) else value for value in values]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error.reason}.") from None
     if wrong := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
     return tuple(values)
@@ -207,17 +220,26 @@ KINDS = {
 }
 
 
-def _rows(path, row, suffix, names):
-    """Yield the inputs in a file."""
+def _rows(path, row, suffix, names, allowed):
+    """Yield the inputs in a file, and in place of up to `allowed` bad ones their ValueErrors."""
+    errors, failed = {}, []  # of all rows, and of the current one
     if suffix == ".txt" and len(names) == 1:
-        lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path), 1))
+        lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path, failed.append), 1))
     elif suffix[1:] in TABLES:
-        lines = ((number, values) for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names))
+        rows = SOURCES[suffix[1:]](path=path).values("train", names, failed.append)
+        lines = ((number, values) for _, number, values in rows)
     else:
         known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])
         raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")
     for number, values in lines:
-        yield row(values, f"{path}, line {number}")
+        try:
+            for error in failed:
+                raise error
+            found = row(values, f"{path}, line {number}")
+        except ValueError as error:
+            skip(errors, allowed, len(errors), found := error)
+            failed.clear()
+        yield found
 
 
 def image_files(folder: str) -> list[Path]:
@@ -257,14 +279,13 @@ def _images(path, kind, channels):
 
 @dataclass(frozen=True)
 class Readable(ExampleSource):
-    """Examples of images without labels; up to `allowed` images that cannot be read are replaced by black ones."""
+    """Examples of images without labels; after `note`, images that cannot be read are replaced by black ones."""
 
     images: ExampleSource
     shape: tuple[int, int, int]  # height, width and channels of the model's images
     resized: bool  # whether images are resized, so that they may have any height and width
     has_boxes: bool  # whether examples have (empty) boxes
-    allowed: int = 0
-    errors: dict[int, str] = field(default_factory=dict)  # messages by the index of the image that cannot be read
+    note: Callable[[int, ValueError], None]  # called with the index and error of such an image
 
     def __len__(self) -> int:
         return len(self.images)
@@ -279,8 +300,6 @@ class Readable(ExampleSource):
             if image.shape != self.shape and not (self.resized and image.shape[2] == self.shape[2]):
                 raise ValueError(f"The image has the shape {image.shape}: the model's images have {self.shape}.")
         except ValueError as error:
-            self.errors[index] = f"Image {index}: {error}"
-            if len(self.errors) > self.allowed:
-                raise ValueError(f"{self.errors[index]} (--skip-bad=N continues without N such images.)") from None
+            self.note(index, ValueError(f"Image {index}: {error}"))
             return np.zeros(self.shape, np.uint8)
         return image

@@ -7,8 +7,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice, tee
 from pathlib import Path
 from types import MappingProxyType
@@ -19,15 +20,17 @@ import numpy as np
 from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import Facts, Loader
 from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import BOXES, Inputs, Readable
+from lineage.data.inputs import BOXES, Inputs, Readable, skip
 from lineage.data.loader import ExampleSource
+from lineage.data.sources.parquet import write_features
 from lineage.data.transforms.pillow import png
 from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
 from lineage.runs.folder import flatten, plain, read_json
 
-FORMATS = ".jsonl", ".json", ".npz"
+FEATURES = ".npz", ".parquet"
+FORMATS = ".jsonl", ".json", *FEATURES
 IMAGE = re.compile(r"\d{6,}_\w+\.png")  # file name of an image in a prediction
 BATCHES = 4  # number of input batches encoded and written at a time
 
@@ -68,30 +71,32 @@ def predictions(
         variables: model variables, with the EMA of the parameters if enabled.
         loader: batch size, and threads that read ahead.
         start: number of inputs to skip.
-        errors: messages for unreadable images by index, to which new ones are added.
+        errors: messages for bad inputs by index, to which new ones are added.
         cut: list to which the number of truncated inputs of each part is added.
-        skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
+        skip_bad: maximum number of `errors`; the predictions for these inputs are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
         share: (i, n): process i of n yields the parts i, i + n, and so on.
     """
-    task, size = context.task, loader.batch_size * BATCHES
+    task, size, errors = context.task, loader.batch_size * BATCHES, {} if errors is None else errors
     facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
-    errors = {} if errors is None else errors
+    generates, note = task.generates and not as_features, partial(skip, errors, skip_bad)
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
-        rows = Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
-        inputs = replace(inputs, rows=rows)
+        inputs = replace(inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, note))
     count = len(inputs.rows)
     firsts = range(start - start % size if start < count else count, count, size)[share[0] :: share[1]]
-    parts = _parts(context, inputs, loader, firsts, cut)
-    if generates := task.generates and not as_features:
+    encode = partial(_encode, context, loader, sampler if generates else None)
+    parts = ((first, _part(inputs, first, size, encode, note)) for first in firsts)
+    if generates:
         parts, ahead = tee(parts)
         if share[1] == 1:
             texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
         else:  # the parts are not consecutive
             texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)
     for first, batches in parts:
+        if cut is not None:
+            cut.append(batches.source.cut)
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]
@@ -106,13 +111,38 @@ def predictions(
         yield found[max(start - first, 0) :]
 
 
-def _parts(context, inputs, loader, firsts, cut):
-    """Yield the number of the first input, and the batches, of each part."""
-    for first in firsts:
-        batches = context.inputs(inputs.part(first, first + loader.batch_size * BATCHES), loader, first)
-        if cut is not None:
-            cut.append(batches.source.cut)
-        yield first, batches
+def _encode(context, loader, sampler, rows, first):
+    """Return the batches of inputs, of which none may be an error; a sampler checks their prompts."""
+    if not isinstance(rows, ExampleSource) and (wrong := [row for row in rows if isinstance(row, ValueError)]):
+        raise wrong[0]
+    batches = context.inputs(rows, loader, first)
+    if sampler:
+        sampler.check_prompts(batches)
+    return batches
+
+
+def _part(inputs, first, size, encode, note):
+    """Return the batches of a part, in which another input replaces those that are errors or cannot be encoded."""
+    rows = inputs.part(first, first + size)
+    with suppress(ValueError):
+        return encode(rows, first)
+    errors = [_error(encode, row, number) for number, row in enumerate(rows, first)]
+    sound = [row for row, error in zip(rows, errors) if not error]
+    sound = sound or [row for row in inputs.part(0, size) if not _error(encode, row, 0)]
+    for number, error in enumerate(errors):
+        if error and sound:
+            note(first + number, error)
+            rows[number] = sound[0]
+    return encode(rows, first)
+
+
+def _error(encode, row, number):
+    """Return the error of an input, None if there is none."""
+    try:
+        encode([row], number)
+    except ValueError as error:
+        return error
+    return None
 
 
 def with_categories(facts: Facts, inputs: Inputs) -> Facts:
@@ -140,6 +170,8 @@ class Output:
         self.final = Path(path)
         if self.final.suffix not in FORMATS:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
+        if self.final.suffix in FEATURES and not about.get("features"):
+            raise ValueError(f"--output is {path!r}: {self.final.suffix} is for --features.")
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
         if self.path.exists() and self.path.stat().st_size:
@@ -200,15 +232,21 @@ class Output:
         """Write the output in its final format; `document` converts the predictions to the content of a .json."""
         if self.final == self.path:
             return
-        with self.path.open(encoding="utf-8") as file:
-            rows = [json.loads(each) for each in file]
-        if self.final.suffix == ".json":
-            write_atomic(self.final, _json(document(rows)))
-            return
-        if not all("features" in row for row in rows):
-            raise ValueError(f"--output is {str(self.final)!r}: .npz is for --features without skipped images.")
-        with replacing(self.final) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, features=np.array([row["features"] for row in rows], np.float32))
+        with self.path.open(encoding="utf-8") as file, replacing(self.final) as temporary:
+            rows = map(json.loads, file)
+            if self.final.suffix == ".parquet":
+                write_features(temporary, rows)
+            elif self.final.suffix == ".npz":
+                vectors = [np.array(row.get("features", ()), np.float32) for row in rows]
+                if not all(map(len, vectors)):
+                    raise ValueError(f"--output is {str(self.final)!r}: .npz has no place for errors, unlike .parquet.")
+                with temporary.open("wb") as out:
+                    np.savez_compressed(out, features=np.stack(vectors))
+            else:
+                content = document(rows)
+                entries = (", " * (number > 0) + _json(entry) for number, entry in enumerate(content))
+                with temporary.open("w", encoding="utf-8") as out:
+                    out.writelines([_json(content)] if isinstance(content, dict) else chain("[", entries, "]"))
 
 
 def line(prediction: Mapping[str, Any]) -> str:

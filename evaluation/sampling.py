@@ -53,8 +53,8 @@ class Sampler:
         Args:
             first: index of the first example among all inputs, on which its samples depend.
         """
-        sampling, parts = self.context.sampling, iter(parts)
-        if sampling.num_beams > 1 or sampling.best_of > 1 or self.helpers or is_shared(variables):
+        parts = iter(parts)
+        if self._by_batch or is_shared(variables):
             for batches in parts:
                 texts = (texts for *_, texts in self.batches(variables, batches, self.context.facts))
                 yield from islice(chain.from_iterable(texts), len(batches.source))
@@ -63,6 +63,19 @@ class Sampler:
             slots = self._slots(variables, start)
             for out in slots.generate(self._prompts(chain([start], parts)), first):
                 yield self._text(out.tokens)
+
+    def check_prompts(self, batches: EvaluationBatches) -> None:
+        """Raise ValueError if the model has no room for new tokens after a prompt."""
+        if self._by_batch:
+            for batch in batches:
+                self._trimmed(self.context.task.requests(batch, self.context.facts))
+        else:
+            for _ in self._prompts([batches]):
+                pass
+
+    @property
+    def _by_batch(self):
+        return self.context.sampling.num_beams > 1 or self.context.sampling.best_of > 1 or bool(self.helpers)
 
     def _slots(self, variables, batches):
         """Return the slots for inputs that start with `batches`; an eighth of the slots is refilled at a time."""

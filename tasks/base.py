@@ -195,8 +195,8 @@ class Task:
         model, variables = model.unbind()
         return self.forward(self.feature_extractor(model).bind(variables), batch)
 
-    def document(self, predictions: list[dict[str, Any]]) -> Any:
-        """Return all predictions in the standard .json format of the task, by default a list."""
+    def document(self, predictions: Iterable[dict[str, Any]]) -> dict[str, Any] | Iterable[Any]:
+        """Return all predictions in the standard .json format of the task: an object, or the entries of a list."""
         return predictions
 
     # Distillation, for tasks that need a teacher.

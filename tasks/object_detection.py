@@ -1,6 +1,6 @@
 """Object detection."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -105,11 +105,11 @@ class ObjectDetection(ImageTask):
             predictions.append({"objects": [dict(zip(keys, row)) for row in rows]})
         return predictions
 
-    def document(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def document(self, predictions: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Return the objects of all images in the format of COCO's evaluation."""
         keys = "category_id", "bbox", "score"
         objects = ((image["image_id"], each) for image in predictions for each in image.get("objects", ()))
-        return [{"image_id": image} | {key: each[key] for key in keys} for image, each in objects]
+        return ({"image_id": image} | {key: each[key] for key in keys} for image, each in objects)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images with their true objects and the confident predictions.

@@ -70,9 +70,9 @@ class QuestionAnswering(EncoderTask):
             found.append(answer | ({"no_answer_score": no_answer} if facts.has_unanswerable else {}))
         return found
 
-    def document(self, predictions: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the answers by question id, in the format of SQuAD's evaluation."""
-        return {each["id"]: each["prediction"] for each in predictions}
+    def document(self, predictions: Iterable[dict[str, Any]]) -> dict[str, str]:
+        """Return the answers by question id, in the format of SQuAD's evaluation; "" for errors."""
+        return {each["id"]: each.get("prediction", "") for each in predictions if "id" in each}
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.

@@ -18,7 +18,7 @@ from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import Inputs, from_files, from_memory, from_source
+from lineage.data.inputs import Inputs, from_files, from_memory, from_source, skip
 from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
@@ -78,9 +78,9 @@ class Trained:
         """Yield the predictions of all processes in the order of the inputs; add all of their errors to `errors`."""
         errors = {} if errors is None else errors
         for some in distributed.in_turns(found):
-            errors |= {number: row["error"] for number, row in enumerate(some, start) if "error" in row}
-            if len(errors) > skip_bad:
-                raise ValueError(f"{[*errors.values()][-1]} (--skip-bad=N continues without N such images.)")
+            for number, row in enumerate(some, start):
+                if "error" in row:
+                    skip(errors, skip_bad, number, ValueError(row["error"]))
             start += len(some)
             yield some
 
@@ -111,21 +111,23 @@ class Trained:
             longest = f"{self.experiment.facts.sequence_length} tokens, task.sequence_length"
             print(f"note: {truncated:,} inputs are truncated to {longest}", file=sys.stderr)
         if output:
-            bad = f" ({len(progress['errors'])} images could not be read)" * bool(progress["errors"])
+            bad = f" ({len(progress['errors'])} of them errors)" * bool(progress["errors"])
             print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
 
-    def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
+    def inputs(
+        self, text: str | None, split: str = "", columns: Sequence[str] = (), bad: int = 0
+    ) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.
 
         Args:
             text: a file or folder (see `from_files`) or a source, such as "labels:PATH"; None: the source of the run.
             split: split of a source that has several.
-            columns: columns of a file (see `from_files`).
+            columns, bad: columns and number of bad rows of a file (see `from_files`).
         """
         own = self.experiment.source
         kind = self.experiment.task.reads
         if text is not None and text.partition(":")[0] not in SOURCES:
-            return from_files(text, kind, columns, self.experiment.facts.channels), fingerprint([text])
+            return from_files(text, kind, columns, self.experiment.facts.channels, bad), fingerprint([text])
         source = own if text in (None, own.name) else schema.build(SOURCES, schema.parse(SOURCES, text))
         return from_source(source.read(kind), kind, split), fingerprint(source.files())
 

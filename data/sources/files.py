@@ -8,7 +8,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from lineage.configs.hub import COMPRESSED
 from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
+Bad = Callable[[ValueError], None]  # called with the error of a row before its values, which have no meaning
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
@@ -105,21 +106,29 @@ def held_out(index: Any, fraction: float) -> Any:
     return np.floor((index + 1) * fraction + 1e-9) > np.floor(index * fraction + 1e-9)
 
 
-def iterate_lines(path: str) -> Iterator[str]:
+def refuse(error: ValueError) -> None:
+    """Raise the error of a row; with another function, readers continue."""
+    raise error from None
+
+
+def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it is not UTF-8 or cannot be decompressed.
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed. `bad` is called
+    before a line that is not UTF-8, whose invalid bytes are replaced.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    number = 0
     try:
         with _opened(path) as file:
             for number, line in enumerate(file, 1):
-                yield line.decode("utf-8" if number > 1 else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        wrong = f"byte {error.object[error.start]:#04x} at offset {error.start} of the line ({error.reason})"
-        raise ValueError(f"{path}, line {number} is not UTF-8 text: {wrong}.") from None
+                encoding = "utf-8" if number > 1 else "utf-8-sig"
+                try:
+                    yield line.decode(encoding)
+                except UnicodeDecodeError as error:
+                    byte, where = f"byte {error.object[error.start]:#04x}", f"offset {error.start} of the line"
+                    bad(ValueError(f"{path}, line {number} is not UTF-8 text: {byte} at {where} ({error.reason})."))
+                    yield line.decode(encoding, "replace")
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if not path.endswith(COMPRESSED):
             raise

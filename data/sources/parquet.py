@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import numpy as np
 from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
+from lineage.data.sources.files import Bad, refuse
 from lineage.data.sources.tables import Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
@@ -41,7 +43,7 @@ class Parquet(Table):
 
     image_key: str = "image"
 
-    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
         number = 0
         with _opened(file, lambda: f" after row {number}") as table:
             check_columns(file, keys, _columns(table.schema_arrow))
@@ -184,6 +186,16 @@ def _opened(file: str, where: Callable[[], str] = str) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise ValueError(f"{file} cannot be read as a Parquet file{where()}: {reason}") from None
+
+
+def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
+    """Write the `features` of predictions, with the `file` and the `error` of those that have one, to a file."""
+    import pyarrow.parquet
+
+    kinds = {"file": pyarrow.string(), "features": pyarrow.list_(pyarrow.float32()), "error": pyarrow.string()}
+    with pyarrow.parquet.ParquetWriter(path, schema := pyarrow.schema(kinds)) as writer:
+        while part := list(islice(predictions, 1024)):
+            writer.write_table(pyarrow.Table.from_pylist(part, schema))
 
 
 def _groups(file: str, column: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from lineage.configs.registry import Range
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import DataFiles, held_out, iterate_lines
+from lineage.data.sources.files import Bad, DataFiles, held_out, iterate_lines, refuse
 
 csv.field_size_limit((1 << 31) - 1)  # bytes of a field; the default is 128 KiB
 
@@ -42,7 +42,7 @@ class Table(DataFiles):
     validation_fraction: Annotated[float, Range(0, below=1)] = 0.0
     max_bytes: Annotated[int, Range(0)] = 0
 
-    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value."""
         raise NotImplementedError
 
@@ -62,13 +62,13 @@ class Table(DataFiles):
             row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
             yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
-    def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-        """Yield the file and number of each row of a split, and its values; raise ValueError if there are no rows."""
+    def values(self, split: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+        """Yield the file and number of each row of a split, and its values (see `rows`); raise ValueError for none."""
         found, index, kept = self.found(), -1, 0
         held = split not in found  # whether it consists of training rows
         fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
         for file in found["train" if held else split]:
-            for number, values in self.rows(file, keys):
+            for number, values in self.rows(file, keys, bad):
                 index += 1
                 if not fraction or held_out(index, fraction) == held:
                     kept += 1
@@ -129,9 +129,10 @@ class CSV(Table):
 
     quotes: bool = True
 
-    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
-        reader = csv.reader(iterate_lines(file), delimiter=self.delimiter, quoting=quoting, strict=True)
+    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        quoting, places = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE, []
+        lines = iterate_lines(file, lambda error: (bad if places else refuse)(error))  # the header must be sound
+        reader = csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=True)
         try:
             header = next(reader, None)
             if header is None:
@@ -141,7 +142,8 @@ class CSV(Table):
             for row in reader:
                 if row and len(row) != len(header):
                     where = f"{file}, line {reader.line_num}"
-                    raise ValueError(f"{where} has {len(row)} columns: the header has {len(header)}.")
+                    bad(ValueError(f"{where} has {len(row)} columns: the header has {len(header)}."))
+                    row += [""] * len(header)
                 if row:
                     yield reader.line_num, tuple(row[place] for place in places)
         except csv.Error as error:
@@ -168,9 +170,10 @@ class JSONLines(Table):
 
     suffixes = (".jsonl", ".json")
 
-    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        for number, entry in json_objects(file):
-            check_columns(f"{file}, line {number}", [key.partition(".")[0] for key in keys if key not in entry], entry)
+    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for number, entry in json_objects(file, bad):
+            needed = [key.partition(".")[0] for key in keys if key not in entry]
+            check_columns(f"{file}, line {number}", needed, entry, bad)
             yield number, tuple(_inside(entry, key) for key in keys)
 
 
@@ -178,21 +181,22 @@ class UnknownColumnError(ValueError):
     """Exception raised for a column that a file does not have."""
 
 
-def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each non-empty line of a file, and the JSON object in it."""
-    for number, line in enumerate(iterate_lines(file), 1):
+def json_objects(file: str, bad: Bad = refuse) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each non-empty line of a file, and the JSON object in it; {} after a call of `bad`."""
+    for number, line in enumerate(iterate_lines(file, bad), 1):
         if line.strip():
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
                 entry = None
             if not isinstance(entry, dict):
-                raise ValueError(f"{file}, line {number} is not a JSON object.")
+                bad(ValueError(f"{file}, line {number} is not a JSON object."))
+                entry = {}
             yield number, entry
 
 
-def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UnknownColumnError if a column is unknown, ValueError if two columns have its name."""
+def check_columns(where: str, keys: Sequence[str], known: Sequence[str], bad: Bad = refuse) -> None:
+    """Raise UnknownColumnError, or call `bad`, if a column is unknown, ValueError if two columns have its name."""
     known = list(known)
     if twice := [key for key in keys if known.count(key) > 1]:
         raise ValueError(f"{where} has the column {twice[0]!r} twice.")
@@ -200,12 +204,12 @@ def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None
         listed = ", ".join(known) or "none"
         listed = f"{listed[:200]}..." if len(listed) > 200 else listed
         choice = "source.text_key and the like, or --columns, choose others"
-        raise UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}.")
+        bad(UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}."))
 
 
 def _inside(entry: dict[str, Any], key: str) -> Any:
     first, _, rest = key.partition(".")
-    if key in entry or not rest or entry[first] is None:
+    if key in entry or not rest or entry.get(first) is None:
         return entry.get(key)
     return _inside(entry[first], rest) if isinstance(entry[first], dict) else None
 

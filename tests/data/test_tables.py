@@ -125,7 +125,7 @@ def test_documents_are_read_anew_and_limited(tmp_path, monkeypatch):
     path = write(tmp_path / "a.csv", [("äb",), ("cd",), ("e",)], ("text",))
     read = []
     monkeypatch.setattr(
-        "lineage.data.sources.tables.iterate_lines", lambda file: read.append(file) or iterate_lines(file)
+        "lineage.data.sources.tables.iterate_lines", lambda file, *bad: read.append(file) or iterate_lines(file, *bad)
     )
     part = CSV(path, max_bytes=5).documents()["train"]
     assert read == []

@@ -45,6 +45,48 @@ def test_invalid_files_raise(name, content, options, message, tmp_path):
         from_files(str(tmp_path / name), "labeled_texts", columns)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", b"caf\xe9\nb\n\xff\xfe\nc\xc3\xa9\n", ["line 1 is not UTF-8", "b", "line 3 is not UTF-8", "c\u00e9"]),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{\n{"n": 1}\n\n{"text": null}\n[]\n{"text": "caf\xe9"}\n{"text": "b"}',
+            ["a", "line 2 is not a JSON", "line 3 has no column", "line 5 has None", "line 6 is", "line 7 is", "b"],
+        ),
+        (
+            "a.csv",
+            b'n,text\n1\n\n2,b\n3,caf\xe9\n4,"d\nd"\n5,e,f\n',
+            ["line 2 has 1 columns", "b", "line 5 is not UTF-8", "d\nd", "line 8 has 3 columns"],
+        ),
+        ("a.parquet", [b"a", b"caf\xe9", None, b"b"], ["a", "line 2 is not UTF-8", "line 3 has None", "b"]),
+    ],
+)
+def test_bad_rows_become_errors(name, content, expected, tmp_path):
+    """Check the rows in any part of a file, and that as many bad rows as allowed are accepted."""
+    path = tmp_path / name
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": pa.array(content, pa.binary())}), path)
+    else:
+        path.write_bytes(content)
+    count = sum("line" in row for row in expected)
+    with pytest.raises(ValueError, match=rf"{name}, line .* \(--skip-bad=N continues without N such inputs\.\)"):
+        from_files(str(path), "documents", bad=count - 1)
+    found = from_files(str(path), "documents", bad=count)
+    for start in (0, len(expected) - 1):
+        for row, wanted in zip(found.part(start, len(expected)), expected[start:], strict=True):
+            assert f"{name}, {wanted}" in str(row) if "line" in wanted else row == wanted
+
+
+def test_sound_header_is_needed(tmp_path):
+    """Check a header that is not UTF-8, and rows whose entries have no name, of which the good ones keep theirs."""
+    (tmp_path / "a.csv").write_bytes(b"caf\xe9,text\n1,a\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 1 is not UTF-8 text: byte 0xe9 at offset 3 of the line"):
+        from_files(str(tmp_path / "a.csv"), "documents", bad=5)
+    (tmp_path / "a.jsonl").write_text('{"words": 5}\n{"words": ["a", "b"]}\n')
+    assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).about == [{}, {"words": ["a", "b"]}]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.csv", "a.parquet"])
 def test_texts_are_read_where_they_are_needed(name, tmp_path):
     """Check the parts of a file, that they are not in memory together, and a file that changes meanwhile."""

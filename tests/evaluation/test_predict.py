@@ -1,10 +1,13 @@
 """The command `predict` for texts: its files scored by `score` have the metrics of the run's own evaluation."""
 
 import json
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scipy.special import softmax
 
@@ -290,7 +293,62 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     assert "dev.json exists, without dev.jsonl: choose another --output, or delete it." in said
     assert final.read_text() == "mine"
     said = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
-    assert "a.txt': it must end with .jsonl, .json or .npz." in said
+    assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in said
+
+
+def test_bad_texts_are_skipped(trained, call, refused, tmp_path):
+    """Check that texts which cannot be read, encoded or continued do not change the others, also in a later start."""
+    folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0, "sampling.max_new_tokens": 4})
+    rows, path, out = [f'{{"text": "a{number}"}}' for number in range(33)], tmp_path / "a.jsonl", tmp_path / "out.jsonl"
+    bad = {3: "{", 8: '{"text": ""}', 9: '{"text": "\\ud800"}', 20: json.dumps({"text": "b" * 16}), 32: '{"n": 1}'}
+    files = folder, f"--inputs={path}", f"--output={out}", "--batch-size=8"
+
+    def predict(*options):
+        code, _, said = call("predict", *files, *options)
+        assert code == 0, said
+        content = out.read_bytes()
+        out.unlink()
+        return content, said
+
+    beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
+    path.write_text("\n".join(rows))
+    good = [predict(*options)[0].splitlines() for options in ((), beams)]
+    path.write_text("\n".join(bad.get(number, row) for number, row in enumerate(rows)))
+    assert "a.jsonl, line 33 has no column 'text'" in refused(*files, "--skip-bad=1")
+    assert "error: prompt 20 has 16 tokens: it must have fewer" in refused(*files, "--skip-bad=3")
+    out.unlink()
+    for options, expected in zip(((), beams), good):
+        content, said = predict("--skip-bad=5", *options)
+        assert "33 predictions (5 of them errors): " in said
+        lines = content.splitlines()
+        assert [number for number, (one, other) in enumerate(zip(lines, expected)) if one != other] == list(bad)
+        assert [[*json.loads(lines[number])] for number in bad] == [["error"]] * 5
+    out.write_bytes(content[: len(content) // 2])
+    assert predict("--skip-bad=5", *beams)[0] == content
+    path.write_text('{"text": ""}\n')
+    assert "error: The text '' has no token" in refused(*files, "--skip-bad=1")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".parquet"])
+def test_output_is_not_held_in_memory(suffix, tmp_path):
+    features = np.random.default_rng(0).random((4000, 64), np.float32)
+    output = Output(str(tmp_path / f"out{suffix}"), {"features": True})
+    output.write([[{"file": f"{number}.png", "features": row.tolist()} for number, row in enumerate(features)]])
+    pa.Table.from_pylist([{"a": 1}])  # imports modules on first use
+    tracemalloc.start()
+    output.finish(iter)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 7e6  # all rows have 9 MB
+    if suffix == ".json":
+        found = json.loads(output.final.read_text())
+        assert found == [json.loads(line) for line in output.path.read_text().splitlines()]
+    elif suffix == ".npz":
+        found = [{"features": row} for row in np.load(output.final)["features"]]
+    else:
+        found = pq.read_table(output.final).to_pylist()
+        assert found[7]["file"] == "7.png"
+    np.testing.assert_array_equal([row["features"] for row in found], features)
 
 
 @pytest.mark.parametrize("text", ["[]\n", "5\n", "torn\n", "[" * 100_000 + "\n"])

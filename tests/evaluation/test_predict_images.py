@@ -3,15 +3,17 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from lineage.configs import cli
 from lineage.data import EvaluationBatches, Facts, Loader
 from lineage.data.content import Arrays
-from lineage.data.inputs import Readable
+from lineage.data.inputs import Readable, skip
 from lineage.data.sources import shapes
 from lineage.data.sources.packages import Digits
 from lineage.data.transforms import boxes
@@ -67,7 +69,8 @@ def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
 def test_boxes_are_in_pixels_of_the_original_image():
     """Check an image that is higher than wide: its size in a batch, and a box."""
     facts = Facts(num_classes=2, class_names=("a", "b"), image_size=(16, 16), channels=3, mean=(0.5,), std=(0.5,))
-    images = Readable(Arrays({"image": np.zeros((1, 64, 32, 3), np.uint8)}), (16, 16, 3), True, True)
+    images = Arrays({"image": np.zeros((1, 64, 32, 3), np.uint8)})
+    images = Readable(images, (16, 16, 3), True, True, partial(skip, {}, 0))
     transform = boxes.Transform([boxes.Resize(16, 16, 16)], 16, 4, facts.mean, facts.std, training=False)
     (batch,) = EvaluationBatches(source=images, transform=transform, loader=Loader(batch_size=1))
     np.testing.assert_array_equal(batch["size"], [[64, 32]])
@@ -114,7 +117,7 @@ def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 256  # four batches of 64
     code, _, said = call("predict", folder, f"--inputs={images}", out, "--skip-bad=2")
     assert code == 0, said
-    assert "359 predictions (2 images could not be read): " in said
+    assert "359 predictions (2 of them errors): " in said
     lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert [number for number, each in enumerate(lines) if each != files[number]] == [5, 300]
     assert lines[5].keys() == lines[300].keys() == {"file", "error"}
@@ -132,7 +135,16 @@ def test_features(trained, predict, refused, tmp_path):
     assert found.shape == (359, 16)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     said = refused(folder, "--inputs=digits", "--split=test", f"--output={tmp_path / 'x.npz'}")
-    assert "x.npz': .npz is for --features without skipped images." in said
+    assert "x.npz': .npz is for --features." in said
+    images, _ = write_digits(tmp_path)
+    (images / "005.png").write_bytes(b"no image")
+    said = refused(folder, f"--inputs={images}", f"--output={tmp_path / 'x.npz'}", "--features", "--skip-bad=1")
+    assert "x.npz': .npz has no place for errors, unlike .parquet." in said
+    predict(folder, images, "--features", "--skip-bad=1", output="bad.parquet")
+    rows = pq.read_table(tmp_path / "bad.parquet").to_pylist()
+    assert rows[5]["features"] is None
+    assert "005.png cannot be read as an image" in rows.pop(5)["error"]
+    np.testing.assert_array_equal([row["features"] for row in rows], np.delete(found, 5, axis=0))
 
 
 @pytest.mark.thorough
