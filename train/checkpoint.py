@@ -20,6 +20,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from lineage.configs import schema
 from lineage.configs.atomic import sealed, unsealed, write_atomic
+from lineage.configs.registry import nearest
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record, regular
@@ -228,13 +229,9 @@ def read_newest(workdir: Path) -> TrainState:
     parameters; the optimizer's state and `ema` are None.
     """
     folder = workdir.absolute() / "checkpoints"
-
-    def newest():
-        if not (step := last_step(workdir)):
-            raise FileNotFoundError(f"there is no checkpoint in {folder}.")
-        return step
-
-    return read_chosen(newest, lambda step: _read_model(folder / str(step)))
+    if not last_step(workdir):
+        raise FileNotFoundError(f"there is no checkpoint in {folder}.")
+    return read_chosen(partial(last_step, workdir), lambda step: _read_model(folder / str(step)))
 
 
 def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
@@ -270,10 +267,9 @@ def read_checkpoint(folder: Path, target: TrainState) -> TrainState:
         state, hashes = _retried(_read_state, folder, target, damage)
     except (ValueError, OSError, MemoryError) as caught:
         error = caught
-    is_damaged = isinstance(error, DamagedError)
     if failed := distributed.failures(error is not None):
-        unread = distributed.failures(error is not None and not is_damaged)
-        if unread and (error is None or is_damaged):
+        unread = distributed.failures(not isinstance(error, DamagedError | None))
+        if unread and isinstance(error, DamagedError | None):
             error = OSError(f"process {unread[0]} cannot read its part of the checkpoint {folder}.")
         error = error or DamagedError(f"{damage}: process {failed[0]} cannot read its part")
     if error:
@@ -325,7 +321,10 @@ def _read_model(folder):
     record, found = _retried(read_fields, folder, ("ema", "collections", "frozen"))
     params = found.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
     with _reader(folder, f"the checkpoint {folder} is damaged"):  # its record may lack an entry
-        adapter, step = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"])), record["next_batch"]
+        section, step = schema.tuples(record["config"]["adapter"]), record["next_batch"]
+        name, adapter = section["name"], schema.build(ADAPTERS, section) if section["name"] in ADAPTERS else None
+    if adapter is None:
+        raise ValueError(f"{folder} has the unknown adapter {name!r}.{nearest(name, sorted(ADAPTERS))}")
     collections, frozen = found.get("collections", {}), found.get("frozen")
     return TrainState(step, params, None, collections, None, frozen=frozen, adapter=adapter)
 

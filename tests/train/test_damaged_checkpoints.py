@@ -107,6 +107,18 @@ def test_record_with_odd_entries_is_damaged(entries, tmp_path):
             read(tmp_path)
 
 
+def test_unknown_adapter_is_no_damage(tmp_path):
+    save(tmp_path, state())
+    path = record_file(tmp_path, 3)
+    record = unsealed(json.loads(path.read_text()))
+    record["config"]["adapter"]["name"] = "dora"
+    path.write_text(json.dumps(sealed(record)))
+    said = r"checkpoints/3 has the unknown adapter 'dora'\. Did you mean 'lora'\? Available: lora, none, svf\.$"
+    with pytest.raises(ValueError, match=said) as error:
+        read_newest(tmp_path)
+    assert not isinstance(error.value, DamagedError)
+
+
 def test_checkpoint_of_an_earlier_version_raises_and_is_kept(tmp_path):
     save(tmp_path, state(3), state(4), keep=2)
     path = record_file(tmp_path, 4)
