@@ -8,8 +8,9 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
 Bad = Callable[[ValueError], None]  # called with the error of a row before its values, which have no meaning
+_LIMIT = "at most 100 MB and 100 times the size of the files are read into memory at a time"
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
@@ -114,14 +116,15 @@ def refuse(error: ValueError) -> None:
 def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed. `bad` is called
-    before a line that is not UTF-8, whose invalid bytes are replaced.
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, or if a line is too
+    long for the size of the file. `bad` is called before a line that is not UTF-8, whose invalid bytes are replaced.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
+    most = _most_bytes(path)
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
+                if len(line) == most:
+                    raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT}.")
                 encoding = "utf-8" if number > 1 else "utf-8-sig"
                 try:
                     yield line.decode(encoding)
@@ -137,7 +140,25 @@ def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
 
 def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 text file, which may be compressed; for the errors, see `iterate_lines`."""
-    return [line.rstrip("\r\n") for line in iterate_lines(path)]
+    return gathered((line.rstrip("\r\n") for line in iterate_lines(path)), path)
+
+
+def gathered(parts: Iterable[Any], *paths: str | Path) -> list[Any]:
+    """Return the parts of files (bytes, texts or tuples of texts); raise ValueError if they are too long for these."""
+    kept, left = [], _most_bytes(*paths)
+    for part in parts:
+        left -= 10 + (sum(map(len, part)) if isinstance(part, tuple) else len(part))
+        if left < 0:
+            raise ValueError(f"{paths[0]} has more than {_most_bytes(*paths):,} bytes: {_LIMIT}.")
+        kept.append(part)
+    return kept
+
+
+def _most_bytes(*paths):
+    """Return how many bytes of files, which may be compressed, are read into memory at a time; they must exist."""
+    if missing := [path for path in paths if not Path(path).is_file()]:
+        raise FileNotFoundError(f"There is no file {missing[0]}.")
+    return 10**8 + 100 * sum(map(os.path.getsize, paths))
 
 
 def _opened(path: str) -> BinaryIO:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
-from lineage.data.sources.files import DataFiles, read_lines, suffix_of
+from lineage.data.sources.files import DataFiles, gathered, read_lines, suffix_of
 from lineage.data.sources.tables import as_text, json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # ID of a word in CoNLL-U
@@ -220,9 +220,7 @@ def read_rows(
     """
     suffix, rows = suffix_of(path), []
     if suffix == ".jsonl":
-        for number, entry in json_objects(path):
-            given = [key for key in keys if key != optional or key in entry]
-            rows.append(tuple(as_text(entry.get(key), key, f"{path}, line {number}") for key in given))
+        rows = gathered(_json_rows(path, keys, optional), path)
     elif suffix == ".tsv":
         for number, line in enumerate(read_lines(path), 1):
             row = tuple(line.split("\t"))
@@ -234,3 +232,9 @@ def read_rows(
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
     return rows
+
+
+def _json_rows(path, keys, optional):
+    for number, entry in json_objects(path):
+        given = [key for key in keys if key != optional or key in entry]
+        yield tuple(as_text(entry.get(key), key, f"{path}, line {number}") for key in given)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lineage.data.content import Arrays, Images
 from lineage.data.sources.base import SOURCES, PathSource
+from lineage.data.sources.files import gathered
 
 
 @SOURCES.register("cifar")
@@ -199,7 +200,8 @@ def _content(path: Path) -> bytes:
     if not zipped.is_file():
         raise FileNotFoundError(f"There is no file {path}, and no {zipped.name}.")
     try:
-        return gzip.decompress(zipped.read_bytes())
+        with gzip.open(zipped) as file:
+            return b"".join(gathered(iter(partial(file.read, 1 << 20), b""), zipped))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{zipped} cannot be decompressed: {error}.") from None
 

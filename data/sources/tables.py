@@ -14,9 +14,9 @@ from lineage.configs.registry import Range
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, DataFiles, held_out, iterate_lines, refuse
+from lineage.data.sources.files import Bad, DataFiles, gathered, held_out, iterate_lines, refuse
 
-csv.field_size_limit((1 << 31) - 1)  # bytes of a field; the default is 128 KiB
+csv.field_size_limit(1 << 28)  # characters of a field; the default is 128 KiB
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,15 @@ class Table(DataFiles):
             yield text
 
     def pairs(self) -> dict[str, PairedTexts]:
-        keys = self.input_key, self.target_key
-        return {split: PairedTexts(*map(list, zip(*self.texts(split, keys)))) for split in self.splits()}
+        keys, files = (self.input_key, self.target_key), self.files()
+        parts = ((split, gathered(self.texts(split, keys), *files)) for split in self.splits())
+        return {split: PairedTexts(*map(list, zip(*part))) for split, part in parts}
 
     def labeled_texts(self) -> dict[str, LabeledTexts]:
         """Return the texts that have a label, without splits that have none; classes numbered -1 are missing labels."""
         names, splits = self.class_names(self.label_key), {}
         for split in self.splits():
-            rows = list(self.texts(split, [*self.text_key.split(","), self.label_key]))
+            rows = gathered(self.texts(split, [*self.text_key.split(","), self.label_key]), *self.files())
             if names:
                 known = {str(number): name for number, name in enumerate(names)}
                 if unknown := {label for *_, label in rows} - known.keys() - {"-1"}:

@@ -199,6 +199,12 @@ def test_damaged_files_raise(drawn, tmp_path):
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"a")[:-3])
     with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be decompressed"):
         IDX(str(tmp_path)).images()
+    with gzip.open(tmp_path / "t10k-images-idx3-ubyte.gz", "wb") as file:
+        file.write(bytes(120_000_000))
+    with pytest.raises(
+        ValueError, match=r"t10k-images-idx3-ubyte\.gz has more than 1\d\d,\d+,\d+ bytes: at most 100 MB"
+    ):
+        IDX(str(tmp_path)).images()
     write_idx(tmp_path, label, label)
     with pytest.raises(ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and"):
         IDX(str(tmp_path)).images()

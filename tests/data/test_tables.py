@@ -251,6 +251,39 @@ def test_missing_and_nested_columns_of_objects(tmp_path):
         pairs(input_key="text.en").pairs()
 
 
+@pytest.mark.parametrize("compressed", [suffix for suffix in OPENED if suffix])
+def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
+    path = f"{tmp_path}/a.csv{compressed}"
+    with OPENED[compressed](path, "wb") as file:
+        file.write(b"x" * 120_000_000)
+    for read in (
+        CSV(path).labeled_texts,
+        CSV(path).documents()["train"].__iter__().__next__,
+        partial(read_lines, path),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"a\.csv\{compressed}, line 1 has more than 1\d\d,\d+,\d+ bytes: at most 100"
+        ):
+            read()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compressed_lines_that_fill_the_memory_raise(kind, tmp_path):
+    """Check that a compressed file of 120 MB can be read as a stream, but not at once; a plain one can."""
+    rows = [("x" * 5000, "y" * 5000)] * 12_000
+    options = {"text_key": "a", "label_key": "b", "input_key": "a", "target_key": "b"}
+    path = write(tmp_path / f"a.{kind}", rows, "ab", ".zst")
+    source = KINDS[kind](path, **options)
+    for read in (source.pairs, source.labeled_texts, partial(read_lines, path)):
+        with pytest.raises(
+            ValueError, match=rf"a\.{kind}\.zst has more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"
+        ):
+            read()
+    assert sum(map(len, source.documents()["train"])) == 12_000 * 5000
+    plain = KINDS[kind](write(tmp_path / f"b.{kind}", rows, "ab"), **options)
+    assert len(plain.pairs()["train"].inputs) == 12_000
+
+
 def test_lines_end_with_newlines_only(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeff one \r\ntwo\u2028 \x0b\x85three\rfour\n\nfive".encode())
     assert read_lines(f"{tmp_path}/a.txt") == [" one ", "two\u2028 \x0b\x85three\rfour", "", "five"]
