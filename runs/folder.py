@@ -93,12 +93,11 @@ def regular(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
         return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
-        advice = "restore it, or move it away to continue without it"
         raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 
 
@@ -214,9 +213,9 @@ def discard(workdir: Path, force: bool = False) -> None:
     Raises:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
-    found = [name for name in OWN if (workdir / name).exists()]
-    if found and not force and "model" not in read_json(workdir / CONFIG):
-        raise ValueError(f"{workdir / found[0]} does not belong to a run: choose another workdir, or {FORCE}.")
+    found, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
+    if found and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
+        raise ValueError(f"{workdir / found[0]} does not belong to a run: {advice}.")
     for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 

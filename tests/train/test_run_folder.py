@@ -226,6 +226,19 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
         folder.keep_config(tiny(), tmp_path)
 
 
+def test_damaged_config_of_a_run_without_checkpoints(tiny, tmp_path):
+    """Check that the advice of the message works; moving the file away would only lead to another message."""
+    for name in ("config.json", "run.json", "tokenizer.json"):
+        (tmp_path / name).write_text('{"mod')
+    said = r"config.json is damaged \(.*\): restore it, choose another workdir, or --force-config \(in Python, force"
+    with pytest.raises(ValueError, match=said):
+        folder.discard(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_text() == '{"mod'
+    folder.discard(tmp_path, force=True)
+    folder.keep_config(tiny(), tmp_path, force=True)
+    assert folder.saved_config(tmp_path) == folder.plain(tiny())
+
+
 def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
     """Check that a run in the folder of a model of `transformers` neither overwrites nor deletes its files."""
     files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
