@@ -134,6 +134,7 @@ class TrainingLoop:
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
+        throughput.earlier = self.writer.earlier
         self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, notify))
         notify(f"writing to {workdir}")
         for note in start_notes(experiment, self.start):

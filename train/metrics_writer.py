@@ -45,6 +45,7 @@ class MetricsWriter(AbstractContextManager):
     Attributes:
         lines: number of lines of the history.
         crc32: CRC-32 of these lines.
+        earlier: duration of the run's earlier starts up to their last lines, and of the useful part of it, in seconds.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class MetricsWriter(AbstractContextManager):
         primary: bool = True,
     ):
         self._file = self._wandb = None
-        self.lines = self.crc32 = 0
+        self.lines, self.crc32, self.earlier = 0, 0, (0.0, 0.0)
         if not primary:
             return
         if wandb and importlib.util.find_spec("wandb") is None:
@@ -72,7 +73,10 @@ class MetricsWriter(AbstractContextManager):
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         self._path = workdir / folder.METRICS
-        lines = _truncated_history(self._path, resume_step)
+        lines, deleted = _truncated_history(self._path, resume_step)
+        seconds = [line["time/seconds"] for line in lines + deleted if "time/seconds" in line]
+        useful = [line["time/goodput"] * line["time/seconds"] for line in lines if "time/seconds" in line]
+        self.earlier = next(reversed(seconds), 0.0), next(reversed(useful), 0.0)
         self.lines, self.crc32 = len(lines), zlib.crc32(self._path.read_bytes())
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
         self._file, self._pending = self._path.open("ab", buffering=0), b""
@@ -315,9 +319,9 @@ def history_problem(path: Path, record: Mapping[str, Any]) -> str:
     return "" if record.get("history_crc32", crc32) == crc32 else f"the first {known:,} lines are not those written"
 
 
-def _truncated_history(path: Path, resume_step: int) -> list[dict[str, Any]]:
-    """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
+def _truncated_history(path: Path, resume_step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest and these."""
     lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return kept
+    return kept, [line for line in lines if line["step"] > resume_step]

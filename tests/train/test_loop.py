@@ -135,6 +135,18 @@ def test_slow_source_shows_as_time_waiting_for_data(tiny, tmp_path, monkeypatch)
     assert "time/mfu" not in last  # a CPU has no known peak
 
 
+def test_goodput_counts_lost_steps_and_earlier_starts(tiny, tmp_path, interrupted):
+    config = tiny("vit", {"total_steps": 8, "log_every_steps": 1, "save_every_steps": 3, "evaluate_every_steps": 8})
+    interrupted(6, lambda: run(config, tmp_path))
+    killed = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    first, *resumed = train_lines(run(config, tmp_path))[3:]
+    assert (killed["step"], first["step"]) == (4, 4)  # step 5 was not logged
+    assert "time/goodput" not in first
+    useful = [line["time/goodput"] * line["time/seconds"] for line in (killed, *resumed)]
+    assert all(line["time/seconds"] > killed["time/seconds"] for line in resumed)
+    assert 0 < useful[1] < useful[-1] < resumed[-1]["time/seconds"] - (killed["time/seconds"] - useful[0])
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_many_steps_need_no_more_memory_and_files(steps, tiny, tmp_path):

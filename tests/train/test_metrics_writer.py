@@ -55,6 +55,20 @@ def _events(workdir):
     return purges, values
 
 
+def test_time_of_earlier_starts(tmp_path):
+    def start(resume_step, lines):
+        with MetricsWriter(tmp_path, resume_step=resume_step) as writer:
+            for step, seconds, goodput in lines:
+                known = {"time/seconds": seconds, "time/goodput": goodput} if seconds else {}
+                writer.write(step, {"train/loss": 1.0} | known)
+            return writer.earlier
+
+    assert start(0, [(1, None, None), (2, 20.0, 0.5), (3, None, None), (4, 40.0, 0.75)]) == (0, 0)
+    assert start(3, [(4, None, None), (5, 90.0, 0.25)]) == (40, 10)  # step 4 is lost
+    assert start(1, [(2, None, None)]) == (90, 0)
+    assert start(2, []) == (0, 0)  # no line has a time
+
+
 def test_lines_are_exact_and_flushed(tmp_path):
     third = np.float32(1) / np.float32(3)
     with MetricsWriter(tmp_path / "new" / "run") as writer:

@@ -162,7 +162,7 @@ def test_rates_of_a_clock(monkeypatch):
             with throughput.spent(activity):
                 passes(seconds)
     assert found[0] == {}
-    throughput.skipped = 5
+    throughput.skipped, throughput.earlier = 5, (100.0, 40.0)
     passes(10)
     last = throughput.rates(10)
     assert found[1] == {
@@ -172,8 +172,10 @@ def test_rates_of_a_clock(monkeypatch):
         "time/evaluating": pytest.approx(6 / 30),
         "time/saving": pytest.approx(8 / 30),
         "time/goodput": pytest.approx((46 - 18) / 56),
+        "time/seconds": pytest.approx(56),
     }
-    assert last["time/goodput"] == pytest.approx((12 + 16 + 10) / 2 / 80)
+    assert last["time/goodput"] == pytest.approx((40 + (12 + 16 + 10) / 2) / 180)
+    assert last["time/seconds"] == pytest.approx(180)
 
 
 def test_memory_of_the_fullest_device(monkeypatch):

@@ -36,6 +36,7 @@ class Throughput:
     Attributes:
         budget: FLOPs and memory of the experiment.
         skipped: number of steps whose update was skipped.
+        earlier: duration of the run's earlier starts and of its useful part, in seconds.
     """
 
     def __init__(self, experiment: Experiment):
@@ -49,7 +50,7 @@ class Throughput:
         peak = peak_flops(jax.devices()[0].device_kind, experiment.run.precision)  # None on a CPU
         self._flops = mean / (peak * experiment.mesh.size) if peak else None
         self._batch_size = experiment.loader.batch_size
-        self._start, self._steps, self.skipped = time.monotonic(), 0, 0
+        self._start, self._steps, self.skipped, self.earlier = time.monotonic(), 0, 0, (0.0, 0.0)
         self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds
         self._last: dict[str, float] | None = None
         # Times of the request of the first batch, and of the end of the newest step.
@@ -100,19 +101,20 @@ class Throughput:
     def rates(self, step: int) -> dict[str, float]:
         """Return the rates (excluding evaluations and saves) and fractions of the wall time since the last call.
 
-        The goodput is the fraction of the time since creation that was spent on steps whose update was not skipped. The
-        first call returns {}.
+        The goodput is the fraction of the time of all starts that was spent on steps whose updates are part of the
+        state: they were neither skipped nor lost. The first call returns {}.
         """
         last, self._last = self._last, {"step": step, "seconds": self.seconds, **self._spent}
         if last is None:
             return {}
         passed = {name: value - last[name] for name, value in self._last.items()}
         seconds, counted = passed["seconds"], 1 - self.skipped / self._steps
-        useful = (time.monotonic() - self._began - sum(self._spent.values())) * counted
+        useful = self.earlier[1] + (time.monotonic() - self._began - sum(self._spent.values())) * counted
+        whole = self.earlier[0] + self.seconds
         rate = passed["step"] / (seconds - passed["evaluating"] - passed["saving"])
         found = {"steps_per_second": rate, "examples_per_second": rate * self._batch_size}
         found |= {"mfu": rate * self._flops} if self._flops else {}
-        found |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / self.seconds}
+        found |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / whole, "seconds": whole}
         return {f"time/{name}": value for name, value in found.items()}
 
 
