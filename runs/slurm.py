@@ -1,6 +1,5 @@
 """Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import write_record
 from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, Run, Table
 from lineage.runs.process import PREEMPTED, STOP_SIGNALS
@@ -74,7 +73,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
             raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
         jobs |= {run.name: number for run, number in zip(todo, numbers)}
-        write_atomic(folder / JOBS, json.dumps(jobs, indent=2))
+        write_record(folder / JOBS, jobs)
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
     return status(runs, workdir)
 

@@ -1,6 +1,7 @@
 """Verification of runs: read and check every file of a run, without writing anything."""
 
 import contextlib
+import csv
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_js
 from lineage.runs.locks import held
 from lineage.runs.process import printable
 from lineage.train.checkpoint import read_fields
-from lineage.train.metrics_writer import history_problem
+from lineage.train.metrics_writer import check_events, history_problem
 from lineage.train.step import TrainState
 
 ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting
@@ -75,11 +76,13 @@ def runs_below(place: Path) -> Iterator[Path]:
 
 
 def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -> Iterator[Finding]:
-    """Yield a finding for each page about several runs, in the folder `place` or in one between it and a run."""
-    places = {place, *(parent for run in runs for parent in run.parents if parent.is_relative_to(place))}
-    for path in (each / name for each in sorted(places) for name in ("compare.html", "sweep.html")):
+    """Yield a finding for each page, table or list of jobs of several runs, in a folder from `place` to a run."""
+    places = {place, *(parent for run in runs for parent in (run, *run.parents) if parent.is_relative_to(place))}
+    checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
+    checks["slurm/jobs.json"] = _object
+    for path, check in ((each / name, check) for each in sorted(places) for name, check in checks.items()):
         if path.exists() and path not in known:
-            yield Finding(path, _problem(path, _check_page))
+            yield Finding(path, _problem(path, check))
 
 
 def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
@@ -113,6 +116,7 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
         (f"{ARTIFACTS}/*.json", _object),
         (f"{ARTIFACTS}/*.npz", _check_arrays),
         ("*.html", _check_page),
+        ("events.out.tfevents.*", check_events),
     ):
         for path in sorted(run.glob(pattern)):
             yield path, check, False
@@ -184,6 +188,13 @@ def _check_arrays(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         if bad := archive.testzip():  # by its checksum
             raise ValueError(f"{bad} is damaged")
+
+
+def _check_table(path: Path) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file, strict=True))
+    if len({*map(len, rows)}) != 1 or not path.read_bytes().endswith(b"\n"):
+        raise ValueError("its rows are not complete: `lineage sweep` writes it again")
 
 
 def _check_page(path: Path) -> None:

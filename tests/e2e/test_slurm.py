@@ -160,7 +160,7 @@ def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", *(f"--config.{key}={value}" for key, value in changes.items())]
     arguments.append(f"--workdir={tmp_path / 'run'}")
     assert launch("slurm", "submit", *arguments).returncode == 75
-    (job,) = json.loads((tmp_path / "run" / "slurm" / "jobs.json").read_text()).values()
+    job = json.loads((tmp_path / "run" / "slurm" / "jobs.json").read_text())["run"]
     wait_for(lambda: len(steps(tmp_path / "run")) > 10)
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
     restart_now(slurm, job)

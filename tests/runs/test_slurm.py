@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lineage.configs.atomic import sealed
 from lineage.runs import slurm
 from lineage.runs.live import Run
 from lineage.runs.process import PREEMPTED
@@ -49,7 +50,7 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
     assert json.loads(path.read_text()) == {"a": "7_0"}
     for _ in range(2):
         assert slurm.submit(runs, ["x"], tmp_path, {}) == PREEMPTED
-    assert json.loads(path.read_text()) == {"a": "7_0", "b": "7_1"}
+    assert json.loads(path.read_text()) == sealed({"a": "7_0", "b": "7_1"})
     assert submitted == [1, 1]
 
 

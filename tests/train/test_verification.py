@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.configs.atomic import sealed
+from lineage.configs.atomic import sealed, write_record
+from lineage.report import comparison
 from lineage.runs.folder import read_json, read_record, sealed_page
 from lineage.runs.locks import locked
 from lineage.train import loop, verification
@@ -122,6 +123,12 @@ FAULTS = {
     "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
     "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
     "changed page": ("run/report.html", flip, "does not match"),
+    "changed event": ("run/events.out.tfevents.*", flip, "does not match"),
+    "size of an event": (
+        "run/events.out.tfevents.*",
+        lambda path: os.truncate(path, 0) or path.write_bytes(b"0" * 40),
+        "byte 12",
+    ),
     "tokens": ("tokens/*/", flip, "is damaged"),
     "index": ("tokens/*/", lambda path: empty(path / "index.json"), "index.json is damaged"),
 }
@@ -158,6 +165,35 @@ def test_page_about_several_runs_is_checked(name, folder, capsys):
     for place in (folder, folder.parent):
         assert verify([place]) == 1
         assert f"{folder}/{name}: its SHA-256" in capsys.readouterr().out
+
+
+def test_event_that_was_cut_by_a_kill_is_no_damage(folder):
+    path = next(folder.glob("run/events.out.tfevents.*"))
+    for removed in (3, 9):
+        os.truncate(path, path.stat().st_size - removed)
+        assert verify([folder]) == 0
+
+
+@pytest.mark.parametrize("damage", [empty, edit(b",", b""), lambda path: os.truncate(path, path.stat().st_size - 1)])
+def test_table_of_a_sweep_is_checked(damage, folder, capsys):
+    rows = [{"run": "a,\u2028b\n", "state": "failed (1)"}, {"run": "c", "state": "done", "test/loss": "0.5"}]
+    comparison.write_table(rows, folder / "sweep.csv")
+    assert verify([folder]) == 0
+    damage(folder / "sweep.csv")
+    assert verify([folder / "run"]) == 0
+    assert verify([folder]) == 1
+    assert f"{folder}/sweep.csv: its rows are not complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["slurm", "run/slurm"])
+def test_numbers_of_jobs_are_checked(place, folder, capsys):
+    path = folder / place / "jobs.json"
+    path.parent.mkdir()
+    write_record(path, {"run": "7_0"})
+    assert verify([folder]) == 0
+    edit(b"7_0", b"8_0")(path)
+    assert verify([folder]) == 1
+    assert f"{path}: its checksum does not match" in capsys.readouterr().out
 
 
 def test_names_of_folders_are_printed_escaped(tmp_path, capsys):
