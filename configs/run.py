@@ -211,7 +211,8 @@ class Run:
             always one at the end.
         step_timeout_minutes: maximum duration of a training step in minutes, without compilation; a longer step ends
             the run with the stacks of all threads and exit code 76. None: 20 times the mean step, and at least 10
-            minutes, or an hour for the first step; 0 disables it.
+            minutes, or an hour for the first step; 0 disables it. Saves and each batch of an evaluation may take as
+            long, but at least an hour.
         grad_accum_steps: gradient accumulation steps: number of micro-batches of a batch.
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.

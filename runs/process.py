@@ -14,7 +14,7 @@ from lineage.runs.folder import UnknownMetricError
 
 ERROR = "error: "  # begins the line of standard error with which a command or a run fails
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
-HUNG = 76  # exit code of a run that ended itself because a step did not finish
+HUNG = 76  # exit code of a run that ended itself because a step, an evaluation or a save hung
 NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
 NO_MEMORY = 78  # exit code of a run that needs more memory than there is
 UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`

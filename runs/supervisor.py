@@ -81,4 +81,4 @@ def reason(code: int) -> str:
     """Describe an exit code."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}: a step did not finish" if code == HUNG else f"exit code {code}"
+    return f"exit code {code}: no progress" if code == HUNG else f"exit code {code}"

@@ -205,6 +205,7 @@ class TrainingLoop:
 
     def _to_mesh(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Move a batch of an evaluation to the devices; raise Preempted if the run must stop during an evaluation."""
+        self.watchdog.progress()
         if self.evaluating and self._must_stop():
             raise Preempted
         return to_mesh(batch, self.experiment.mesh)
@@ -214,7 +215,7 @@ class TrainingLoop:
         self.evaluating = evaluate
         if evaluate and not stop:
             try:
-                with self.throughput.spent("evaluating"):
+                with self.throughput.spent("evaluating"), self.watchdog.step(self.step, "evaluating"):
                     self._evaluate()
             except Preempted:
                 stop = True
@@ -223,15 +224,17 @@ class TrainingLoop:
         if save or stop:
             self._save()
             stop = stop or self._must_stop()  # during the save
+        if stop or self.step == self.total:
+            with self.watchdog.step(self.step, "saving"):
+                self.checkpoints.wait()
         if stop and (self.step < self.total or self.evaluating):
-            self.checkpoints.wait()
             saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
             raise Preempted(f"stopped at {saved}: run the same command to resume.")
 
     def _save(self) -> None:
         """Save the state after the last step."""
         self.attempted = self.step
-        with self.throughput.spent("saving"):
+        with self.throughput.spent("saving"), self.watchdog.step(self.step, "saving"):
             with self._disk_errors():
                 self.writer.flush()
             self.checkpoints.save(self.state, plain(self.experiment.config), **self._history())

@@ -57,7 +57,7 @@ def test_run_that_fails_twice_at_the_same_step_is_given_up(run):
     code, starts, lines = run([3, 7, 7, 9], "[1, 76, 76, 0]")
     assert (code, starts) == (76, 3)
     assert lines[-1] == (
-        "the run failed at step 7 (exit code 76: a step did not finish) for the second time: it is not restarted"
+        "the run failed at step 7 (exit code 76: no progress) for the second time: it is not restarted"
     )
 
 

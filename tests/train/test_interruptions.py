@@ -195,16 +195,42 @@ def test_step_that_does_not_end_is_noticed(train, monkeypatch):
     assert set(noticed) == {4}
 
 
-def test_watchdog_ends_the_process_with_the_stacks_of_all_threads():
-    script = "import time\nfrom lineage.train.profiling.watchdog import Watchdog\ndef hangs(): time.sleep(60)\n"
-    script += "with Watchdog(0.01) as dog, dog.step(1234): hangs()"
+@pytest.mark.parametrize(
+    ("activity", "where", "name"),
+    [
+        ("evaluating", loop.TrainingLoop, "_evaluate"),
+        ("saving", Checkpoints, "save"),
+        ("saving", Checkpoints, "wait"),
+    ],
+)
+def test_evaluation_or_save_that_does_not_end_is_noticed(activity, where, name, train, monkeypatch):
+    whole, hung, noticed = getattr(where, name), threading.Event(), []
+    monkeypatch.setattr(where, name, lambda *args, **options: hung.wait(60) and whole(*args, **options))
+    monkeypatch.setattr(Watchdog, "_end", lambda self: (noticed.append((self._activity, self._number)), hung.set()))
+    monkeypatch.setattr(watchdog, "FIRST", 3.0)
+    train({"step_timeout_minutes": 0.04, "evaluate_every_steps": 6})
+    assert set(noticed) == {(activity, 6)}
+
+
+def test_every_batch_of_an_evaluation_is_progress(train, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Watchdog, "progress", lambda self: seen.append((self._activity, self._number)))
+    train()
+    assert {one: seen.count(one) for one in seen} == {("evaluating", 3): 6, ("evaluating", 6): 6}
+
+
+@pytest.mark.parametrize(("activity", "said"), [("", "in"), (", 'saving'", "saving after")])
+def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
+    script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(60)\n"
+    script += "watchdog.FIRST, Watchdog = 1.0, watchdog.Watchdog\n"
+    script += f"with Watchdog(0.01) as dog, dog.step(1234{activity}): hangs()"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3]
     )
     assert ended.returncode == HUNG == 76
     assert "in hangs" in ended.stderr
     assert ended.stderr.count("hread 0x") >= 2
-    assert "\nerror: step 1,234 has not ended for 1 s (step_timeout_minutes): the stacks" in ended.stderr
+    assert f"\nerror: no progress for 1 s {said} step 1,234 (step_timeout_minutes): the stacks" in ended.stderr
 
 
 def test_limit_of_the_watchdog_follows_the_steps(monkeypatch):
@@ -221,6 +247,18 @@ def test_limit_of_the_watchdog_follows_the_steps(monkeypatch):
         clock.now -= 139
     assert dog.limit == 600
     assert Watchdog(2.0).limit == 120
+    with dog.step(1, "evaluating"):
+        clock.now += 10_000
+        assert dog.limit == 3600
+        dog._passed = 99.0
+        dog.progress()
+        assert dog._passed == 0
+    assert dog._steps == 5
+    with dog.step(2):
+        assert dog.limit == 600
+    for minutes, limit in ((2.0, 3600), (90.0, 5400)):
+        with (slow := Watchdog(minutes)).step(1, "saving"):
+            assert slow.limit == limit
 
 
 def test_compiling_is_recognized():

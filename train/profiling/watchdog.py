@@ -1,4 +1,4 @@
-"""Watchdog that ends a run with a hanging training step."""
+"""Watchdog that ends a run with a hanging step, evaluation or save."""
 
 import contextlib
 import faulthandler
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from lineage.runs.process import ERROR, HUNG
 
 FACTOR = 20  # a step hangs if it takes this many times the mean duration
-LEAST, FIRST = 600.0, 3600.0  # seconds: minimum limit by this factor, and limit of the first step
+LEAST, FIRST = 600.0, 3600.0  # seconds: minimum limit by this factor; limit of the first step, minimum of activities
 COMPILER = "jax._src.compiler"  # module on the stack of a compiling thread
 
 
 class Watchdog(contextlib.AbstractContextManager):
-    """Thread that ends the process, with exit code `HUNG` and the stacks of all threads, if a step hangs.
+    """Thread that ends the process, with exit code `HUNG` and the stacks of all threads, if there is no progress.
 
     The time is counted in ticks of the thread, so that it excludes suspension of the process or the machine.
 
@@ -26,27 +26,33 @@ class Watchdog(contextlib.AbstractContextManager):
 
     def __init__(self, minutes: float | None = None):
         self._minutes, self._number, self._passed = minutes, 0, 0.0  # step in progress (0: none) and its seconds
+        self._activity = ""  # "evaluating" or "saving" after this step
         self._steps, self._seconds = 0, 0.0  # number of completed steps; their seconds, without the first
         self._tick, self._ended = min(1.0, 60 * minutes / 10 if minutes else 1.0), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     @property
     def limit(self) -> float:
-        """Limit of a step in seconds."""
-        if self._minutes is not None:
-            return 60.0 * self._minutes
-        return max(LEAST, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST
+        """Limit of a step, or of the time between two progresses of an activity after it, in seconds."""
+        limit = max(LEAST, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST
+        limit = limit if self._minutes is None else 60.0 * self._minutes
+        return max(limit, FIRST) if self._activity else limit
 
     @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Watch a step."""
-        start, self._passed, self._number = time.monotonic(), 0.0, number
+    def step(self, number: int, activity: str = "") -> Iterator[None]:
+        """Watch a step or, after it, "evaluating" or "saving", whose time restarts with each `progress`."""
+        start, self._activity, self._passed, self._number = time.monotonic(), activity, 0.0, number
         try:
             yield
         finally:
             self._number = 0
-        self._seconds += time.monotonic() - start if self._steps else 0.0
-        self._steps += 1
+        if not activity:
+            self._seconds += time.monotonic() - start if self._steps else 0.0
+            self._steps += 1
+
+    def progress(self) -> None:
+        """Restart the time."""
+        self._passed = 0.0
 
     def __enter__(self) -> "Watchdog":
         if self._minutes != 0:
@@ -60,12 +66,13 @@ class Watchdog(contextlib.AbstractContextManager):
         while not self._ended.wait(self._tick):
             if self._number and not _is_compiling():
                 self._passed += self._tick
-            if self._number and self._passed >= self.limit:
+            if self._number and self.limit <= self._passed:  # in this order, the limit is not that of another activity
                 self._end()
 
     def _end(self):
         faulthandler.dump_traceback(2, all_threads=True)
-        text = f"step {self._number:,} has not ended for {self.limit:,.0f} s (step_timeout_minutes)"
+        what = f"{self._activity} after" if self._activity else "in"
+        text = f"no progress for {self.limit:,.0f} s {what} step {self._number:,} (step_timeout_minutes)"
         os.write(2, f"\n{ERROR}{text}: the stacks of all threads are above. Start the run again to resume.\n".encode())
         os._exit(HUNG)
 
