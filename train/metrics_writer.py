@@ -323,12 +323,12 @@ def check_events(path: Path) -> None:
     """Check the records of a TensorBoard file; a kill or a full disk may have cut the last one."""
     with _without_torch():
         from tensorboardX.record_writer import masked_crc32c
-    size, is_head = 12, True
+    size, is_head, most = 12, True, path.stat().st_size
     with path.open("rb") as file:
         while len(part := file.read(size)) == size:  # alternately the size of a record and the record, with checksums
             if masked_crc32c(part[:-4]).to_bytes(4, "little") != part[-4:]:
                 raise ValueError(f"the checksum before byte {file.tell():,} does not match")
-            size, is_head = int.from_bytes(part[:8], "little") + 4 if is_head else 12, not is_head
+            size, is_head = min(int.from_bytes(part[:8], "little") + 4, most) if is_head else 12, not is_head
 
 
 def _truncated_history(path: Path, resume_step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -1,6 +1,5 @@
 """The notebook in `docs` runs from the first cell to the last one, and its models learn."""
 
-import os
 from pathlib import Path
 
 import nbformat
