@@ -5,7 +5,7 @@ paper. BiT has group norm, standardized kernels (arXiv 1903.10520) and pre-activ
 """
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -97,7 +97,7 @@ class ResNet(ImageModel):
         x = self.stem_conv(image)
         x = x if self.preactivation else nn.relu(self.outer_norm(x))
         if self.stem == "imagenet":
-            x = nn.max_pool(jnp.pad(x, _pads(x, 3, 2, self.padding)), (3, 3), (2, 2))
+            x = max_pool(jnp.pad(x, _pads(x, 3, 2, self.padding)))
         self.sow("intermediates", "embedding", x)
         maps = []
         for stage in self.stages:
@@ -140,6 +140,20 @@ class Conv(nn.Module):
             return convolution(x, kernel)
         # On CPUs, XLA's gradient of the kernel of a 1x1 convolution is several times slower.
         return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
+
+
+def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:
+    """Return the maximum of each 3x3 window, with a stride of 2; its gradient goes to the first of equal values."""
+
+    def of_slices(x):  # on CPUs, about 5 times as fast as XLA's operation for windows
+        sizes = [(size - 3) // 2 * 2 + 1 for size in x.shape[1:3]]
+        rows, columns = ([slice(start, start + size, 2) for start in range(3)] for size in sizes)
+        slices = [x[:, row, column] for row in rows for column in columns]
+        return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), slices)
+
+    return jax.lax.platform_dependent(
+        x, cpu=of_slices, default=partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+    )
 
 
 def _pads(x, size, stride, padding):

@@ -3,6 +3,7 @@
 import itertools
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +57,17 @@ def test_examples_interact_by_batch_norm_in_training_only(settings):
 
     assert seen([]) == [True, False]
     assert seen(["statistics"]) == [True, model.norm == "batch"]
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 3, 1)])
+def test_max_pool_is_that_of_flax_with_equal_values_and_nan(shape):
+    x = jax.random.randint(jax.random.key(0), shape, 0, 3).astype(float)
+    expected = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+    weights = jax.random.normal(jax.random.key(1), expected(x).shape)
+    gradients = [jax.grad(lambda x, pool=pool: (pool(x) * weights).sum())(x) for pool in (resnet.max_pool, expected)]
+    np.testing.assert_array_equal(resnet.max_pool(x), expected(x))
+    np.testing.assert_allclose(*gradients, rtol=1e-6)
+    np.testing.assert_array_equal(resnet.max_pool(x.at[0, 1].set(jnp.nan)), expected(x.at[0, 1].set(jnp.nan)))
 
 
 def test_invalid_settings_raise():
