@@ -208,6 +208,7 @@ def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     theirs = tiny("vit", {"task.squash": False, "task.image_size": 8, "model.image_size": 8})
     (tmp_path / "config.json").write_text(json.dumps(theirs.to_dict()))
+    Experiment(theirs, **ONE).facts.save(tmp_path / "facts.json")
     config = tiny("vit", {"task.squash": True, "init.path": str(tmp_path)})
     adoption.adopt(config)
     assert config.task.squash is False
