@@ -26,7 +26,7 @@ class MaskedAutoencoding(LabeledImageTask):
     """Reconstruct the masked patches of an image from the visible ones (MAE, arXiv 2111.06377).
 
     Attributes:
-        mask_rate: fraction of the patches that is masked; and `model.mask_rate` if that is set.
+        mask_rate: fraction of the patches that is masked; must equal `model.mask_rate` if that is set.
         masking: mask sampling: "random", "block" (block-wise) or "grid" (one of every four patches is kept).
         patch_size: height and width of a patch, in pixels; None: `model.patch_size`.
     """

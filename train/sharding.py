@@ -124,7 +124,7 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
     """
     tokens = TOKENS if sequence else ("context",)
     if mesh.devices.flat[0].platform == "cpu" and num_parts(mesh, tokens) == 1:
-        tokens = None  # `Linear` merges them with the examples, which is faster on CPUs, and slower on TPUs
+        tokens = None  # `Linear` then merges tokens with examples: faster on CPUs, slower on TPUs
     names = (("batch", EXAMPLES), ("sequence", tokens))
 
     def places(path: str, shape: tuple[int, ...]) -> tuple[PartitionSpec, PartitionSpec]:

@@ -40,8 +40,8 @@ class Linear(nn.Module):
     """Affine map x W + b of the last axes of x; inputs and outputs may have several axes (heads).
 
     It is computed as one product of two matrices, because XLA's CPU backend transposes operands of more axes in memory
-    for the gradient of the kernel. Only tokens with a rule for the logical axis "sequence" remain an axis of their own:
-    if they are sharded, they cannot be merged with the batch, and TPUs are faster if they are not.
+    for the gradient of the kernel. Tokens with a rule for the logical axis "sequence" remain a separate axis: sharded
+    tokens cannot be merged with the batch, and on TPUs, merging takes longer.
 
     Attributes:
         features: sizes of the output's last axes.

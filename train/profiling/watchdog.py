@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from lineage.runs.process import ERROR, HUNG
 
 FACTOR = 20  # a step hangs if it takes this many times the mean duration
-LEAST, FIRST = 600.0, 3600.0  # seconds: minimum limit by this factor; limit of the first step, minimum of activities
+LEAST, FIRST = 600.0, 3600.0  # seconds: minimum of this limit; limit of the first step, minimum of activities
 COMPILER = "jax._src.compiler"  # module on the stack of a compiling thread
 
 
@@ -33,14 +33,14 @@ class Watchdog(contextlib.AbstractContextManager):
 
     @property
     def limit(self) -> float:
-        """Limit of a step, or of the time between two progresses of an activity after it, in seconds."""
+        """Limit of a step, or of the time without progress of an activity after it, in seconds."""
         limit = max(LEAST, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST
         limit = limit if self._minutes is None else 60.0 * self._minutes
         return max(limit, FIRST) if self._activity else limit
 
     @contextlib.contextmanager
     def step(self, number: int, activity: str = "") -> Iterator[None]:
-        """Watch a step or, after it, "evaluating" or "saving", whose time restarts with each `progress`."""
+        """Watch a step or, after it, an activity: "evaluating" or "saving"; `progress` restarts its time."""
         start, self._activity, self._passed, self._number = time.monotonic(), activity, 0.0, number
         try:
             yield
@@ -51,7 +51,7 @@ class Watchdog(contextlib.AbstractContextManager):
             self._steps += 1
 
     def progress(self) -> None:
-        """Restart the time."""
+        """Restart the time of the current activity."""
         self._passed = 0.0
 
     def __enter__(self) -> "Watchdog":
