@@ -22,7 +22,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
 from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
-from lineage.runs.live import LOG, Run, labels, runs_in
+from lineage.runs.live import Run, labels, print_failures, runs_in
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
 MAX_CHARTS, MAX_AXES = 8, 12
@@ -39,13 +39,7 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     plot([run for run in runs if run.state == "done"], folder)
     commands = {run: displayed(run.command(command)) for run in runs}
     print(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
-    reasons = defaultdict(list)
-    for run in runs:
-        if run.state.startswith("failed"):
-            reasons[run.error()].append(run)
-    for reason, failed in reasons.items():
-        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
+    print_failures(runs)
 
 
 def target_of(runs: Sequence[Run]) -> Target:

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -115,6 +115,17 @@ def labels(keys: Sequence[str]) -> list[str]:
     """Return the last part of each dotted key, or the whole key where the last parts coincide."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
+
+
+def print_failures(runs: Sequence[Run]) -> None:
+    """Print why runs failed, each reason once."""
+    reasons = defaultdict(list)
+    for run in runs:
+        if run.state.startswith("failed"):
+            reasons[run.error()].append(run)
+    for reason, failed in reasons.items():
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        print(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
 
 
 class Table(ExitStack):

@@ -1,6 +1,7 @@
 """Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from lineage.configs.atomic import write_record
 from lineage.runs.folder import read_json
-from lineage.runs.live import LOG, Run, Table
+from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures
 from lineage.runs.process import PREEMPTED, STOP_SIGNALS
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
@@ -30,6 +31,9 @@ class Task:
         """Run the command until it ends, by itself or after a signal; raise RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab") as log:
+            if os.environ.get("SLURM_PROCID", "0") == "0":
+                log.write(f"{PROMPT}{shlex.join(self.command)}\n".encode())
+                log.flush()
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
@@ -79,7 +83,11 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
 
 
 def status(runs: Sequence[Run], workdir: Path) -> int:
-    """Print the states of runs; return 0 if all are done, 75 if some are in the queue, and 1 otherwise."""
+    """Print the states of runs, and why some failed.
+
+    Returns:
+        0 if all are done, 1 if some failed or are not submitted, 75 otherwise.
+    """
     jobs, queue = read_json(workdir / "slurm" / JOBS), _queue()
     for run in runs:
         number = jobs.get(run.name)
@@ -88,6 +96,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
         run.state = "done" if run.is_done() else queue.get(number, ended).lower()
     with Table() as table:
         table.show(runs)
+    print_failures(runs)
     states = {run.state for run in runs}
     if states == {"done"}:
         return 0

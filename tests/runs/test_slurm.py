@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +68,18 @@ def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, c
         assert slurm.cancel(tmp_path) == 0
         assert capsys.readouterr().out == "2 jobs canceled\n"
     assert (tmp_path / "canceled").read_text() == "7_0\n7_1\n"
+
+
+def test_status_tells_why_the_last_start_failed(cluster, tmp_path, capsys):
+    cluster("squeue", "")
+    folder = tmp_path / "run"
+    for message in ("error: too large", "error: damaged"):
+        with pytest.raises(RuntimeError, match="The run failed with exit code 1"):
+            slurm.Task([sys.executable, "-c", f"import sys; sys.exit({message!r})"], str(folder))()
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"run": "7"}))
+    run = Run("run", folder)
+    assert slurm.status([run], tmp_path) == 1
+    assert capsys.readouterr().out.endswith(f"\nrun: error: damaged ({folder / 'log.txt'})\n")
+    slurm.Task([sys.executable, "-c", "print('stopped')"], str(folder))()
+    assert run.error() == "stopped"
