@@ -1,92 +1,22 @@
 """Runs as jobs of a real single-machine SLURM cluster started by the tests: submitted, requeued, and canceled."""
 
 import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-CONF = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-SlurmctldPort={port}
-SlurmdPort={other}
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=1
-KillWait=60
-ReturnToService=2
-NodeName=localhost NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes=localhost Default=YES MaxTime=INFINITE State=UP
-"""
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def wait_for(what, seconds=240):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.3)
-    return found
+from tests.e2e.conftest import ROOT
+from tests.slurm import answer, cluster, is_installed, restart_now, wait_for
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """Start a SLURM cluster and return its environment variables."""
-    if os.getuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
+    if not is_installed():
         pytest.skip("there is no SLURM to start: apt-get install slurm-wlm munge, and be root")
-    folder = tmp_path_factory.mktemp("slurm")
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
-    host = socket.gethostname().partition(".")[0]
-    ports = {"port": free_port(), "other": free_port()}
-    conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
-    environment = os.environ | {"SLURM_CONF": str(conf), "XLA_FLAGS": ""}  # one device per process
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o600)
-    files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    munged = ["munged", "--foreground", "--force", *(f"--{name}={folder}/munge.{end}" for name, end in files.items())]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    daemons = [
-        subprocess.Popen(command, env=environment, **quiet)
-        for command in (munged, ["slurmctld", "-D", "-c"], ["slurmd", "-D"])
-    ]
-    try:
-        idle = ["sinfo", "--noheader", "--format=%T"]
-        wait_for(lambda: "idle" in subprocess.run(idle, env=environment, capture_output=True, text=True).stdout, 60)
-        yield environment
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            try:
-                daemon.wait(30)
-            except subprocess.TimeoutExpired:  # waiting for a job of a failed test
-                daemon.kill()
+    with cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment | {"XLA_FLAGS": ""}  # one device per process
 
 
 @pytest.fixture
@@ -102,17 +32,6 @@ def steps(folder):
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith("}") and "train/loss" in line]
-
-
-def restart_now(slurm, job):
-    """Start a requeued job at once, instead of after the two minutes of SLURM.
-
-    Wait for some seconds first, because otherwise the node confuses the new start with the one that has just ended.
-    """
-    shown = ["squeue", "--noheader", "--format=%T", f"--job={job}"]
-    wait_for(lambda: "PENDING" in subprocess.run(shown, env=slurm, capture_output=True, text=True).stdout)
-    time.sleep(5)
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm, check=True)
 
 
 @pytest.mark.slow
@@ -176,8 +95,7 @@ def test_canceled_job_saves(slurm, launch, tmp_path):
     assert launch("slurm", "submit", *arguments).returncode == 75
     wait_for(lambda: steps(tmp_path / "run"))
     assert "1 jobs canceled" in launch("slurm", "cancel", *arguments).stdout
-    queue = ["squeue", "--noheader"]
-    wait_for(lambda: not subprocess.run(queue, env=slurm, capture_output=True, text=True).stdout.strip())
+    wait_for(lambda: not answer(slurm, "squeue").strip())
     status = launch("slurm", "status", *arguments)
     assert status.returncode == 1
     assert "failed" in status.stdout

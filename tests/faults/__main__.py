@@ -5,6 +5,7 @@ in one sentence that names a file, without the loss of a sound checkpoint. `--se
 """
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -22,8 +23,10 @@ os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "JAX_PERSISTENT_C
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
 from lineage.runs.process import brief_errors  # noqa: E402
+from tests import slurm  # noqa: E402
 from tests.faults import processes  # noqa: E402
 from tests.faults.harness import FileEvents, Subject, inject, quick  # noqa: E402
+from tests.faults.jobs import Jobs  # noqa: E402
 
 GOOD = ("same", "sentence", "no fault")  # "no fault": the command ended before its moment
 BATCH = 40  # faults per process
@@ -37,21 +40,25 @@ def main():
     parser.add_argument("--faults", type=int, default=1000, help="number of faults (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first fault")
-    text = f"kinds to inject, separated by commas (default {','.join(KINDS)}), or some of {','.join(processes.KINDS)}"
+    text = f"kinds, separated by commas (default {','.join(KINDS)}), or some of {','.join(processes.KINDS)}"
     parser.add_argument("--kinds", default=",".join(KINDS), help=text)
     options = parser.parse_args()
     chosen = options.kinds.split(",")
-    kinds = processes.KINDS if {*chosen} & {*processes.KINDS} else KINDS
-    results, last = Counter(), options.first + options.faults
+    known = processes.KINDS if {*chosen} & {*processes.KINDS} else KINDS
+    if unknown := {*chosen} - {*known}:
+        parser.error(f"--kinds has {', '.join(sorted(unknown))}: it can be {text}")
+    kinds = {kind: known[kind] for kind in chosen}
+    faults = [Fault(options.seed, options.first + number, kinds) for number in range(options.faults)]
+    results = Counter()
     with tempfile.TemporaryDirectory(prefix="faults_") as folder:
         base = Path(folder)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(base / "programs")
-        if kinds is KINDS:
+        if known is KINDS:
             record(base)
-        for first in range(options.first, last, BATCH):
-            faults = [Fault(options.seed, number, kinds) for number in range(first, min(first + BATCH, last))]
-            faults = [fault for fault in faults if fault.kind in chosen]
-            results.update(batch(base, faults) if kinds is KINDS else groups(base, faults))
+            for first in range(0, len(faults), BATCH):
+                results.update(batch(base, faults[first : first + BATCH]))
+        else:
+            results.update(groups(base, faults))
     for (kind, result), count in sorted(results.items()):
         print(f"{kind:12} {result:10} {count:5}")
     return int(any(result not in GOOD for _, result in results))
@@ -68,7 +75,8 @@ class Fault:
     """
 
     def __init__(self, seed, number, kinds):
-        self.rng, self.seed, self.number = random.Random(f"{seed} {number}"), seed, number
+        self.rng, self.number = random.Random(f"{seed} {number}"), number
+        self.option = f"--kinds='{','.join(kinds)}' --seed={seed} --first={number} --faults=1"
         self.kind = self.rng.choices([*kinds], kinds.values())[0]
         self.moment, self.command, self.detail, self.reached, self.loses = self.rng.random(), "", "", True, ()
 
@@ -165,17 +173,20 @@ def batch(base, faults):
 def groups(base, faults):
     """Inject faults into groups of processes; yield the kind and the result of each, and print it."""
     there = {}
-    for fault in faults:
-        if fault.kind not in there:
-            there[fault.kind] = processes.Group(fault.kind, base)
-        yield say(fault, *processes.inject(fault, there[fault.kind]))
+    with contextlib.ExitStack() as stack:
+        for fault in faults:
+            if fault.kind not in there:
+                if fault.kind == "slurm":
+                    os.environ |= stack.enter_context(slurm.cluster(base / "cluster"))
+                there[fault.kind] = (Jobs if fault.kind == "slurm" else processes.Group)(fault.kind, base)
+            yield say(fault, *processes.inject(fault, there[fault.kind]))
 
 
 def say(fault, result, detail):
     """Print what came of a fault; return its kind and the result."""
     print(f"fault {fault.number}, {fault.kind}, {result}: {detail}", flush=True)
     if result == "WRONG":
-        print(f"  --seed={fault.seed} --first={fault.number}", flush=True)
+        print(f"  {fault.option}", flush=True)
     return fault.kind, result
 
 

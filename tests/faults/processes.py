@@ -1,5 +1,5 @@
-"""Faults of a sweep, a search and a run of two processes: processes are killed, stopped or told to end, at moments that
-the lines of their histories tell, or a file is damaged between two starts.
+"""Faults of a sweep, a search, a run of two processes, and SLURM jobs: processes are killed, stopped or told to end, at
+moments that the lines of their histories tell, or a file is damaged between two starts.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from lineage.train.checkpoint import read_fields
 from lineage.train.step import TrainState
 from tests.faults.harness import ROOT, Damage, resumed, sound
 
-KINDS = {"sweep": 3, "search": 1, "hosts": 3}  # a search takes longer
+KINDS = {"sweep": 3, "search": 1, "hosts": 3, "slurm": 1}  # searches and jobs take longer
 TOTAL, SECONDS = 8, 600
 CONFIG = f"""
 import sys
@@ -43,6 +43,7 @@ def get_config():
     config, _ = cli.load("{ROOT}/tests/tiny.py:gpt")
     config.model.depth, config.source.max_bytes = 1, 6000
     config.update(total_steps={TOTAL}, evaluate_every_steps=4, save_every_steps=2)
+    config.cluster.cpus_per_task = 1
     return config
 
 def sweep():
@@ -53,12 +54,17 @@ def search():
     return Search({{"schedule.learning_rate": Floats(1e-4, 1e-2, log=True)}}, trials=3, startup=1, prune=False)
 """
 SETTINGS = {"sweep": ["sweep", "--parallel=2"], "search": ["sweep", "--optuna"], "hosts": ["train"]}
-SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "suspend": signal.SIGSTOP}
-ENDS = {"kill": {0, 1, -signal.SIGKILL}, "end": {0, 1, PREEMPTED, -signal.SIGTERM}, "suspend": {0}}  # exit codes
+SETTINGS["slurm"] = ["slurm", "submit", "--sweep"]
+SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "suspend": signal.SIGSTOP, "continue": signal.SIGCONT}
+ENDS = {"kill": {0, 1, -signal.SIGKILL}, "end": {0, 1, PREEMPTED, -signal.SIGTERM}}  # exit codes
+ENDS |= {"suspend": {0}, "requeue": {0}}
 
 
 class Group:
     """The processes of a command on the folder `run`, their outputs, and the results of an undisturbed start."""
+
+    disturbances = ("suspend", "end", *["kill"] * 3)
+    shared = "*"  # files that are not of one run
 
     def __init__(self, kind, base):
         self.kind, self.root, self.copy = kind, base / kind, base / f"{kind} copy"
@@ -110,6 +116,10 @@ class Group:
         paths = [run / METRICS for run in self.runs()]
         return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
+    def parents(self):
+        """Return the processes of the command."""
+        return [process.pid for process in self.processes]
+
     def children(self):
         """Return the processes of the runs that are in progress."""
         claims = [path / CLAIM for path in self.runs() if held(path)]
@@ -126,7 +136,7 @@ class Group:
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]
             found |= {f"state of {run.name}": digest, f"history of {run.name}": history}
-        if self.kind != "hosts":
+        if self.kind in ("sweep", "search"):
             with (self.run / "sweep.csv").open(newline="") as file:
                 found["table"] = [{key: row[key] for key in row if key != "seconds"} for row in csv.DictReader(file)]
         return found
@@ -135,15 +145,15 @@ class Group:
         """Return whether a process of the command has not ended."""
         return any(process.poll() is None for process in self.processes)
 
-    def send(self, processes, number):
+    def send(self, processes, how):
         """Send a signal to those of some processes that have not ended."""
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, SIGNALS[how])
 
     def close(self):
         """End what is left of the processes."""
-        self.send([*(process.pid for process in self.processes), *self.children()], signal.SIGKILL)
+        self.send([*self.parents(), *self.children()], "kill")
         self.wait()
         while self.children():
             time.sleep(0.01)
@@ -190,7 +200,7 @@ def disturb(fault, group):
     rng, said, fault.reached = fault.rng, [], False
     shutil.rmtree(group.run)
     for _ in range(rng.randint(1, 3)):
-        how, whom = rng.choice(["suspend", "end", *["kill"] * 3]), rng.choice(("parent", "child", "all"))
+        how, whom = rng.choice(group.disturbances), rng.choice(("parent", "child", "all"))
         # A process whose peer is lost before they have connected waits for it for five minutes.
         first = group.count() + (group.kind == "hosts" and whom != "all")
         if first > group.lines:
@@ -198,16 +208,16 @@ def disturb(fault, group):
         place, seconds = rng.randint(first, group.lines), 2 * rng.random()
         group.start()
         while group.count() < place and group.is_alive():
-            time.sleep(0.01)
+            time.sleep(0.05)
         time.sleep(seconds)
-        parents, children = [process.pid for process in group.processes], group.children()
+        parents, children = group.parents(), group.children()
         chosen = {"parent": parents[:1], "child": children or parents[1:], "all": parents + children}[whom]
         said.append(f"{how} {whom} ({len(chosen)}) {seconds:.2f} s after {place} of {group.lines} lines")
         fault.reached |= bool(chosen) and group.is_alive()
-        group.send(chosen, SIGNALS[how])
+        group.send(chosen, how)
         if how == "suspend":
             time.sleep(3)
-            group.send(chosen, signal.SIGCONT)
+            group.send(chosen, "continue")
         codes = group.wait()
         fault.detail = "; ".join(said) + f": {codes}"
         assert {*codes} <= ENDS[how], group.output()
@@ -222,7 +232,7 @@ def damage(fault, group):
     run = fault.rng.choice(group.runs())
     shutil.rmtree(run / "checkpoints" / str(TOTAL))
     (run / "artifacts/run.json").unlink()
-    files = group.run.glob("*") if fault.rng.random() < 0.5 else run.rglob("*")
+    files = group.run.glob(group.shared) if fault.rng.random() < 0.5 else run.rglob("*")
     found = Damage(fault.rng, group, sorted(path for path in files if path.is_file()))
     fault.detail = f"{found.how} of {found.path.relative_to(group.root)} after {run.name} was interrupted"
     return found
