@@ -72,9 +72,10 @@ class Subject:
                 code = launch.main([*self.commands[command], *more])
             except Killed:
                 code = -signal.SIGKILL
-            except Exception:
+            except Exception as error:
                 traceback.print_exc()
-                code = 1
+                # Python's threading module raises another error if `Killed` is raised within it.
+                code = -signal.SIGKILL if isinstance(error.__context__, Killed) else 1
         return code, output.getvalue()
 
     def result(self, command, output):
