@@ -108,7 +108,7 @@ class Run:
         step, total, loss = self.step, self.total, self.last("train/loss")
         left = self._pace.left(step, total) if self.state == "running" and self.metrics else ""
         shown = "" if step is None else f"{step:,}" + (f"/{total:,}" if total else "")
-        return self.name, self.state, shown, "" if math.isnan(loss) else number(loss), left
+        return printable(self.name), self.state, shown, "" if math.isnan(loss) else number(loss), left
 
 
 def labels(keys: Sequence[str]) -> list[str]:
@@ -179,7 +179,7 @@ def watch(folders: Iterable[Path]) -> None:
                 for path in runs_in(folder):
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
-                        runs[path] = Run(printable(folder.name if name == "." else name), path)
+                        runs[path] = Run(folder.name if name == "." else name, path)
                     refresh(runs[path])
             # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())
