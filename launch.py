@@ -168,7 +168,7 @@ def run_generate(options: Options, changes: Changes) -> None:
     for number, continuation in enumerate(samples, 1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)} ---")
-        print(sampler.lead(text) + continuation)
+        print(process.for_terminal(sampler.lead(text) + continuation))
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
 
@@ -249,11 +249,11 @@ def run_report(options: Options, changes: Changes) -> None:
     if len(chosen) > 1 or runs_in(chosen[0]) not in ([], chosen):
         from lineage.report.comparison import compare
 
-        print(compare(chosen))
+        print(process.for_terminal(compare(chosen)))
     else:
         from lineage.report.run import write_report
 
-        print(write_report(chosen[0]))
+        print(process.for_terminal(write_report(chosen[0])))
 
 
 def run_verify(options: Options, changes: Changes) -> int:

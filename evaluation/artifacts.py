@@ -65,7 +65,7 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
 
     Args:
         variables: model variables, whole on every process.
-        about: run metadata; `seconds` is added to the total of earlier invocations.
+        about: run metadata; `seconds` is the duration of all starts of the run.
     """
     if jax.process_index():
         return
@@ -83,8 +83,7 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
     kind = jax.devices()[0].device_kind
     device = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
     facts = {"device": device, "python": platform.python_version(), "jax": jax.__version__}
-    seconds = read_json(path).get("seconds", 0.0) + about["seconds"]
-    write_record(path, {**about, "seconds": seconds, **facts})
+    write_record(path, {**about, **facts})
 
 
 def folder(workdir: Path) -> Path:

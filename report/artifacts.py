@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,43 +16,50 @@ from matplotlib.image import imsave
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures, html
-from lineage.runs.folder import parse_metrics, read_json
+from lineage.runs.folder import parse_metrics, read_json, regular
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
-MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
+MOST = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
+MOST |= {"samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
+MOST_BYTES = 1 << 30  # of all arrays of a file
+MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
 
-def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Markup]:
-    """Return the sections for the `artifacts` of a run, in the order of the report; figures are saved in `folder`.
-
-    The `arrays` are the contents of the .npz files, by file name without the suffix.
-    """
-    painted = {key: data for key, data in arrays.items() if key.startswith("painted_")}
-    drawn: dict[str, Callable[[], Markup]] = {  # by the name of the file, or of the last of several
-        f"{key}.npz": partial(draw, key, data, folder)
-        for kind, draw in SECTIONS.items()
-        for key, data in arrays.items()
-        if key.startswith(f"{kind}_")
-    }
-    drawn[f"{max(painted, default='')}.npz"] = partial(_reconstructions, painted, folder)
-    drawn["samples.jsonl"] = partial(_samples, files / "samples.jsonl")
-    drawn |= {path.name: partial(_generated_texts, path, folder) for path in sorted(files.glob("written_*.json"))}
-    if "attention_image" in arrays:
-        drawn["attention_image.npz"] = partial(image_attention, arrays["attention_image"], folder)
-    if "attention_text" in arrays:
-        drawn["attention_text.npz"] = partial(_text_attention, arrays["attention_text"])
+def sections(files: Path, folder: Path) -> list[Markup]:
+    """Return the sections for the `artifacts` of a run, in the order of the report; figures are saved in `folder`."""
     parts = []
-    for name, draw in drawn.items():
-        with html.explained(files / name):
-            parts.append(draw())
+    for pattern, draw in SECTIONS.items():
+        for path in sorted(files.glob(pattern)):
+            with html.explained(path):
+                parts.append(draw(path, folder))
     return parts
 
 
-def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
+def read(path: Path, most: int = MOST_BYTES) -> Arrays:
+    """Return the arrays of a .npz file; raise ValueError if it is damaged, or if one of them has too many values."""
+    regular(path)
+    try:
+        with zipfile.ZipFile(path) as archive:  # `np.load` would also read a file that is a single array
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MOST_BYTES:
+            raise ValueError(f"its arrays have {size:,} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            found = dict(arrays)
+    except Exception as error:  # archives raise exceptions of many types
+        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None
+    for name, array in found.items():
+        limit = most if array.dtype.kind in "biuf" else MOST_VALUES
+        if array.size > limit or math.prod(array.shape[-2:]) > MOST_WEIGHTS:
+            raise ValueError(f"{name} has shape {array.shape}")
+    return found
+
+
+def _confusion(path: Path, folder: Path) -> Markup:
     """Return the confusion matrix of a split, and a table of the most frequently confused pairs."""
+    key, data = path.stem, read(path, MOST_VALUES)
     counts, names = data["counts"], data["class_names"].tolist()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = counts - np.diag(np.diag(counts))
@@ -71,8 +79,9 @@ def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
     return html.section(f"Confusion matrix, {_split(key)}", html.note(about) + split)
 
 
-def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
+def _mistakes(path: Path, folder: Path) -> Markup:
     """Return the misclassified images with the highest confidence."""
+    key, data = path.stem, read(path)
     tiles, names, rows = [], data["class_names"], [("true", "predicted", "probability")]
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
         truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
@@ -89,12 +98,13 @@ def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
     return html.section(f"Most confident errors, {_split(key)}", body if tiles else Markup())
 
 
-def _objects(key: str, data: Arrays, folder: Path) -> Markup:
+def _objects(path: Path, folder: Path) -> Markup:
     """Return images with their true boxes (dotted) and detected boxes."""
+    key, data = path.stem, read(path)
     pictures, names = [], data["class_names"].tolist()
     rows: list[Sequence[Any]] = [("image", "boxes", "class", "probability", "left", "top", "width", "height")]
-    for n, image in enumerate(data["image"]):
-        boxes = {kind: data[kind][data[kind][:, 0] == n][:, 1:] for kind in ("truth", "found")}
+    for n, image in enumerate(data["image"][: MOST["pictures"]]):
+        boxes = {kind: data[kind][data[kind][:, 0] == n][: MOST["boxes"], 1:] for kind in ("truth", "found")}
         pictures.append(partial(figures.objects, image=image, names=names, **boxes))
         for kind, found in boxes.items():
             rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
@@ -105,8 +115,9 @@ def _objects(key: str, data: Arrays, folder: Path) -> Markup:
     return html.section(f"Objects, {_split(key)}", about + body)
 
 
-def _precision(key: str, data: Arrays, folder: Path) -> Markup:
+def _precision(path: Path, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
+    key, data = path.stem, read(path, MOST_VALUES)
     about = html.note("Mean over all classes, by the IoU at which a box is correct. The area under a curve is the AP.")
     curves = data["precision"]
     thresholds, recalls = (np.linspace(*ends, size) for ends, size in zip(((0.5, 0.95), (0, 1)), curves.shape))
@@ -117,20 +128,21 @@ def _precision(key: str, data: Arrays, folder: Path) -> Markup:
     return html.section(f"Precision and recall, {_split(key)}", body)
 
 
-SECTIONS = {"confusion": _confusion, "mistakes": _mistakes, "objects": _objects, "precision": _precision}
+def _reconstructions(path: Path, folder: Path) -> Markup:
+    """Return images, their visible patches, and a masked autoencoder's reconstructions at some steps, at the last one.
 
-
-def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
-    """Return images, their visible patches, and a masked autoencoder's reconstructions at some steps."""
-    if not steps:
+    The file of each step has all images; only the files of the steps that are shown are read.
+    """
+    paths = sorted(path.parent.glob("painted_*.npz"))
+    if path != paths[-1]:
         return Markup()
-    names, first = list(steps), next(iter(steps.values()))
+    steps = {int(paths[i].stem.partition("_")[2]): read(paths[i]) for i in _spread(len(paths), MOST["layers"])}
+    first = next(iter(steps.values()))
     columns = {"original": first["image"], "masked": first["masked"]}
-    for i in _spread(len(names), MOST["layers"]):
-        columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
+    columns |= {f"step {step:,}": arrays["painted"] for step, arrays in steps.items()}
     rows = [
         [partial(figures.overlay, image=images[n], heat=None) for images in columns.values()]
-        for n in range(len(first["image"]))
+        for n in range(min(len(first["image"]), MOST["pictures"]))
     ]
     errors = [
         ("image", *columns),
@@ -145,10 +157,10 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
     return html.section("Masked images", body)
 
 
-def _samples(path: Path) -> Markup:
+def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, Markup] = {}
-    for sample in parse_metrics(path) if path.exists() else []:
+    for sample in parse_metrics(path):
         prompt = sample.get("prompt", "")
         block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
         steps[sample["step"]] = steps.get(sample["step"], Markup()) + block
@@ -170,13 +182,17 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
     return html.section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 
 
+def _image_attention(path: Path, folder: Path) -> Markup:
+    return image_attention(read(path), folder)
+
+
 def image_attention(arrays: Arrays, folder: Path) -> Markup:
     """Return the attention of the class token, or of the mean patch if there is none, by rollout and for each layer.
 
     Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
     section 3).
     """
-    weights, size = arrays["weights"].astype(np.float64), tuple(map(int, arrays["grid"]))
+    weights, size = arrays["weights"][:, : MOST["images"]].astype(np.float64), tuple(map(int, arrays["grid"]))
     images, from_class = arrays["image"][: MOST["images"]].mean(-1), bool(arrays["has_class_token"])
 
     rollout = np.eye(weights.shape[-1])
@@ -203,8 +219,9 @@ def image_attention(arrays: Arrays, folder: Path) -> Markup:
     return html.section("Attention over the image", body)
 
 
-def _text_attention(data: Arrays) -> Markup:
+def _text_attention(path: Path, folder: Path) -> Markup:
     """Return the attention explorer of a text, or of an input and its target."""
+    data = read(path)
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
     tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
     sides = {
@@ -273,3 +290,17 @@ def _png(image: np.ndarray) -> bytes:
 def _spread(count: int, most: int) -> list[int]:
     """Return at most `most` evenly spaced indices below `count`, with the first and the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+# Functions that draw a file, by the pattern of its name, in the order of the report.
+SECTIONS: dict[str, Callable[[Path, Path], Markup]] = {
+    "confusion_*.npz": _confusion,
+    "mistakes_*.npz": _mistakes,
+    "objects_*.npz": _objects,
+    "precision_*.npz": _precision,
+    "painted_*.npz": _reconstructions,
+    "samples.jsonl": _samples,
+    "written_*.json": _generated_texts,
+    "attention_image.npz": _image_attention,
+    "attention_text.npz": _text_attention,
+}

@@ -23,6 +23,7 @@ from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
 from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
 from lineage.runs.live import Run, labels, print_failures, runs_in
+from lineage.runs.process import for_terminal
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
 MAX_CHARTS, MAX_AXES = 8, 12
@@ -38,7 +39,7 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     write_table(rows, folder / "sweep.csv")
     plot([run for run in runs if run.state == "done"], folder)
     commands = {run: displayed(run.command(command)) for run in runs}
-    print(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
+    print(for_terminal(write_page(folder / "sweep.html", runs, commands, target or target_of(runs))))
     print_failures(runs)
 
 
@@ -79,6 +80,7 @@ def compare(folders: Sequence[Path]) -> Path:
         common = Path.cwd()
     runs = []
     for path in paths:
+        html.check_files(path)
         run = Run(os.path.relpath(path, common), path, config=read_json(path / CONFIG))
         run.state = "done" if run.is_done() else "stopped"
         run.look()
@@ -102,7 +104,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     """
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids, colors, modes = [f"run{number}" for number in range(len(runs))], *shades(len(runs))
-    folder.mkdir(exist_ok=True)
+    html.figures_folder(folder)
 
     def adapted(card: Markup) -> Markup:
         """Return a card whose curves have the names of the runs, and their colors in light and dark mode."""
@@ -227,16 +229,24 @@ def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     """Write the rows as CSV, and print them."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     content = io.StringIO(newline="")
-    writer = csv.DictWriter(content, columns)
-    writer.writeheader()
-    writer.writerows(rows)
+    lines = [columns, *([row.get(key, "") for key in columns] for row in rows)]
+    csv.writer(content).writerows([_safe(text) for text in line] for line in lines)
     write_atomic(path, content.getvalue())
-    shown = columns[1:]
-    widths = [max(len(column), *(len(row.get(column, "")) for row in rows)) for column in shown]
+    widths = [max(len(key), *(len(row.get(key, "")) for row in rows)) for key in columns[1:]]
     print()
-    for row in [{column: column for column in shown}, *rows]:
-        print("  ".join(row.get(column, "").ljust(width) for column, width in zip(shown, widths)).rstrip())
-    print(f"\n{path}")
+    for row in [{key: key for key in columns}, *rows]:
+        cells = [row.get(key, "").ljust(width) for key, width in zip(columns[1:], widths)]
+        print(for_terminal("  ".join(cells).rstrip()))
+    print(for_terminal(f"\n{path}"))
+
+
+def _safe(text: str) -> str:
+    """Return a text that spreadsheets do not interpret as a formula; numbers can be negative."""
+    try:
+        float(text)
+        return text
+    except ValueError:
+        return html.cell(text)
 
 
 def plot(done: Sequence[Run], folder: Path) -> None:

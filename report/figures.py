@@ -1,6 +1,8 @@
 """Figures of the reports, drawn by matplotlib from plain arrays, without pyplot's global state."""
 
+import contextlib
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from scipy.ndimage import gaussian_filter1d
 
@@ -50,6 +53,7 @@ STYLE = {
     "xtick.color": COLORS["soft"],
     "ytick.color": COLORS["soft"],
 } | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
+LONGEST_TEXT = 200  # characters of a text in a figure
 LIGHT_FROM = 0.19  # share whose color has the same contrast with black and with white
 # A square-root scale, which makes a share of 1% visible next to one of 100%.
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
@@ -68,6 +72,9 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
         # Browsers have more fonts than matplotlib, and very long labels leave no room for a layout.
         warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         figure = draw(*args)
+        for text in figure.findobj(Text):
+            if len(text.get_text()) > LONGEST_TEXT:
+                text.set_text(f"{text.get_text()[:LONGEST_TEXT]}…")
         picture = io.BytesIO()
         figure.savefig(picture, dpi=150, facecolor="white")
         write_atomic(folder / f"{name}.png", picture.getvalue())
@@ -134,11 +141,15 @@ def chart(
 
 
 def points(steps: np.ndarray, values: np.ndarray) -> Curve:
-    """Return the points of a curve to draw: the means of 750 groups of neighbors if there are more than 1,500."""
+    """Return the points of a curve to draw: the means of 750 groups of neighbors if there are more than 1,500.
+
+    The mean of a group's values is that of its finite ones, or NaN if there are none.
+    """
     if len(values) <= 1500:
         return steps, values
-    steps, values = (np.array([group.mean() for group in np.array_split(x, 750)]) for x in (steps, values))
-    return np.rint(steps).astype(int), values
+    steps = np.array([group.mean() for group in np.array_split(steps, 750)])
+    groups = (group[np.isfinite(group)] for group in np.array_split(values, 750))
+    return np.rint(steps).astype(int), np.array([group.mean() if group.size else np.nan for group in groups])
 
 
 def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:
@@ -178,7 +189,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
     axes.axis("off")
     axes.set_xlim(-0.4, len(columns) - 0.6)
     for place, (label, values) in enumerate(columns.items()):
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        numbers = all(_is_number(value) for value in values)
         shown = sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
         if numbers:
             scale = np.log if 0 < 20 * shown[0] < shown[-1] else float
@@ -197,6 +208,13 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
     for name, color, line in reversed([*zip(names, colors, zip(*heights))]):
         axes.plot(range(len(columns)), line, color=color, linewidth=1.7, alpha=0.85, gid=name)
     return figure
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value has a place on an axis."""
+    with contextlib.suppress(OverflowError):  # an integer can be too large
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return False
 
 
 def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:

@@ -8,6 +8,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
@@ -20,11 +21,13 @@ from matplotlib.figure import Figure
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures
-from lineage.runs.folder import sealed_page
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, regular, sealed_page
 
 Rows = Iterable[Sequence[Any]]  # rows of a table; the first has the names of the columns
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
-FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # first characters of a formula; the last ones are full-width
+# The beginning of a cell that is a formula, also where a spreadsheet separates cells by semicolons or tabs. The last
+# characters are full-width.
+FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 # Only the style sheet and script of this package are used, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (
@@ -67,9 +70,27 @@ def explained(path: Path) -> Iterator[None]:
     """Raise ValueError with the name of a file or run if its content is damaged, so that the block cannot show it."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        if str(error).startswith(f"{path.parent}{os.sep}"):  # it already names a file
+            raise
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
         raise ValueError(f"{path} cannot be shown ({reason}): move it away to write the page without it.") from None
+
+
+def check_files(workdir: Path) -> None:
+    """Raise ValueError if a file that a page shows is a link, which may lead to other files, or a pipe or a device."""
+    for path in (workdir / CONFIG, workdir / METRICS, *(workdir / ARTIFACTS).glob("*")):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link: replace it with a copy, or delete it to write the page without it.")
+        regular(path)
+
+
+def figures_folder(folder: Path) -> Path:
+    """Return the folder of the figures of a page, created if absent; raise ValueError if it is a link."""
+    if folder.is_symlink():  # in somebody else's folder, it may lead to the user's own pictures
+        raise ValueError(f"{folder} is a link, and the .png files in it would be replaced: delete the link.")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def tile(label: str, value: str, note: str) -> Markup:
@@ -104,17 +125,17 @@ def card(
 def download(data: Rows, name: str) -> Markup:
     """Return a link that saves a table as the CSV file `name.csv`; the file is part of the page."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([_cell(value) for value in row] for row in data)
+    csv.writer(buffer, lineterminator="\n").writerows([cell(value) for value in row] for row in data)
     text = quote(buffer.getvalue(), safe=",:;()", errors="replace")
     link = Markup('<a class=data download="{0}.csv" href="data:text/csv;charset=utf-8,{1}">{0}.csv</a>')
     return link.format(name, text)
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
     """Return a number with six digits, or a text that spreadsheets do not interpret as a formula."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    return FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def header(title: str, facts: Iterable[str], below: Markup, tiles: Iterable[Markup]) -> Markup:

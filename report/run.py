@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from lineage.configs.directions import higher_is_better
 from lineage.report import artifacts, curves, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json, regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
 
-MOST = 1 << 30  # bytes of the arrays in an artifact
+MAX_CHARTS = 200
 COSTS = {
     "parameters": "Parameters",
     "flops.forward": "FLOPs of the forward pass of a batch",
@@ -43,13 +43,11 @@ def write_report(workdir: str | os.PathLike) -> Path:
     workdir = Path(workdir)
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
         raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has neither {METRICS} nor {CONFIG}.")
+    html.check_files(workdir)
     metrics = GrowingMetrics(workdir / METRICS).read() if (workdir / METRICS).exists() else []
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
-    folder = workdir / "report"
-    if folder.is_symlink():  # in somebody else's run folder, it may lead to the user's own pictures
-        raise ValueError(f"{folder} is a link, and the .png files in it would be deleted: delete the link.")
-    folder.mkdir(exist_ok=True)
+    folder = html.figures_folder(workdir / "report")
     for old in folder.glob("*.png"):
         old.unlink()
     name = str(run.get("config_name") or workdir.resolve().name)
@@ -59,8 +57,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
         header = _header(name, run, cost, metrics)
-    arrays = {path.stem: _read_npz(path) for path in sorted(files.glob("*.npz"))}
-    parts = artifacts.sections(files, arrays, folder)
+    parts = artifacts.sections(files, folder)
     configuration = html.section("Configuration", _config(config))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
@@ -115,12 +112,14 @@ def _charts(metrics: curves.Metrics, settings: Mapping[str, Any], folder: Path) 
         if np.isfinite(curve[1]).any():
             groups.setdefault(name, {})[split] = curve
     charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they show system metrics
-    for name, found in groups.items():
+    drawn = {name: found for name, found in groups.items() if found}
+    for name, found in list(drawn.items())[:MAX_CHARTS]:
         others = [split for split in found if split != "train"]
         about = curves.remark(settings, name, others) if "train" in found and (others or name == "loss") else ""
-        if found:
-            chart = curves.card(name, found, list(dict.fromkeys(splits)), folder, about=about)
-            charts[name.startswith(MEASURED)].append(chart)
+        chart = curves.card(name, found, list(dict.fromkeys(splits)), folder, about=about)
+        charts[name.startswith(MEASURED)].append(chart)
+    if len(drawn) > MAX_CHARTS:
+        charts[False].append(html.note(f"{MAX_CHARTS} of {len(drawn):,} metrics are shown."))
     shown = html.section("Curves", html.join(charts[False]), "cards")
     return shown + html.section("System", html.join(charts[True]), "cards")
 
@@ -174,14 +173,3 @@ def _amount(name: str, value: Any) -> str:
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
     return f"{value:,}" if isinstance(value, int) else html.number(value)
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    regular(path)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if (size := sum(entry.file_size for entry in arrays.zip.infolist())) > MOST:
-                raise ValueError(f"its arrays have {size:,} bytes")
-            return dict(arrays)
-    except Exception as error:  # archives raise exceptions of many types
-        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None

@@ -19,7 +19,7 @@ from rich.text import Text
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import ERROR, printable
+from lineage.runs.process import ERROR, for_terminal, printable
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log
@@ -108,7 +108,7 @@ class Run:
         step, total, loss = self.step, self.total, self.last("train/loss")
         left = self._pace.left(step, total) if self.state == "running" and self.metrics else ""
         shown = "" if step is None else f"{step:,}" + (f"/{total:,}" if total else "")
-        return self.name, self.state, shown, "" if math.isnan(loss) else number(loss), left
+        return printable(self.name), self.state, shown, "" if math.isnan(loss) else number(loss), left
 
 
 def labels(keys: Sequence[str]) -> list[str]:
@@ -125,7 +125,7 @@ def print_failures(runs: Sequence[Run]) -> None:
             reasons[run.error()].append(run)
     for reason, failed in reasons.items():
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
+        print(for_terminal(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})"))
 
 
 class Table(ExitStack):
@@ -190,7 +190,7 @@ def watch(folders: Iterable[Path]) -> None:
                 for path in runs_in(folder):
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
-                        runs[path] = Run(printable(folder.name if name == "." else name), path)
+                        runs[path] = Run(folder.name if name == "." else name, path)
                     refresh(runs[path])
             # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())

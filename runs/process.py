@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,6 +59,12 @@ def exit_code(error: Exception) -> int:
 def printable(text: str, kept: str = "") -> str:
     """Return a text, such as the name of somebody else's folder, with control characters except `kept` ones escaped."""
     return "".join(each if each.isprintable() or each in kept else ascii(each)[1:-1] for each in text)
+
+
+def for_terminal(text: Any) -> str:
+    """Return a text to print; if standard output is a terminal, which would obey control characters, with escapes."""
+    codes = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if sys.stdout.isatty() else str(text)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from lineage.models import Model, hidden_states
 from lineage.tasks.base import Pictures
 
 IMAGES, TOKENS = 6, 32  # maximum number of images, and of tokens of a text
+MOST_BYTES = 1 << 29  # of the weights of all images, half of what a report reads
 
 
 def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -27,11 +28,18 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
 def attention_of_images(
     model: Model, variables: Mapping[str, Any], image: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]
 ) -> Pictures:
-    """Return the attention weights of each layer for some images; {} if the model does not record them."""
+    """Return the attention weights of each layer for some images; {} if the model does not record them.
+
+    There are fewer images if the weights of all would be too large for a report, {} if those of one are.
+    """
     image = image[:IMAGES]
     weights = attention_weights(model, variables, image).get("attention") if model.has_patch_attention else None
     if weights is None:
         return {}
+    count = min(len(image), MOST_BYTES // weights[:, 0].nbytes)
+    if not count:
+        return {}
+    image, weights = image[:count], weights[:, :count]
     rows, columns = (size // model.patch_size for size in image.shape[1:3])
     arrays = {"image": to_pixels(image), "weights": weights, "has_class_token": model.has_class_token}
     return {"attention_image": arrays | {"grid": (rows, columns)}}

@@ -275,7 +275,9 @@ class TrainingLoop:
         if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluation(self.experiment.variables(self.state))
         experiment, about = self.experiment, dict(about)
-        about |= {"seconds": self.throughput.seconds, "steps": int(self.state.step)}
+        recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
+        earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only
+        about |= {"seconds": earlier + self.throughput.seconds, "steps": int(self.state.step)}
         about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
         variables, budget = to_host(experiment.variables(self.state)), self.throughput.budget
         artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)

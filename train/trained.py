@@ -25,6 +25,7 @@ from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs import remote
 from lineage.runs.folder import CONFIG, check_config, check_tokenizer
+from lineage.runs.process import for_terminal
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
 
@@ -103,7 +104,7 @@ class Trained:
             else:
                 for some in found:
                     if not path:
-                        print("".join(map(prediction.line, some)), end="", flush=True)
+                        print(for_terminal("".join(map(prediction.line, some))), end="", flush=True)
             truncated = sum(distributed.shared(sum(cut)))
             if output:
                 output.finish(self.experiment.task.document)

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from html import unescape
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import jax
@@ -15,6 +16,7 @@ from matplotlib.image import imsave
 from lineage import models
 from lineage.data.tokenizers import Tokenizer
 from lineage.report import artifacts, html
+from lineage.tasks import attention
 from lineage.tasks.attention import attention_of_texts, attention_weights
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
@@ -109,15 +111,27 @@ def test_browser_shows_attention_of_a_token(explore):
 
 
 def test_browser_makes_a_file_of_the_shown_weights(explore):
-    tokens, weights = ["=a", '"b",', "c\n", "\uff1da"], weights_of(2, 2, 4, 4)
+    tokens, weights = ["=a", '"b",;@c', "c\n", "\uff1da"], weights_of(2, 2, 4, 4)
     views = [artifacts.view("x", weights, tokens)]
     choose = "const s = document.querySelector('.layer'); s.value = 2; s.onchange();"
     page = explore(views, f"{choose} document.querySelector('.attend a').onclick();")
     text = unquote(unescape(re.search('href="data:text/csv;charset=utf-8,([^"]*)"', page)[1]))
     head, *rows = csv.reader(io.StringIO(text))
-    assert head == ["query", "'=a", '"b",', "c\n", "'\uff1da"]
+    assert head == ["query", "'=a", '"b",;\'@c', "c\n", "'\uff1da"]
     assert [row[0] for row in rows] == head[1:]
     np.testing.assert_allclose(np.array([row[1:] for row in rows], float), weights[1].mean(0), atol=0.003)
+
+
+def test_weights_fit_into_a_report(monkeypatch):
+    weights = np.zeros((2, 6, 3, 5, 5), np.float32)
+    monkeypatch.setattr(attention, "attention_weights", lambda *_: {"attention": weights})
+    model = SimpleNamespace(has_patch_attention=True, has_class_token=True, patch_size=2)
+    for fitting, most in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
+        monkeypatch.setattr(attention, "MOST_BYTES", most)
+        found = attention.attention_of_images(model, {}, np.zeros((6, 4, 4, 1)), np.asarray)
+        shapes = {name: len(found["attention_image"][name]) for name in ("image", "weights")} if found else {}
+        assert shapes == ({"image": fitting, "weights": 2} if fitting else {})
+        assert not found or found["attention_image"]["weights"].shape[1] == fitting
 
 
 def test_browser_shows_attention_of_a_patch(explore):

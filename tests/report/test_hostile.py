@@ -5,13 +5,20 @@ import hashlib
 import json
 import os
 import re
+import signal
+import sys
+import zipfile
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from lineage import launch
+from lineage.configs.atomic import write_atomic
+from lineage.report import artifacts, comparison, figures
 from lineage.report.comparison import compare
 from lineage.report.run import write_report
+from lineage.runs.live import Run
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>document.title='taken'</script></style></pre>{0}%s&lt;"
 
@@ -199,3 +206,169 @@ def test_half_of_a_surrogate_pair_is_shown(tmp_path):
     run = write_run(tmp_path, "text")
     (run / "artifacts/samples.jsonl").write_text(json.dumps({"step": 1, "text": "ab\ud800cd"}))
     assert "ab?cd" in write_report(run).read_text()
+
+
+def write_small(folder):
+    """Write a run with one line of metrics; return its folder."""
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "validation/loss": 1.0}\n')
+    (folder / "artifacts/cost.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "artifacts/cost.json"])
+@pytest.mark.parametrize("kind", ["report", "comparison"])
+def test_files_behind_a_link_are_not_shown(tmp_path, kind, name):
+    folder, own = write_small(tmp_path / "runs/a"), tmp_path / "own"
+    (folder / name).rename(own)
+    (folder / name).symlink_to(own)
+    with pytest.raises(ValueError, match=f"{folder / name} is a link"):
+        write_report(folder) if kind == "report" else compare([folder.parent])
+
+
+def test_pictures_behind_a_link_are_kept_by_a_comparison(tmp_path):
+    folder = write_small(tmp_path / "runs/a").parent
+    (tmp_path / "photos").mkdir()
+    (folder / "compare").symlink_to(tmp_path / "photos")
+    with pytest.raises(ValueError, match=f"{folder}/compare is a link"):
+        compare([folder])
+    assert not list((tmp_path / "photos").iterdir())
+
+
+def test_leftovers_of_others_are_neither_waited_for_nor_followed(tmp_path):
+    def too_long(*_):
+        raise TimeoutError
+
+    os.mkfifo(tmp_path / ".x.1.partial")
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(20)
+    try:
+        write_atomic(tmp_path / "page", "new")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "page").read_text() == "new"
+    assert not (tmp_path / ".x.1.partial").exists()
+
+
+def test_temporary_file_that_is_a_link_is_not_written(tmp_path, monkeypatch):
+    (tmp_path / "own").write_text("own")
+    temporary = tmp_path / f".page.{os.uname().nodename}.{os.getpid()}.partial"
+    temporary.symlink_to(tmp_path / "own")
+    monkeypatch.setattr("pathlib.Path.glob", lambda *_: [])  # as if the link were created after the leftovers are gone
+    with pytest.raises(OSError, match="page"):
+        write_atomic(tmp_path / "page", "new")
+    assert (tmp_path / "own").read_text() == "own"
+
+
+def write_names(path, count):
+    """Write a small file with `count` names of no characters, and no other array."""
+    head = f"{{'descr': '<U0', 'fortran_order': False, 'shape': ({count},), }}".encode()
+    head += b" " * (63 - (len(head) + 10) % 64) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("class_names.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("confusion_test", {"counts": (1500, 1500), "class_names": ()}),
+        ("precision_test", {"precision": (1, 3_000_000)}),
+        ("attention_text", {"tokens": (), "attention": (1, 1, 6000, 6000)}),
+        ("attention_image", {"weights": (1, 1, 1, 6000, 6000)}),
+        ("attention_text", None),
+    ],
+)
+def test_arrays_that_are_too_large_for_a_page_are_named(tmp_path, name, shapes):
+    path = write_small(tmp_path) / f"artifacts/{name}.npz"
+    if shapes is None:
+        write_names(path, 4_000_000)
+    else:
+        np.savez_compressed(path, **{key: np.zeros(shape, np.uint8) for key, shape in shapes.items()})
+    with pytest.raises(ValueError, match=rf"{name}.npz cannot be shown .*has shape \(.*: move it away to write"):
+        write_report(tmp_path)
+
+
+def test_memory_error_names_the_file(tmp_path, monkeypatch):
+    def no_memory(*_):
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    folder = write_small(tmp_path)
+    np.savez(folder / "artifacts/confusion_test.npz", counts=np.eye(2, dtype=int), class_names=np.array(["a", "b"]))
+    monkeypatch.setattr(figures, "confusion", no_memory)
+    with pytest.raises(ValueError, match=r"confusion_test.npz cannot be shown \(MemoryError: Unable"):
+        write_report(folder)
+
+
+def test_only_the_files_that_are_shown_are_read(tmp_path, monkeypatch):
+    files, image = write_small(tmp_path) / "artifacts", np.zeros((50, 2, 2, 3))
+    for step in range(20):
+        np.savez(files / f"painted_{step}.npz", image=image, masked=image, painted=image)
+    np.savez(files / "unknown.npz", image)
+    monkeypatch.setitem(artifacts.MOST, "pictures", 2)
+    seen, read = [], artifacts.read
+    monkeypatch.setattr(artifacts, "read", lambda path, *most: (seen.append(path.name), read(path, *most))[1])
+    body = write_report(tmp_path).read_text()
+    assert sum(name.startswith("painted_") for name in seen) == 6
+    assert "unknown.npz" not in seen
+    assert 'aria-label="2 images, their visible patches, and their reconstructions at 6 steps."' in body
+
+
+def test_number_of_boxes_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setitem(artifacts.MOST, "boxes", 3)
+    boxes = np.tile([0, 0, 0.5, 0.1, 0.1, 0.1, 0.1], (9, 1))
+    files = write_small(tmp_path) / "artifacts"
+    arrays = {"image": np.zeros((1, 4, 4, 3)), "truth": boxes[:1], "found": boxes, "class_names": np.array(["a"])}
+    np.savez(files / "objects_x.npz", **arrays)
+    drawn, draw = [], figures.objects
+    monkeypatch.setattr(figures, "objects", lambda axes, **rest: (drawn.append(len(rest["found"])), draw(axes, **rest)))
+    write_report(tmp_path)
+    assert max(drawn) == 3
+
+
+def test_long_names_are_cut_in_figures_only(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, f"train/{'m' * 5000}": 1.0}) + "\n")
+    body = write_report(tmp_path).read_text()
+    assert re.findall("M(m+)(.?)<", body) == [("m" * 199, "…")]
+
+
+def test_number_of_charts_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("lineage.report.run.MAX_CHARTS", 3)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1} | {f"train/m{n}": 1.0 for n in range(5)}) + "\n")
+    body = write_report(tmp_path).read_text()
+    assert body.count("<svg") == 3
+    assert "3 of 5 metrics are shown." in body
+
+
+def test_numbers_of_settings_without_a_place_on_an_axis_are_words(tmp_path):
+    for name, value in {"a": 10**400, "b": 2, "c": float("nan"), "d": float("inf")}.items():
+        folder = write_small(tmp_path / name)
+        config = {"model": {"width": value}}
+        for path in (folder / "config.json", folder / "artifacts/run.json"):
+            path.write_text(json.dumps({"config": config, "seconds": 1.0} if path.name == "run.json" else config))
+    body = compare([tmp_path]).read_text()
+    assert "against width, " in body
+    assert ">…00000000000000000<" in body
+
+
+@pytest.mark.parametrize("command", ["report", "comparison"])
+def test_terminal_gets_no_control_characters(tmp_path, monkeypatch, capsys, command):
+    folder = tmp_path / "a\x1b]0;title\x07\x9b"
+    write_small(folder if command == "report" else folder / "b")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert launch.main(["report", f"--workdir={folder}"]) == 0
+    assert r"a\x1b]0;title\x07\x9b/" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert launch.main(["report", f"--workdir={folder}"]) == 0
+    assert f"{folder}/" in capsys.readouterr().out  # as it is, for other programs
+
+
+def test_table_of_a_sweep_has_no_formulas(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows = [{"run": "=1+2", "state": "done", "a;=b": "x\x1b[31m", "value": "-0.5"}]
+    comparison.write_table(rows, tmp_path / "sweep.csv")
+    assert (tmp_path / "sweep.csv").read_text().splitlines() == ["run,state,a;'=b,value", "'=1+2,done,x\x1b[31m,-0.5"]
+    assert "\x1b" not in capsys.readouterr().out
+    assert Run("a\x1b[31m", tmp_path).row()[0] == r"a\x1b[31m"

@@ -125,9 +125,19 @@ def test_long_curves_are_thinned_in_files_as_in_figures(tmp_path):
 
 
 def test_files_have_no_formulas_and_keep_every_character():
-    rows = [["=1+2", 'a,b\n"c"', "</a>%&#é"], [-1.5, 0.123456789, "+x"], ["\n=1", "\uff1d1", "@x"]]
+    rows = [
+        ["=1+2", 'a,b\n"c"', "</a>%&#é"],
+        [-1.5, 0.123456789, "+x"],
+        ["\n=1", "\uff1d1", "@x"],
+        ["a;=1", "b\n+1", "1-2=3"],
+    ]
     link = html.download(rows, "x")
-    safe = [["'=1+2", 'a,b\n"c"', "</a>%&#é"], ["-1.5", "0.123457", "'+x"], ["'\n=1", "'\uff1d1", "'@x"]]
+    safe = [
+        ["'=1+2", 'a,b\n"c"', "</a>%&#é"],
+        ["-1.5", "0.123457", "'+x"],
+        ["'\n'=1", "'\uff1d1", "'@x"],
+        ["a;'=1", "b\n'+1", "1-2=3"],
+    ]
     assert tables(link)["x.csv"] == safe
     assert link.count("<") == 2
 

@@ -145,6 +145,10 @@ def test_goodput_counts_lost_steps_and_earlier_starts(tiny, tmp_path, interrupte
     useful = [line["time/goodput"] * line["time/seconds"] for line in (killed, *resumed)]
     assert all(line["time/seconds"] > killed["time/seconds"] for line in resumed)
     assert 0 < useful[1] < useful[-1] < resumed[-1]["time/seconds"] - (killed["time/seconds"] - useful[0])
+    facts = json.loads((tmp_path / "artifacts/run.json").read_text())
+    assert facts["seconds"] > resumed[-1]["time/seconds"]  # of both starts
+    run(config, tmp_path)  # complete already
+    assert json.loads((tmp_path / "artifacts/run.json").read_text())["seconds"] > facts["seconds"]
 
 
 @pytest.mark.thorough
