@@ -49,7 +49,7 @@ RULES = {
         },
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
-    "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
+    "report": ({"runs", "runs.folder", "runs.process"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
     "runs.provenance": (set(), set()),
