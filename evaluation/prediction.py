@@ -168,7 +168,7 @@ class Output:
     """
 
     def __init__(self, path: str, about: Mapping[str, Any]):
-        """Open a file of predictions and drop a torn last line; raise ValueError if it is another command's or in use."""
+        """Open a file of predictions and drop a torn last line; raise ValueError if it is another command's."""
         self.final = Path(path)
         if self.final.suffix not in FORMATS:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
