@@ -56,10 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def execute(options: Options, changes: Changes, workdir: str) -> int:
     """Run a command in a folder; print user errors as one sentence."""
     try:
-        with processes(options), remote.for_command(options.command, workdir) as options.folder:
+        with process.flushed(), processes(options), remote.for_command(options.command, workdir) as options.folder:
             return globals()[f"run_{options.command}"](options, changes) or 0
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
         said = process.printable(str(error) or type(error).__name__, kept="\n")

@@ -28,6 +28,7 @@ from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
 from lineage.runs.folder import flatten, plain, read_json
+from lineage.runs.locks import lock
 
 FEATURES = ".npz", ".parquet"
 FORMATS = ".jsonl", ".json", *FEATURES
@@ -157,7 +158,8 @@ def with_categories(facts: Facts, inputs: Inputs) -> Facts:
 class Output:
     """Append-only file of predictions, which the same command continues after an interruption.
 
-    The file PATH.about.json beside it records what the predictions were computed from.
+    The file PATH.about.json beside it records what the predictions were computed from. The file is locked until `write`
+    has returned.
 
     Attributes:
         path: the .jsonl file; for other formats, the intermediate .jsonl file beside the output.
@@ -166,7 +168,7 @@ class Output:
     """
 
     def __init__(self, path: str, about: Mapping[str, Any]):
-        """Open a file of predictions and drop a torn last line; raise ValueError if another command wrote the file."""
+        """Open a file of predictions and drop a torn last line; raise ValueError if it is another command's."""
         self.final = Path(path)
         if self.final.suffix not in FORMATS:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
@@ -174,36 +176,38 @@ class Output:
             raise ValueError(f"--output is {path!r}: {self.final.suffix} is for --features.")
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
-        if self.path.exists() and self.path.stat().st_size:
+        if self.final != self.path and self.final.exists() and not (self.path.exists() and self.path.stat().st_size):
+            raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output, or delete it.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file = self.path.open("a+b")
+        if not lock(file.fileno()):
+            raise ValueError(f"another process is writing {self.path}: wait for it, or choose another --output.")
+        if file.seek(0, os.SEEK_END):
             before = read_json(beside)
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
                 known = f"of another {', '.join(changed[:3])}" if before else "not of this command"
                 raise ValueError(f"{self.path} has predictions {known}: choose another --output, or delete it.")
-        elif self.final != self.path and self.final.exists():
-            raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output, or delete it.")
         else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(beside, json.dumps(about, indent=2))
         self.count, self.errors = 0, dict[int, str]()
-        with self.path.open("a+b") as file:
-            file.seek(0)
-            size = 0
-            for each in file:
-                if not each.endswith(b"\n"):
-                    break
-                try:
-                    message = json.loads(each).get("error")
-                except (ValueError, AttributeError, RecursionError):
-                    where = f"{self.path}, line {self.count + 1}"
-                    raise ValueError(f"{where} is damaged: delete the file to start again.") from None
-                if message:
-                    self.errors[self.count] = message
-                size, self.count = size + len(each), self.count + 1
-            file.truncate(size)
+        file.seek(0)
+        size = 0
+        for each in file:
+            if not each.endswith(b"\n"):
+                break
+            try:
+                message = json.loads(each).get("error")
+            except (ValueError, AttributeError, RecursionError):
+                where = f"{self.path}, line {self.count + 1}"
+                raise ValueError(f"{where} is damaged: delete the file to start again.") from None
+            if message:
+                self.errors[self.count] = message
+            size, self.count = size + len(each), self.count + 1
+        file.truncate(size)
 
     def write(self, found: Iterable[list[dict[str, Any]]]) -> None:
         """Add predictions; images are written to .png files in a folder beside the file."""
-        with self.path.open("ab") as file:
+        with self._file as file:
             for some in found:
                 lines = [self._line(number, each) for number, each in enumerate(some, self.count)]
                 file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes

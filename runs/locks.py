@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LOCK = ".lock"  # locked while a run uses the folder
@@ -23,6 +23,25 @@ def locked(workdir: Path) -> Iterator[None]:
         if not (lock(file) and lock(folder)):
             raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
         yield
+
+
+def unmoved(workdir: Path) -> Callable[[], None]:
+    """Return a function that raises OSError if the folder has been moved, deleted or replaced since.
+
+    The folder must be locked meanwhile: otherwise, a new folder could have the same inode number.
+    """
+    before = os.stat(workdir)
+
+    def check():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(before, os.stat(workdir)):
+                return
+        raise OSError(
+            f"{workdir} was moved, deleted or replaced during the run, which stops: to continue a moved run, give its "
+            "new folder as --workdir."
+        )
+
+    return check
 
 
 @contextlib.contextmanager

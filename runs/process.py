@@ -50,6 +50,25 @@ def open_streams() -> None:
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Flush standard output after the block; if that fails, discard it and raise an OSError that names it.
+
+    Otherwise Python would try it at exit, and end with exit code 120 instead of an error message.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except Exception as error:
+        try:
+            sys.stdout.flush()
+        except OSError as failed:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, OSError) and error.errno == failed.errno:
+                raise OSError(failed.errno, failed.strerror, "standard output") from None
+        raise
+
+
 def exit_code(error: Exception) -> int:
     """Return the exit code of a command that raised an error."""
     codes = {FloatingPointError: NOT_FINITE, MemoryError: NO_MEMORY, UnknownMetricError: UNKNOWN_METRIC}

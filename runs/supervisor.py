@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,10 +54,10 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
             failure = f"the run failed at step {step:,} ({reason(code)})"
             if step == failed_at or restarts >= most:
                 why = "for the second time" if step == failed_at else f"after {restarts} restarts"
-                print(f"{failure} {why}: it is not restarted", file=sys.stderr)
+                say(f"{failure} {why}: it is not restarted")
                 return code if code >= 0 else 128 - code
             failed_at, seconds, restarts = step, min(FIRST * 2**restarts, LONGEST), restarts + 1
-            print(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s", file=sys.stderr, flush=True)
+            say(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s")
             end = time.monotonic() + seconds
             while time.monotonic() < end and not received:
                 time.sleep(0.1)
@@ -67,6 +66,12 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Print a line to standard error, which may be a closed pipe or on a full disk."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 def reached(workdir: Path) -> int:

@@ -22,7 +22,8 @@ RULES = {
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (
-        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "runs.provenance", "configs.registry"},
+        {"tasks", "models", "models.convert", "data", "metrics", "configs.registry"}
+        | {"runs.folder", "runs.locks", "runs.provenance"},
         ARRAYS | {"sklearn", "lm_eval"},
     ),
     "train.adapters": ({"configs.registry"}, ARRAYS),

@@ -19,7 +19,7 @@ from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
 from lineage.runs.folder import plain
-from lineage.runs.locks import locked
+from lineage.runs.locks import locked, unmoved
 from lineage.runs.process import StopSignal
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
@@ -121,7 +121,7 @@ class TrainingLoop:
         stack.callback(throughput.close)
         self.total = experiment.total_steps
         self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
-        notify = self.progress.message
+        notify, self.check_folder = self.progress.message, unmoved(workdir)
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.checkpoints.notify = notify
         self.state = initial_state(experiment, self.checkpoints, notify)
@@ -212,6 +212,7 @@ class TrainingLoop:
 
     def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
         """Evaluate and save the state if due; raise Preempted if the run must stop."""
+        self.check_folder()  # another run may have its files there
         self.evaluating = evaluate
         if evaluate and not stop:
             try:
@@ -234,6 +235,7 @@ class TrainingLoop:
     def _save(self) -> None:
         """Save the state after the last step."""
         self.attempted = self.step
+        self.check_folder()
         with self.throughput.spent("saving"), self.watchdog.step(self.step, "saving"):
             with self._disk_errors():
                 self.writer.flush()
@@ -274,6 +276,7 @@ class TrainingLoop:
         """Write the artifacts and the report; return the last evaluation."""
         if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluation(self.experiment.variables(self.state))
+        self.check_folder()
         experiment, about = self.experiment, dict(about)
         recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
         earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only

@@ -360,6 +360,16 @@ def test_damaged_output_is_named(text, tmp_path):
         Output(str(path), {"a": 1})
 
 
+def test_output_that_another_process_writes_raises(tmp_path):
+    """Check that predictions of two commands are not mixed, even if both begin before the first one has predicted."""
+    first = Output(str(tmp_path / "out.jsonl"), {"a": 1})
+    for about in ({"a": 1}, {"a": 2}):
+        with pytest.raises(ValueError, match=r"another process is writing .*out\.jsonl: wait for it"):
+            Output(str(tmp_path / "out.jsonl"), about)
+    first.write([[{"label": "a"}]])
+    assert Output(str(tmp_path / "out.jsonl"), {"a": 1}).count == 1
+
+
 def test_output_of_any_name_and_beside_other_images(tmp_path):
     """Check names that are not UTF-8, which JSON escapes, and that images are not written among those of others."""
     output = Output(str(tmp_path / "out.jsonl"), {"a": 1})

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, write_record
 from lineage.runs import folder, slurm
+from lineage.runs.folder import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
 
 
@@ -174,3 +176,18 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
     script += f"with open({str(tmp_path / 'file')!r}, 'w') as file: print(file.fileno(), file=file)"
     subprocess.run(f'exec {sys.executable} -c "{script}" <&- >&- 2>&-', shell=True, check=True)
     assert int((tmp_path / "file").read_text()) > 2
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("| true", 1, ""),  # the reader has ended, as `head` does
+        ("> /dev/full", 1, "error: [Errno 28] No space left on device: 'standard output'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["list models", "config vit_digits"])  # one write at the end, and several
+def test_output_that_cannot_be_written(command, where, code, said, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    script = f"set -o pipefail; {shlex.join(LAUNCH)} {command} 2> {tmp_path}/errors {where}"
+    assert subprocess.run(["bash", "-c", script], env=environment).returncode == code
+    assert (tmp_path / "errors").read_text().strip().partition("\n")[0] == said

@@ -53,6 +53,17 @@ def test_failed_run_is_started_again_until_it_ends(run):
     ]
 
 
+def test_failed_run_is_started_again_without_a_place_for_messages(run, capfd):
+    with open("/dev/full", "w") as full, capfd.disabled():
+        kept = os.dup(2)
+        os.dup2(full.fileno(), 2)
+        try:
+            assert run([3, 7, 9], "[1, 1, 0]")[:2] == (0, 3)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def test_run_that_fails_twice_at_the_same_step_is_given_up(run):
     code, starts, lines = run([3, 7, 7, 9], "[1, 76, 76, 0]")
     assert (code, starts) == (76, 3)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,30 @@ def test_nothing_is_saved_after_an_error_of_a_save(train, tmp_path, monkeypatch)
     with pytest.raises(OSError, match="no space"):
         train({"save_every_steps": 2})
     assert saves == [2]
+
+
+@tiered("replaced", [True, False], first=1)
+def test_run_in_a_moved_folder_stops(replaced, train, tmp_path):
+    """Check that nothing is written to the old path, where another run may have begun, and that the run continues."""
+    reference, moved, whole = final(train(name="reference")), tmp_path / "moved", loop.device_batches
+
+    def batches(experiment, start):
+        for number, batch in enumerate(whole(experiment, start), start=start + 1):
+            if number == 5:
+                while not (experiment.workdir / "checkpoints" / "3").exists():  # it is being saved
+                    time.sleep(0.01)
+                experiment.workdir.rename(moved)
+                if replaced:
+                    experiment.workdir.mkdir()
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "device_batches", batches)
+        with pytest.raises(OSError, match=r"run was moved, deleted or replaced during the run"):
+            train({"save_every_steps": 3})
+    assert [*tmp_path.glob("run/*")] == []
+    assert steps(moved) == [3]
+    assert final(train({"save_every_steps": 3}, "moved")) == reference
 
 
 def test_error_of_the_report_loses_no_step(train, tmp_path, monkeypatch):
