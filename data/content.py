@@ -307,14 +307,14 @@ class Facts:
     def load(cls, path: Path) -> "Facts":
         """Read metadata that `save` wrote; raise ValueError if the file is damaged."""
         advice = "restore it, or continue the run with the command `train`, which writes it again"
+        if not path.is_file():  # nor a pipe, from which a read would wait forever
+            raise FileNotFoundError(f"There is no file {path}: {advice}.")
         try:
             values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
             if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
                 raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
             return facts
-        except FileNotFoundError:
-            raise FileNotFoundError(f"There is no {path}: {advice}.") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 

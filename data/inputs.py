@@ -19,7 +19,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
-from lineage.data.sources.files import iterate_lines, read_lines, suffix_of
+from lineage.data.sources.files import inside, iterate_lines, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
@@ -261,7 +261,8 @@ def _images(path, kind, channels):
     elif suffix == ".json":
         try:
             found = json.loads("\n".join(read_lines(name)))
-            ids, files = [image["id"] for image in found["images"]], [root / i["file_name"] for i in found["images"]]
+            ids = [image["id"] for image in found["images"]]
+            files = [inside(root, image["file_name"], name) for image in found["images"]]
             categories = {each["name"]: each["id"] for each in found.get("categories", ())}
         except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None

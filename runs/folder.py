@@ -241,9 +241,12 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
 
 
 def check_tokenizer(workdir: Path) -> None:
-    """Raise ValueError if the tokenizer in a run folder is not the one in `data.json`, if that exists."""
-    path = workdir / "tokenizer.json"
-    if path.is_file() and _digest(path) != read_json(workdir / DATA).get(path.name, _digest(path)):
+    """Raise ValueError if the tokenizer in a run folder, if there is one, is not the one in `data.json`."""
+    path, data = workdir / "tokenizer.json", workdir / DATA
+    advice = f"restore it, let the command `train` write it again, or {FORCE}"
+    if path.is_file() and path.name not in (known := read_json(data, advice)):
+        raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
+    if path.is_file() and _digest(path) != known[path.name]:
         raise ValueError(f"{path} is damaged: its SHA-256 is not that in {DATA}.")
 
 

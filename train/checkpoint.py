@@ -26,7 +26,7 @@ from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record, regular
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
-from lineage.train.hashes import hash_array, hash_leaves
+from lineage.train.hashes import check_size, hash_array, hash_leaves
 from lineage.train.step import TrainState
 
 
@@ -339,6 +339,7 @@ def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dic
     with _reader(folder, damage) as reader:
         saved = reader.metadata(state).item_metadata.tree
         wanted = {name: saved[name] for name in names if saved.get(name)}
+        check_size(wanted, folder)
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
         found = reader.restore(state, args=args) if wanted else {}

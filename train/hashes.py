@@ -1,5 +1,7 @@
 """Hashes of arrays for the verification of checkpoints."""
 
+import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,3 +47,10 @@ def _mixed(words):
     words = (words ^ words >> 16) * np.uint32(0x85EBCA6B)
     words = (words ^ words >> 13) * np.uint32(0xC2B2AE35)
     return words ^ words >> 16
+
+
+def check_size(arrays: Any, folder: Path) -> None:
+    """Raise ValueError if arrays, given as shapes and dtypes, are far larger than their folder; zeros take no space."""
+    needed = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(arrays))
+    if needed > 10**8 + 100 * sum(path.stat().st_size for path in folder.rglob("*")):
+        raise ValueError(f"its arrays would need {needed:,} bytes")

@@ -1,7 +1,6 @@
 """Images with boxes in the formats of COCO and Pascal VOC; the images are read as RGB."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import numpy as np
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
-from lineage.data.sources.files import read_lines, split_of
+from lineage.data.sources.files import inside, read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
 FLAGS = {0: False, 1: True}
+LIMIT = 1e9  # of coordinates, in pixels; float32 has no larger ones than 3e38
 
 
 @SOURCES.register("coco")
@@ -113,7 +113,7 @@ class VOC(PathSource):
             raise FileNotFoundError(f"There is no folder {root}/ImageSets, and none in the folders of {root}.")
         lists = [(folder, folder / "ImageSets" / "Main" / f"{name}.txt") for folder in folders]
         rows = [(folder, line.split()) for folder, file in lists if file.is_file() for line in read_lines(str(file))]
-        return [folder / "Annotations" / f"{row[0]}.xml" for folder, row in rows if row]
+        return [inside(folder / "Annotations", f"{row[0]}.xml", folder / "ImageSets") for folder, row in rows if row]
 
     def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
         number, objects = {name: number for number, name in enumerate(names)}, []
@@ -199,21 +199,22 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
     if len(images) < len(content["images"]):
         raise ValueError(f"{path} has images with the same `id`: they must differ.")
     root = _image_folder(path, names[0], folder)
-    if missing := next((name for name in names if not (root / name).is_file()), None):
-        raise FileNotFoundError(f"There is no file {root / missing}, which {path} names.")
+    files = [inside(root, name, path) for name in names]
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise FileNotFoundError(f"There is no file {missing}, which {path} names.")
     objects: dict[Any, list] = {image: [] for image in images}
     for index, annotation in enumerate(content["annotations"], 1):
         try:
             left, top, width, height = map(float, annotation["bbox"])
-            if not (min(width, height) >= 0 and all(map(math.isfinite, (left, top, width, height)))):
+            if not (min(width, height) >= 0 and all(abs(side) < LIMIT for side in (left, top, width, height))):
                 raise ValueError
             box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             needed = "the ids of an image and a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
-    return BoxedImages([root / name for name in names], sizes, [boxed(each) for each in objects.values()])
+    return BoxedImages(files, sizes, [boxed(each) for each in objects.values()])
 
 
 def _root(path: str) -> Path:
@@ -246,8 +247,8 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
         for item in root.iterfind("object"):
             sides = ("xmin", "ymin", "xmax", "ymax")
             left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in sides)
-            if not (left <= right and top <= bottom):
-                raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty")
+            if not (-LIMIT < left <= right < LIMIT and -LIMIT < top <= bottom < LIMIT):
+                raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty or infinite")
             difficult = item.findtext("difficult", "0").strip() == "1"
             objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))

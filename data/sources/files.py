@@ -7,6 +7,7 @@ import io
 import lzma
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
 Bad = Callable[[ValueError], None]  # called with the error of a row before its values, which have no meaning
-_LIMIT = "at most 100 MB and 100 times the size of the files are read into memory at a time"
+_LIMIT = "at most {:.0f} MB and 100 times the size of the files are read into memory at a time"
+_LINE, _ALL = 10**7, 10**8  # bytes of a line, which may become many objects, and of all parts of files
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
@@ -119,12 +121,14 @@ def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
     Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, or if a line is too
     long for the size of the file. `bad` is called before a line that is not UTF-8, whose invalid bytes are replaced.
     """
-    most = _most_bytes(path)
+    most = _most_bytes(_LINE, path)
     try:
         with _opened(path) as file:
             for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
                 if len(line) == most:
-                    raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT}.")
+                    raise ValueError(
+                        f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}."
+                    )
                 encoding = "utf-8" if number > 1 else "utf-8-sig"
                 try:
                     yield line.decode(encoding)
@@ -144,21 +148,30 @@ def read_lines(path: str) -> list[str]:
 
 
 def gathered(parts: Iterable[Any], *paths: str | Path) -> list[Any]:
-    """Return the parts of files (bytes, texts or tuples of texts); raise ValueError if they are too long for these."""
-    kept, left = [], _most_bytes(*paths)
+    """Return the parts of files (bytes, texts or tuples of values); raise ValueError if they need too much memory."""
+    kept, left = [], _most_bytes(_ALL, *paths)
     for part in parts:
-        left -= 10 + (sum(map(len, part)) if isinstance(part, tuple) else len(part))
+        left -= sys.getsizeof(part) + (sum(map(sys.getsizeof, part)) if isinstance(part, tuple) else 0)
         if left < 0:
-            raise ValueError(f"{paths[0]} has more than {_most_bytes(*paths):,} bytes: {_LIMIT}.")
+            most = _most_bytes(_ALL, *paths)
+            raise ValueError(f"{paths[0]} needs more than {most:,} bytes: {_LIMIT.format(_ALL / 1e6)}.")
         kept.append(part)
     return kept
 
 
-def _most_bytes(*paths):
+def _most_bytes(least, *paths):
     """Return how many bytes of files, which may be compressed, are read into memory at a time; they must exist."""
     if missing := [path for path in paths if not Path(path).is_file()]:
         raise FileNotFoundError(f"There is no file {missing[0]}.")
-    return 10**8 + 100 * sum(map(os.path.getsize, paths))
+    return least + 100 * sum(map(os.path.getsize, paths))
+
+
+def inside(folder: str | Path, name: str, source: str | Path) -> Path:
+    """Return the path of a file in a folder that the data file `source` names; raise ValueError for another folder."""
+    root, path = os.path.abspath(folder), os.path.abspath(os.path.join(folder, name))
+    if os.path.commonpath([root, path]) != root:
+        raise ValueError(f"{source} names the file {name[:200]!r}, which is not in {folder}.")
+    return Path(folder, name)
 
 
 def _opened(path: str) -> BinaryIO:

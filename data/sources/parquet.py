@@ -16,7 +16,7 @@ import numpy as np
 from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, refuse
+from lineage.data.sources.files import Bad, gathered, inside, refuse
 from lineage.data.sources.tables import Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
@@ -72,18 +72,22 @@ class Parquet(Table):
         return {split: list(self._questions(split)) for split in self.splits()}
 
     def _questions(self, split: str) -> Iterator[Question]:
-        for file, row, (text, context, answers) in self.values(split, ["question", "context", "answers"]):
+        for file, row, text, context, answers in self._rows(split, ["question", "context", "answers"]):
             try:
                 yield Question(text, context, list(zip(answers["answer_start"], answers["text"], strict=True)))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{file}, row {row} is not a question: {error}") from None
+
+    def _rows(self, split: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Return the file and the number of each row of a split, and its values in some columns."""
+        return gathered(((file, row, *values) for file, row, values in self.values(split, keys)), *self.files())
 
     def images(self) -> Images:
         """Return the images with a label, without splits that have none; classes numbered -1 are missing labels."""
         named, splits, channels = self.class_names(self.label_key), {}, 0
         names = list(named)
         for split in self.splits():
-            values = [(file, row, label) for file, row, (label,) in self.values(split, [self.label_key])]
+            values = self._rows(split, [self.label_key])
             if not names and all(isinstance(label, int) for *_, label in values):
                 if (most := max(label for *_, label in values)) >= MAX_CLASSES:
                     raise ValueError(f"The split {split} has the label {most}: it must be below {MAX_CLASSES:,}.")
@@ -126,10 +130,14 @@ class ParquetImages(ExampleSource):
         """Return an encoded image, or the path of its file."""
         file, ends, row = self.files[self.file[index]], self.groups[self.file[index]], self.row[index]
         group = int(np.searchsorted(ends, row, side="right"))
-        value = _RECENT.read(file, group, self.column)[int(row - (ends[group - 1] if group else 0))].as_py()
+        found = _RECENT.read(file, group, self.column)[int(row - (ends[group - 1] if group else 0))]
+        try:
+            value = found.as_py()
+        except (ArithmeticError, LookupError, ValueError):  # a value that Python does not have, and no image
+            value = None
         if isinstance(value, dict):
             path = value.get("path")
-            value = value.get("bytes") or (Path(file).parent / path if path else None)
+            value = value.get("bytes") or (path and inside(Path(file).parent, str(path), self.where(index)))
         if not isinstance(value, bytes | Path):
             raise ValueError(f"{self.where(index)} has no image in the column {self.column!r}.")
         return value
@@ -229,3 +237,5 @@ def _values(batch: Any, key: str) -> list[Any]:
         return column.to_pylist()
     except UnicodeDecodeError:
         return column.cast(pyarrow.large_binary()).to_pylist()
+    except (ArithmeticError, LookupError, ValueError) as error:  # such as a date after the year 9999
+        raise pyarrow.ArrowInvalid(f"the column {key!r} has a value that Python does not have: {error}") from None

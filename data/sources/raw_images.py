@@ -14,7 +14,7 @@ import numpy as np
 
 from lineage.data.content import Arrays, Images
 from lineage.data.sources.base import SOURCES, PathSource
-from lineage.data.sources.files import gathered
+from lineage.data.sources.files import gathered, read_lines
 
 
 @SOURCES.register("cifar")
@@ -37,7 +37,7 @@ class CIFAR(PathSource):
             rows, label = map(np.concatenate, zip(*(read(root / file) for file in files)))
             if label.max(initial=0) >= len(names):
                 raise ValueError(f"{root} has the label {label.max()}, but {meta} has {len(names)} class names.")
-            splits[split] = _shuffled(split, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), label)
+            splits[split] = _shuffled(split, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), label, root / meta)
         return Images(splits, names)
 
 
@@ -59,7 +59,7 @@ class IDX(PathSource):
                 raise ValueError(f"{self.path} has {shapes}: images must have 3 axes and labels 1.")
             if len(image) != len(label):
                 raise ValueError(f"{self.path} has {len(image)} images and {len(label)} labels of {prefix!r}.")
-            splits[split] = _shuffled(split, image[..., None], label)
+            splits[split] = _shuffled(split, image[..., None], label, _place(root / f"{prefix}-labels-idx1-ubyte"))
         classes = 1 + max(int(part.features["label"].max(initial=0)) for part in splits.values())
         return Images(splits, [str(number) for number in range(classes)])
 
@@ -91,7 +91,7 @@ def _batch(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _class_names(path: Path) -> list[str]:
     if path.suffix == ".txt":
-        return path.read_text(encoding="utf-8").split()
+        return " ".join(read_lines(str(path))).split()
     found = _unpickled(path)
     names = found.get("label_names", found.get("fine_label_names"))
     if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
@@ -187,18 +187,16 @@ def _array(path: Path) -> np.ndarray:
     dimensions = found[3] if found[:3] == b"\0\0\x08" and len(found) > 3 else 0
     start = 4 + 4 * dimensions
     shape = np.frombuffer(found[4:start], ">u4").tolist() if dimensions and len(found) >= start else []
-    if not shape or len(found) - start != math.prod(shape):
+    sound = 0 < len(shape) <= 32 and 0 < math.prod(shape[1:]) < 2**31  # for NumPy
+    if not sound or len(found) - start != math.prod(shape):
         raise ValueError(f"{path} is not an idx file of bytes, or is truncated: it has {len(found)} bytes.")
     return np.frombuffer(found, np.uint8, offset=start).reshape(shape)
 
 
 def _content(path: Path) -> bytes:
     """Return the content of a file or, if it does not exist, of the gzipped file next to it."""
-    zipped = path.with_name(f"{path.name}.gz")
-    if path.is_file():
+    if (zipped := _place(path)) == path:
         return path.read_bytes()
-    if not zipped.is_file():
-        raise FileNotFoundError(f"There is no file {path}, and no {zipped.name}.")
     try:
         with gzip.open(zipped) as file:
             return b"".join(gathered(iter(partial(file.read, 1 << 20), b""), zipped))
@@ -206,7 +204,16 @@ def _content(path: Path) -> bytes:
         raise ValueError(f"{zipped} cannot be decompressed: {error}.") from None
 
 
-def _shuffled(split: str, image: np.ndarray, label: np.ndarray) -> Arrays:
+def _place(path: Path) -> Path:
+    """Return the path of a file or, if it does not exist, of the gzipped file next to it."""
+    zipped = path.with_name(f"{path.name}.gz")
+    if not (path.is_file() or zipped.is_file()):
+        raise FileNotFoundError(f"There is no file {path}, and no {zipped.name}.")
+    return path if path.is_file() else zipped
+
+
+def _shuffled(split: str, image: np.ndarray, label: np.ndarray, path: Path) -> Arrays:
     """Return images and labels in the order of TensorFlow Datasets, by the hash of the split's name and the index."""
-    order = sorted(range(len(label)), key=lambda number: hashlib.md5(f"{split}{number}".encode()).digest())
+    hashes = gathered((hashlib.md5(f"{split}{number}".encode()).digest() for number in range(len(label))), path)
+    order = sorted(range(len(label)), key=hashes.__getitem__)
     return Arrays({"image": np.ascontiguousarray(image[order]), "label": label[order].astype(np.int32)})

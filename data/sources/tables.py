@@ -16,7 +16,7 @@ from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import Bad, DataFiles, gathered, held_out, iterate_lines, refuse
 
-csv.field_size_limit(1 << 28)  # characters of a field; the default is 128 KiB
+csv.field_size_limit(1 << 24)  # characters of a field, which need up to 8 bytes each; the default is 128 KiB
 
 
 @dataclass(frozen=True)

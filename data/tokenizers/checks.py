@@ -1,12 +1,17 @@
 """Checks of an untrusted `tokenizer.json` for content that would crash the tokenizers library."""
 
 import base64
+import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 MAX_GROWTH = 100  # factor by which replacements may make a text longer
+MAX_WORD = 1000  # characters of a word, for which WordPiece needs cubic time
+# Parts of a regular expression that may match an empty text, before every character.
+EMPTY = re.compile(r"[*?|^$]|\(\)|\{0?[,}]|\\[bBAzZGKyY]|^$")
 MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
 
 
@@ -22,20 +27,34 @@ def check(spec: Mapping[str, Any]) -> None:
         _, second = merge.split(" ") if isinstance(merge, str) else merge
         if not second.startswith(prefix):
             raise ValueError(f"a merge has {second!r}, which must begin with continuing_subword_prefix, {prefix!r}")
+    if (longest := model.get("max_input_chars_per_word") or 0) > MAX_WORD:
+        raise ValueError(f"max_input_chars_per_word is {longest}, which must be at most {MAX_WORD:,}")
     growth = 1
-    for part in (*_nested(spec.get("normalizer")), *_nested(spec.get("decoder"))):
-        growth *= max(len(part.get("content") or part.get("prepend") or ""), 1)
+    for part in chain(*(_nested(spec.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder"))):
+        charsmap = base64.b64decode(part["precompiled_charsmap"]) if part.get("type") == "Precompiled" else b""
+        growth *= _growth(part, charsmap)
         if growth > MAX_GROWTH or part.get("pattern") == {"String": ""}:
-            raise ValueError("its normalizer or decoder replaces parts of a text by much longer ones")
-        if part.get("type") == "Precompiled" and not _is_sound(base64.b64decode(part["precompiled_charsmap"])):
+            raise ValueError("it replaces parts of a text by much longer ones")
+        if part.get("type") == "Precompiled" and not _is_sound(charsmap):
             raise ValueError("its precompiled_charsmap is damaged")
 
 
+def _growth(part: Mapping[str, Any], charsmap: bytes) -> int:
+    """Return the largest factor by which a normalizer, pre-tokenizer or decoder can make a text longer."""
+    if part.get("type") == "ByteLevel":  # a byte becomes a character of up to two bytes
+        return 2
+    length = len(part.get("content") or part.get("prepend") or "")
+    pattern = part.get("pattern") or {}
+    if EMPTY.search(pattern.get("Regex") or "a"):
+        length += 1
+    return max(length, *map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), 1)
+
+
 def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer or decoder and those nested in it."""
+    """Yield a normalizer, pre-tokenizer or decoder and those nested in it."""
     if isinstance(part, dict):
         yield part
-        for inner in part.get("normalizers") or part.get("decoders") or ():
+        for inner in part.get("normalizers") or part.get("pretokenizers") or part.get("decoders") or ():
             yield from _nested(inner)
 
 

@@ -1,5 +1,6 @@
 """Hostile and damaged files of data: each is refused with one sentence that names the file or shows the text."""
 
+import gzip
 import io
 import json
 import os
@@ -7,11 +8,17 @@ import struct
 import zlib
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from lineage.data.sources.boxes import COCO
+from lineage.data.inputs import from_files
+from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
+from lineage.data.sources.parquet import Parquet
+from lineage.data.sources.raw_images import CIFAR, IDX
+from lineage.data.sources.tables import CSV, JSONLines
 from lineage.data.transforms.pillow import decode
 from tests.data.conftest import png, train
 
@@ -113,3 +120,144 @@ def test_long_ids_of_words(tmp_path, id):
 def test_half_of_a_surrogate_pair(kind):
     with pytest.raises(ValueError, match=r"lone surrogate, .* in 'text \\ud800 more'"):
         train(kind, ["text more"]).encode_batch(["sound", "text \ud800 more"])
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "/secret.png"])
+def test_images_outside_of_the_folder_are_not_read(name, tmp_path):
+    """Check images that a file of data names: it may come from somebody else, and pictures may be private."""
+    (folder := tmp_path / "data").mkdir()
+    (folder / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    name = str(tmp_path / name[1:]) if name.startswith("/") else name
+    content = {"images": [{"id": 1, "file_name": name}], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
+    (folder / "a.json").write_text(json.dumps(content))
+    image = pa.array([{"bytes": None, "path": name}] * 2)
+    pyarrow.parquet.write_table(pa.table({"image": image, "label": [0, 1]}), folder / "a.parquet")
+    for read in (
+        COCO(f"{folder}/a.json").images_with_boxes,
+        lambda: from_files(f"{folder}/a.json", "images_with_boxes"),
+        Parquet(f"{folder}/a.parquet").images,
+    ):
+        with pytest.raises(
+            ValueError, match=r"a\.(json|parquet, row 1) names the file '.*secret\.png', which is not in"
+        ):
+            read()
+    if name[0] == "/":
+        assert len(COCO(f"{folder}/a.json", images_path=str(tmp_path)).images_with_boxes().splits["train"]) == 1
+
+
+def write_voc(folder, corners, name="1"):
+    for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / part).mkdir(parents=True)
+    Image.new("RGB", (30, 24)).save(folder / "JPEGImages/1.jpg")
+    (folder / "ImageSets/Main/train.txt").write_text(name)
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+    box = "".join(f"<{side}>{value}</{side}>" for side, value in sides)
+    found = f"<annotation><object><name>cat</name><bndbox>{box}</bndbox></object></annotation>"
+    (folder / "Annotations/1.xml").write_text(found)
+    return VOC(str(folder), validation_set="")
+
+
+@pytest.mark.parametrize("corners", [("-inf", 1, "inf", 5), (1, 1, "1e300", 5), (1, "-1e39", 9, 5), (1, 1, "nan", 5)])
+def test_boxes_without_end(corners, tmp_path):
+    with pytest.raises(ValueError, match=r"1\.xml is not an annotation of VOC: the box .* is empty or infinite"):
+        write_voc(tmp_path / "voc", corners).images_with_boxes()
+    Image.new("RGB", (30, 24)).save(tmp_path / "1.png")
+    for side in (1e300, 10**400, -1e39):
+        box = {"image_id": 1, "category_id": 1, "bbox": [1, side, 3, 4]}
+        content = {"images": [{"id": 1, "file_name": "1.png"}], "annotations": [box]}
+        (tmp_path / "a.json").write_text(json.dumps(content | {"categories": [{"id": 1, "name": "a"}]}))
+        with pytest.raises(ValueError, match=r"a\.json, annotation 1 is not valid: it must have"):
+            COCO(f"{tmp_path}/a.json").images_with_boxes()
+
+
+def test_annotations_outside_of_the_folder_are_not_read(tmp_path):
+    write_voc(tmp_path / "other", (1, 1, 9, 9))
+    with pytest.raises(ValueError, match=r"ImageSets names the file '.*other/Annotations/1\.xml', which is not in"):
+        write_voc(tmp_path / "voc", (1, 1, 9, 9), "../../other/Annotations/1").images_with_boxes()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2], pa.timestamp("us", tz="Mars/Phobos")),  # KeyError of pytz
+        pa.array([2**62, 2], pa.timestamp("us")),  # OverflowError
+        pa.array([2**30, 2], pa.date32()),
+    ],
+)
+def test_values_of_parquet_that_python_does_not_have(column, tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": column, "image": column, "label": [0, 1]}), path)
+    with pytest.raises(ValueError, match=r"a\.parquet .* after row 0: the column 'text' has a value that Python does"):
+        list(Parquet(str(path)).documents()["train"])
+    with pytest.raises(ValueError, match=r"a\.parquet, row 1 has no image in the column 'image'"):
+        Parquet(str(path)).images()
+
+
+def repeated(value, count, kind=None):
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], kind))
+
+
+def test_many_rows_in_a_small_parquet_file(tmp_path):
+    path, count = tmp_path / "a.parquet", 500_000
+    answers = pa.array([{"answer_start": [], "text": []}]).take(pa.array(np.zeros(count, np.int32)))
+    texts = {"question": repeated("Who?", count), "context": repeated("abc", count), "answers": answers}
+    pyarrow.parquet.write_table(
+        pa.table(texts | {"image": repeated(b"", count), "label": np.zeros(count, np.int8)}), path
+    )
+    for read in (Parquet(str(path)).questions, Parquet(str(path)).images):
+        with pytest.raises(ValueError, match=r"a\.parquet needs more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"):
+            read()
+
+
+def test_short_lines_of_a_small_compressed_file(tmp_path):
+    """Check that the memory of the texts counts, not only their characters."""
+    with gzip.open(path := tmp_path / "a.tsv.gz", "wb") as file:
+        file.write(b"ab\tcd\n" * 2_000_000)
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz needs more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"):
+        read_pairs(str(path))
+
+
+@pytest.mark.parametrize(("kind", "part"), [(CSV, b"," * 1_000_000), (JSONLines, b"[]," * 400_000)])
+def test_line_of_many_values_in_a_small_compressed_file(kind, part, tmp_path):
+    with gzip.open(path := tmp_path / "a.gz", "wb") as file:
+        file.write(b"text\n" if kind is CSV else b'{"text": [')
+        for _ in range(14):
+            file.write(part)
+    with pytest.raises(ValueError, match=r"a\.gz, line \d has more than 1\d,\d+,\d+ bytes: at most 10 MB and 100"):
+        list(kind(str(path)).documents()["train"])
+
+
+def test_quote_without_end(tmp_path):
+    with gzip.open(path := tmp_path / "a.csv.gz", "wb") as file:
+        file.write(b'text\n"')
+        for _ in range(17):
+            file.write((b"a" * 999 + b"\n") * 1000)
+    with pytest.raises(ValueError, match=r"a\.csv\.gz, line 16\d+ cannot be read: field larger than field limit"):
+        list(CSV(str(path)).documents()["train"])
+
+
+def idx(*shape):
+    return b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**32 - 1, 2**32 - 1), (9, 0, 0), (1,) * 65])
+def test_idx_files_of_odd_shapes(shape, tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(*shape) + bytes(len(shape) == 65))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(shape[0]) + bytes(shape[0]))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte is not an idx file of bytes, or is truncated"):
+        IDX(str(tmp_path)).images()
+
+
+def test_many_images_in_a_small_idx_file(tmp_path):
+    count = 2_200_000
+    for name, shape in (("images-idx3", (count, 1, 1)), ("labels-idx1", (count,))):
+        (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(idx(*shape) + bytes(count)))
+    with pytest.raises(ValueError, match=r"labels-idx1-ubyte\.gz needs more than 10\d,\d+,\d+ bytes: at most 100 MB"):
+        IDX(str(tmp_path)).images()
+
+
+def test_class_names_that_are_not_utf8(tmp_path):
+    (tmp_path / "batches.meta.txt").write_bytes(b"dog\ncaf\xe9")
+    with pytest.raises(ValueError, match=r"batches\.meta\.txt, line 2 is not UTF-8 text: byte 0xe9"):
+        CIFAR(str(tmp_path)).images()

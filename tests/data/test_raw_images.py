@@ -202,7 +202,7 @@ def test_damaged_files_raise(drawn, tmp_path):
     with gzip.open(tmp_path / "t10k-images-idx3-ubyte.gz", "wb") as file:
         file.write(bytes(120_000_000))
     with pytest.raises(
-        ValueError, match=r"t10k-images-idx3-ubyte\.gz has more than 1\d\d,\d+,\d+ bytes: at most 100 MB"
+        ValueError, match=r"t10k-images-idx3-ubyte\.gz needs more than 1\d\d,\d+,\d+ bytes: at most 100 MB"
     ):
         IDX(str(tmp_path)).images()
     write_idx(tmp_path, label, label)

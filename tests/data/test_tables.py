@@ -262,7 +262,7 @@ def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
         partial(read_lines, path),
     ):
         with pytest.raises(
-            ValueError, match=rf"a\.csv\{compressed}, line 1 has more than 1\d\d,\d+,\d+ bytes: at most 100"
+            ValueError, match=rf"a\.csv\{compressed}, line 1 has more than 10,\d+,\d+ bytes: at most 10 MB"
         ):
             read()
 
@@ -276,7 +276,7 @@ def test_compressed_lines_that_fill_the_memory_raise(kind, tmp_path):
     source = KINDS[kind](path, **options)
     for read in (source.pairs, source.labeled_texts, partial(read_lines, path)):
         with pytest.raises(
-            ValueError, match=rf"a\.{kind}\.zst has more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"
+            ValueError, match=rf"a\.{kind}\.zst needs more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"
         ):
             read()
     assert sum(map(len, source.documents()["train"])) == 12_000 * 5000

@@ -288,6 +288,10 @@ def with_parts(**parts):
     return spec | {key: {"type": "Sequence", f"{key}s": found} for key, found in parts.items()}
 
 
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BYTE_LEVELS = {"type": "Sequence", "pretokenizers": [LEVEL] * 7}
+
+
 def replaced(old, new):
     return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
@@ -325,6 +329,17 @@ def test_sound_table_of_replacements(tmp_path):
         (
             with_parts(normalizer=[{"type": "Prepend", "prepend": "a" * 1000}]),
             "replaces parts of a text by much longer",
+        ),
+        (with_parts(normalizer=[{"type": "ByteLevel"}] * 7), "replaces parts of a text by much longer ones"),
+        (with_parts() | {"pre_tokenizer": BYTE_LEVELS}, "replaces parts of a text by much longer ones"),
+        (
+            with_parts(normalizer=[{"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "a"}] * 7),
+            "replaces parts of a text by much longer ones",
+        ),
+        (with_charsmap(charsmap(text=b"a" * 200)), "replaces parts of a text by much longer ones"),
+        (
+            {"model": {"vocab": {}, "max_input_chars_per_word": 10**9}},
+            "max_input_chars_per_word is 1000000000, which must be at most 1,000",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 from lineage.configs.atomic import sealed, unsealed
 from lineage.configs.run import Checkpoint
@@ -94,6 +95,18 @@ def test_flipped_bit_in_a_record_is_detected(tmp_path):
     for read in (restore, read_newest):
         with pytest.raises(ValueError, match=r"checkpoints/3 is damaged: the checksum of .*/about/metadata does not"):
             read(tmp_path)
+
+
+def test_arrays_that_are_larger_than_their_files_are_not_read(tmp_path):
+    """Check a checkpoint from somebody else, whose array of 14 GB has no content."""
+    save(tmp_path, state().replace(ema=None))
+    folder = tmp_path / "checkpoints" / "3" / "state"
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}"}).result()
+    about = json.loads(store.read(b"params.kernel/zarr.json").result().value)
+    about["shape"] = about["chunk_grid"]["configuration"]["chunk_shape"] = [60_000, 60_000]
+    store.write(b"params.kernel/zarr.json", json.dumps(about).encode()).result()
+    with pytest.raises(DamagedError, match=r"checkpoints/3 is damaged: its arrays would need 14,4\d\d,\d+,\d+ bytes"):
+        read_newest(tmp_path)
 
 
 @pytest.mark.parametrize("entries", [{"hashes": 5}, {"hashes": [1]}, {"config": [1]}, {"config": {}}, {"metrics": 5}])

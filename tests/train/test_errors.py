@@ -96,8 +96,14 @@ def test_changed_tokenizer_is_named(mode, error, trained, tmp_path):
     path.write_text(json.dumps(spec))
     said = f"{path} is damaged: its SHA-256 is not that in data.json."
     assert error(mode, f"--workdir={tmp_path}/gpt") == said
-    (tmp_path / "gpt" / "data.json").unlink()
-    assert launch.main([mode, f"--workdir={tmp_path}/gpt"]) == 0
+    data = tmp_path / "gpt" / "data.json"
+    data.write_text(data.read_text()[:-9])
+    advice = "restore it, let the command `train` write it again, or"
+    assert f": {advice}" in error(mode, f"--workdir={tmp_path}/gpt")
+    data.unlink()
+    said = f"{data}, which has the SHA-256 of tokenizer.json, is missing or incomplete: {advice}"
+    assert error(mode, f"--workdir={tmp_path}/gpt").startswith(said)
+    assert launch.main([mode, f"--workdir={tmp_path}/gpt", "--force-config"]) == 0
 
 
 def test_control_characters_in_errors_are_escaped(error):

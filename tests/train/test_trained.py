@@ -62,7 +62,7 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert lineage.load(run).predict(texts) == written
     (run / "facts.json").unlink()
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
-    assert f"There is no {run}/facts.json: restore it, or continue the run" in capsys.readouterr().err
+    assert f"There is no file {run}/facts.json: restore it, or continue the run" in capsys.readouterr().err
     (run / "facts.json").write_text("{}x")
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
     assert "facts.json is damaged" in capsys.readouterr().err
@@ -316,3 +316,12 @@ def test_facts_of_other_types_are_damaged(name, value, tmp_path):
     (path := tmp_path / "facts.json").write_text(json.dumps({name: value}))
     with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): restore it"):
         Facts.load(path)
+
+
+def test_facts_without_end_are_not_read(tmp_path):
+    os.mkfifo(path := tmp_path / "facts.json")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=f"There is no file {path}: restore it"):
+            Facts.load(path)
+        path.unlink(missing_ok=True)
+        path.symlink_to("/dev/zero")
