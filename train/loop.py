@@ -121,7 +121,7 @@ class TrainingLoop:
         stack.callback(throughput.close)
         self.total = experiment.total_steps
         self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
-        notify, self.check_folder = self.progress.message, unmoved(workdir)
+        notify, self.unmoved = self.progress.message, unmoved(workdir)
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.checkpoints.notify = notify
         self.state = initial_state(experiment, self.checkpoints, notify)
@@ -212,7 +212,7 @@ class TrainingLoop:
 
     def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
         """Evaluate and save the state if due; raise Preempted if the run must stop."""
-        self.check_folder()  # another run may have its files there
+        self._check_folder()
         self.evaluating = evaluate
         if evaluate and not stop:
             try:
@@ -232,10 +232,15 @@ class TrainingLoop:
             saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
             raise Preempted(f"stopped at {saved}: run the same command to resume.")
 
+    def _check_folder(self) -> None:
+        """Raise OSError if the run folder was moved, deleted or replaced: another run may have its files there."""
+        if jax.process_index() == 0:  # which holds the lock
+            self.unmoved()
+
     def _save(self) -> None:
         """Save the state after the last step."""
         self.attempted = self.step
-        self.check_folder()
+        self._check_folder()
         with self.throughput.spent("saving"), self.watchdog.step(self.step, "saving"):
             with self._disk_errors():
                 self.writer.flush()
@@ -276,7 +281,7 @@ class TrainingLoop:
         """Write the artifacts and the report; return the last evaluation."""
         if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluation(self.experiment.variables(self.state))
-        self.check_folder()
+        self._check_folder()
         experiment, about = self.experiment, dict(about)
         recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
         earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only
