@@ -11,6 +11,7 @@ from typing import Any
 from lineage.configs.atomic import write_record
 from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures
+from lineage.runs.locks import LOCK, locked_file
 from lineage.runs.process import PREEMPTED, STOP_SIGNALS
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
@@ -68,16 +69,19 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     if not str(folder).isprintable():  # it would become lines of the script
         raise ValueError(f"workdir is {str(workdir)!r}: it must not have line breaks or other control characters.")
     executor = _executor(folder, settings)
-    jobs, queue = read_json(folder / JOBS), _queue()
-    todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
-    tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
-    if tasks:
-        try:
-            numbers = [job.job_id for job in executor.submit_array(tasks)]
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
-            raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
-        jobs |= {run.name: number for run, number in zip(todo, numbers)}
-        write_record(folder / JOBS, jobs)
+    with locked_file(folder / LOCK) as free:
+        if not free:
+            raise ValueError(f"another `slurm submit` is using {workdir}: try again when it has ended.")
+        jobs, queue = read_json(folder / JOBS), _queue()
+        todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
+        tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
+        if tasks:
+            try:
+                numbers = [job.job_id for job in executor.submit_array(tasks)]
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
+                raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
+            jobs |= {run.name: number for run, number in zip(todo, numbers)}
+            write_record(folder / JOBS, jobs)
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
     return status(runs, workdir)
 

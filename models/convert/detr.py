@@ -71,6 +71,8 @@ class DETR(Family):
 
 def _backbone(config, names):
     described, family = config.get("backbone_config") or {}, FAMILIES["resnet"]
+    if (stride := described.get("output_stride")) not in (None, 32):
+        raise ValueError(f"backbone_config has output_stride {stride!r}: it must be 32, without dilation.")
     if described.get("model_type", "timm_backbone") == "timm_backbone":
         name = (described or config).get("backbone") or "resnet50"
         if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):

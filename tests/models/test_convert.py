@@ -189,6 +189,11 @@ def transposed(tensors):
             {**DETR, "backbone_config": BACKBONE | {"hidden_sizes": [10**9]}},
             "widths is .*: it must be",
         ),
+        (
+            TINY_GPT,
+            {**DETR, "backbone_config": BACKBONE | {"output_stride": 16}},
+            "backbone_config has output_stride 16: it must be 32",
+        ),
         (TINY_GPT, {**SWIN, "window_size": 1000}, "window is 1,000: its pairs of tokens are too many for the weights"),
         (
             TINY_GPT,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lineage.configs.atomic import sealed
-from lineage.runs import slurm
+from lineage.runs import locks, slurm
 from lineage.runs.live import Run
 from lineage.runs.process import PREEMPTED
 
@@ -53,6 +53,8 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
         assert slurm.submit(runs, ["x"], tmp_path, {}) == PREEMPTED
     assert json.loads(path.read_text()) == sealed({"a": "7_0", "b": "7_1"})
     assert submitted == [1, 1]
+    with locks.locked_file(path.parent / locks.LOCK), pytest.raises(ValueError, match="another `slurm submit`"):
+        slurm.submit(runs, ["x"], tmp_path, {})
 
 
 @pytest.mark.parametrize("ended", [False, True])
