@@ -262,7 +262,7 @@ def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
         partial(read_lines, path),
     ):
         with pytest.raises(
-            ValueError, match=rf"a\.csv\{compressed}, line 1 has more than 10,\d+,\d+ bytes: at most 10 MB"
+            ValueError, match=rf"a\.csv\{compressed}, line 1 has more than [12]\d,\d+,\d+ bytes: at most 10 MB"
         ):
             read()
 

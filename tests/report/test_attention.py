@@ -4,7 +4,6 @@ import csv
 import io
 import re
 from html import unescape
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import jax
@@ -125,7 +124,7 @@ def test_browser_makes_a_file_of_the_shown_weights(explore):
 def test_weights_fit_into_a_report(monkeypatch):
     weights = np.zeros((2, 6, 3, 5, 5), np.float32)
     monkeypatch.setattr(attention, "attention_weights", lambda *_: {"attention": weights})
-    model = SimpleNamespace(has_patch_attention=True, has_class_token=True, patch_size=2)
+    model = models.build("vit", "Ti", image_size=4, patch_size=2, num_classes=2)
     for fitting, most in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
         monkeypatch.setattr(attention, "MOST_BYTES", most)
         found = attention.attention_of_images(model, {}, np.zeros((6, 4, 4, 1)), np.asarray)

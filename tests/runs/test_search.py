@@ -57,8 +57,9 @@ def rows(workdir):
 
 @pytest.mark.thorough
 def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
+    """Check trials one after the other: the values of parallel ones depend on their order, and with it on the load."""
     monkeypatch.setenv("FAIL", "trial_002")
-    assert run(tmp_path) == 1
+    assert run(tmp_path, 1) == 1
     states = {row["run"]: row["state"] for row in rows(tmp_path)}
     assert states.pop("trial_002") == "failed (1)"
     assert len(states) == 11
@@ -70,7 +71,7 @@ def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
         assert (row["state"] == "done") == (float(row["x"]) <= 9 and row["run"] != "trial_002")
     tried = rows(tmp_path)[2]
     monkeypatch.delenv("FAIL")
-    assert run(tmp_path, trials=25) == 0
+    assert run(tmp_path, 1, trials=25) == 0
     assert len(ran(tmp_path)) == 12 + 1 + 13  # only trials that failed for another reason are repeated
     assert {key: rows(tmp_path)[2][key] for key in ("x", "depth", "kind")} == {
         key: tried[key] for key in ("x", "depth", "kind")

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -72,8 +73,9 @@ def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, c
     assert (tmp_path / "canceled").read_text() == "7_0\n7_1\n"
 
 
-def test_status_tells_why_the_last_start_failed(cluster, tmp_path, capsys):
+def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, capsys):
     cluster("squeue", "")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     folder = tmp_path / "run"
     for message in ("error: too large", "error: damaged"):
         with pytest.raises(RuntimeError, match="The run failed with exit code 1"):

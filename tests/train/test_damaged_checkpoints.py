@@ -104,6 +104,7 @@ def test_arrays_that_are_larger_than_their_files_are_not_read(tmp_path):
     store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}"}).result()
     about = json.loads(store.read(b"params.kernel/zarr.json").result().value)
     about["shape"] = about["chunk_grid"]["configuration"]["chunk_shape"] = [60_000, 60_000]
+    about["codecs"][0]["configuration"]["chunk_shape"] = [60_000, 60_000]
     store.write(b"params.kernel/zarr.json", json.dumps(about).encode()).result()
     with pytest.raises(DamagedError, match=r"checkpoints/3 is damaged: its arrays would need 14,4\d\d,\d+,\d+ bytes"):
         read_newest(tmp_path)
