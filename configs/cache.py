@@ -15,9 +15,12 @@ KINDS = ("programs", "tokenizers", "tokens", "fingerprints")  # kinds of reprodu
 
 
 def root() -> Path:
-    """Return the cache folder, which may not exist."""
+    """Return the cache folder, which may not exist; raise FileNotFoundError for a user without a home directory."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lineage"
-    return Path(os.environ.get("LINEAGE_CACHE") or default).expanduser().absolute()
+    path = os.path.expanduser(os.environ.get("LINEAGE_CACHE") or default)
+    if path.startswith("~"):
+        raise FileNotFoundError("This user has no home directory for the cache: set LINEAGE_CACHE to a folder.")
+    return Path(path).absolute()
 
 
 def folder(kind: str) -> Path | None:
@@ -27,7 +30,7 @@ def folder(kind: str) -> Path | None:
     try:
         path = root() / kind
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
+    except OSError:
         return None
     return path if os.access(path, os.W_OK) else None
 

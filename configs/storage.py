@@ -73,10 +73,11 @@ def copy_of(url: str, kind: str) -> Path:
 
 def name(path: str | os.PathLike) -> str:
     """Return the remote path of a local copy, without the Hub revision; any other path is returned as it is."""
-    path, root = os.fspath(path), f"{cache.root()}{os.sep}files{os.sep}"
-    if path.startswith(root):
-        scheme, _, rest = path.removeprefix(root).partition(os.sep)
-        return f"{scheme}://{rest}"
+    path = os.fspath(path)
+    with contextlib.suppress(FileNotFoundError):  # there is no cache
+        if path.startswith(root := f"{cache.root()}{os.sep}files{os.sep}"):
+            scheme, _, rest = path.removeprefix(root).partition(os.sep)
+            return f"{scheme}://{rest}"
     if found := re.search(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/[^/]+(/.*)?$", path):
         return f"hf:{found[1]}/{found[2]}{found[3] or ''}"
     return path

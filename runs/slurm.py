@@ -66,8 +66,8 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     written to the folder `slurm/` of the workdir. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
-    if not str(folder).isprintable():  # it would become lines of the script
-        raise ValueError(f"workdir is {str(workdir)!r}: it must not have line breaks or other control characters.")
+    if not str(folder).isprintable() or "%" in str(folder):  # lines of the script, and codes in the names of its logs
+        raise ValueError(f"workdir is {str(workdir)!r}: it must not have line breaks, other control characters or %.")
     executor = _executor(folder, settings)
     with locked_file(folder / LOCK) as free:
         if not free:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from lineage.configs import cache
+from lineage.configs import cache, storage
 from lineage.data.content import Documents
 from lineage.data.tokenizers import kinds
 from lineage.data.tokenizers.kinds import BPE, Bytes, find_tokenizer
@@ -38,6 +39,19 @@ def test_place_of_the_cache(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LINEAGE_CACHE", str(tmp_path / "file"))
     assert cache.folder("tokens") is None
+
+
+def test_user_without_a_home_directory(monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("LINEAGE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache.folder("tokens") is None
+    assert storage.name("/data/a.txt") == "/data/a.txt"
+    with pytest.raises(FileNotFoundError, match="set LINEAGE_CACHE to a folder"):
+        storage.copy_of("s3://bucket/a.txt", "files")
 
 
 def test_compiled_programs_are_kept_unless_the_user_says_where(kept, monkeypatch):
