@@ -21,7 +21,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     for left in path.parent.glob(".*.[0-9]*.partial"):
-        with contextlib.suppress(OSError), open(left, "rb", opener=_own) as file:  # BlockingIOError: it is in use
+        with contextlib.suppress(OSError), open(left, "rb", opener=_opened) as file:  # BlockingIOError: it is in use
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
@@ -37,7 +37,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 def _locked(path: Path) -> BinaryIO:
     """Create and lock a file; if another process takes it for a leftover before it is locked, create it again."""
     while True:
-        file = os.fdopen(_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+        file = os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
@@ -45,8 +45,8 @@ def _locked(path: Path) -> BinaryIO:
         file.close()
 
 
-def _own(path: str, flags: int) -> int:
-    """Open a file, but neither what a link leads to nor, until it has a writer, a pipe."""
+def _opened(path: str, flags: int) -> int:
+    """Open a file without following a link, and without waiting for the writer of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 

@@ -53,7 +53,7 @@ def read(path: Path, most: int = MOST_BYTES) -> Arrays:
     for name, array in found.items():
         limit = most if array.dtype.kind in "biuf" else MOST_VALUES
         if array.size > limit or math.prod(array.shape[-2:]) > MOST_WEIGHTS:
-            raise ValueError(f"{name} has shape {array.shape}")
+            raise ValueError(f"{name} has shape {array.shape}, which is too large for a page")
     return found
 
 

@@ -81,7 +81,7 @@ def printable(text: str, kept: str = "") -> str:
 
 
 def for_terminal(text: Any) -> str:
-    """Return a text to print; if standard output is a terminal, which would obey control characters, with escapes."""
+    """Return a text to print, with control characters escaped if standard output is a terminal, which obeys them."""
     codes = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
     return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if sys.stdout.isatty() else str(text)
 

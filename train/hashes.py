@@ -50,7 +50,7 @@ def _mixed(words):
 
 
 def check_size(arrays: Any, folder: Path) -> None:
-    """Raise ValueError if arrays, given as shapes and dtypes, are far larger than their folder; zeros take no space."""
+    """Raise ValueError if arrays, given as shapes and dtypes, need far more memory than the files in their folder."""
     needed = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(arrays))
     if needed > 10**8 + 100 * sum(path.stat().st_size for path in folder.rglob("*")):
         raise ValueError(f"its arrays would need {needed:,} bytes")
