@@ -2,6 +2,7 @@
 
 import re
 import string
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -33,7 +34,5 @@ def _normalized(references):
 
 
 def _f1(words, reference):
-    if not words or not reference:
-        return float(words == reference)
-    common = sum(min(words.count(word), reference.count(word)) for word in {*words} & {*reference})
-    return 2 * common / (len(words) + len(reference))
+    total = len(words) + len(reference)
+    return 2 * (Counter(words) & Counter(reference)).total() / total if total else 1.0

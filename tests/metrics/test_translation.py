@@ -78,6 +78,11 @@ def test_corpus_and_sentence_scores_match_sacrebleu(setting, rows):
     assert sentence_scores(name, outputs, [row[1:] for row in rows], **some) == expected
 
 
+def test_bleu_of_a_text_that_is_shorter_than_its_longest_n_grams():
+    assert sentence_scores("bleu", ["a b"], ["a b"]) == pytest.approx([100])
+    assert sentence_scores("bleu", ["a b"], ["a b"], effective_order=False) == [0]
+
+
 def test_varying_number_of_references():
     score = corpus_score("bleu", OUTPUTS, [[REFERENCES[0], OUTPUTS[0]], *REFERENCES[1:]])
     assert score.score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES, [OUTPUTS[0], None, None, None]]).score
