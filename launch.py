@@ -144,7 +144,7 @@ def restored(options: Options, changes: Changes) -> Any:
 
     path = options.folder / CONFIG
     if not (path.is_file() and adoption.is_run(path.parent)):
-        raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
+        raise FileNotFoundError(f"{path} is missing or not that of a run: give the --workdir of a trained model.")
     config, _ = cli.load(options.named or str(path))
     config, force = trained.used(config, changes), options.force_config
     experts = any(key.startswith("experts.") for key in changes)

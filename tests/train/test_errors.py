@@ -44,7 +44,9 @@ def test_invalid_commands(error, trained):
     for mode in ("evaluate", "generate"):
         for folder in ("absent", f"{trained}/model"):
             said = error(mode, GPT, f"--workdir={folder}")
-            assert said == f"there is no trained model in {folder}: give the --workdir of a run."
+            assert (
+                said == f"{folder}/config.json is missing or not that of a run: give the --workdir of a trained model."
+            )
     assert error("generate", f"--workdir={trained}/vit") == ("ViT does not generate text, only decoders of texts do.")
     assert error(VIT, "--config.sampling.num_samples=1", f"--workdir={trained}/new") == (
         "ViT does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
@@ -187,7 +189,7 @@ def test_commands_on_runs_use_the_config_of_the_run(mode, error, trained):
     said = error(mode, VIT, f"--workdir={trained}/gpt")
     assert said.startswith(f"{trained}/gpt holds a run of another config (")
     assert error(mode, f"--workdir={trained}/x") == (
-        f"there is no trained model in {trained}/x: give the --workdir of a run."
+        f"{trained}/x/config.json is missing or not that of a run: give the --workdir of a trained model."
     )
 
 
