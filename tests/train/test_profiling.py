@@ -47,6 +47,11 @@ SLOW = {
 }
 
 
+# On CPUs, XLA runs independent operations concurrently, which needs more memory: the directions of an LSTM.
+INDEPENDENT = ("elmo_stdlib",)
+ONE_AFTER_THE_OTHER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
 def experiment(name, changes):
     config, _ = cli.load(name)
     if "unroll" in config.model:
@@ -79,7 +84,8 @@ def test_memory_per_device_is_close_to_xla(mesh, name):
 def check_memory(name, changes):
     its = experiment(name, changes)
     estimate = profiling.memory_per_device(its, profiling.experiment_budget(its), its.mesh)["total"]
-    plan = preparation.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros)).compile().memory_analysis()
+    lowered = preparation.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros))
+    plan = lowered.compile(compiler_options=ONE_AFTER_THE_OTHER if name in INDEPENDENT else {}).memory_analysis()
     planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
     planned += plan.output_size_in_bytes - plan.alias_size_in_bytes
     assert estimate == pytest.approx(planned, rel=0.15)
