@@ -91,18 +91,21 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.
 
     Orbax logs the traceback. After an error in one array, TensorStore's other reads or writes find the event loop
-    closed when they finish, which cannot be caught, and asyncio reports those that do not finish.
+    closed when they finish, which cannot be caught, asyncio reports those that do not finish, and Python reports the
+    errors of Orbax's coroutines that it deletes.
     """
     hook = sys.unraisablehook
 
-    def unless_loop_is_closed(error):
-        if str(error.exc_value) != "Event loop is closed":  # asyncio raises a plain RuntimeError
+    def unless_after_an_error(error):
+        code = getattr(error.object, "cr_code", None)  # of a coroutine
+        is_closed = str(error.exc_value) == "Event loop is closed"  # asyncio raises a plain RuntimeError
+        if not (is_closed or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
             hook(error)
 
     for library in ("absl", "asyncio"):
         logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
     if not traceback:
-        sys.unraisablehook = unless_loop_is_closed
+        sys.unraisablehook = unless_after_an_error
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, w
 from lineage.runs import folder, slurm
 from lineage.runs.folder import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.process import brief_errors
 
 
 def test_failed_write_keeps_the_old_file_only(tmp_path):
@@ -191,3 +193,13 @@ def test_output_that_cannot_be_written(command, where, said, tmp_path):
     script = f"set -o pipefail; {shlex.join(LAUNCH)} {command} 2> {tmp_path}/errors {where}"
     assert subprocess.run(["bash", "-c", script], env=environment).returncode == 1
     assert (tmp_path / "errors").read_text().strip().partition("\n")[0] == said
+
+
+def test_errors_of_deleted_coroutines_of_orbax_are_hidden(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with brief_errors():
+        for library in ("orbax", "other"):
+            coroutine = SimpleNamespace(cr_code=SimpleNamespace(co_filename=f"/lib/{library}/x.py"))
+            sys.unraisablehook(SimpleNamespace(exc_value=ValueError("x"), object=coroutine))
+    assert [error.object.cr_code.co_filename for error in seen] == ["/lib/other/x.py"]
