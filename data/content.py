@@ -307,7 +307,7 @@ class Facts:
     def load(cls, path: Path) -> "Facts":
         """Read metadata that `save` wrote; raise ValueError if the file is damaged."""
         advice = "restore it, or continue the run with the command `train`, which writes it again"
-        if not path.is_file():  # nor a pipe, from which a read would wait forever
+        if not path.is_file():  # a pipe would be read forever
             raise FileNotFoundError(f"There is no file {path}: {advice}.")
         try:
             values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()

@@ -16,7 +16,7 @@ from lineage.data.sources.files import inside, read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
 FLAGS = {0: False, 1: True}
-LIMIT = 1e9  # of coordinates, in pixels; float32 has no larger ones than 3e38
+LIMIT = 1e9  # of coordinates, in pixels; from 3e38 on, they would be infinite in float32
 
 
 @SOURCES.register("coco")
