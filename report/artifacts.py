@@ -131,7 +131,8 @@ def _precision(path: Path, folder: Path) -> Markup:
 def _reconstructions(path: Path, folder: Path) -> Markup:
     """Return images, their visible patches, and a masked autoencoder's reconstructions at some steps.
 
-    There is a file for each step, and the section is drawn for the last one; only the files of the steps that are shown are read.
+    There is a file for each step, and the section is drawn for the last one. Only the files of the steps that are
+    shown are read.
     """
     paths = sorted(path.parent.glob("painted_*.npz"))
     if path != paths[-1]:
