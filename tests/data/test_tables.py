@@ -20,6 +20,7 @@ from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
 from lineage.tasks.text_classification import TextClassification, TextRegression
 from tests.data.conftest import load
+from tests.tiers import tiered
 
 ROWS = [("ein Haus, groß", 'a "big" house', "1"), ("zwei\nZeilen", "two\tlines", "0"), ("", "\u2028 empty", "1")]
 NAMES = ("de", "en", "good")
@@ -267,7 +268,7 @@ def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
             read()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@tiered("kind", KINDS)
 def test_compressed_lines_that_fill_the_memory_raise(kind, tmp_path):
     """Check that a compressed file of 120 MB can be read as a stream, but not at once; a plain one can."""
     rows = [("x" * 5000, "y" * 5000)] * 12_000

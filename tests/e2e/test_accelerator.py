@@ -62,7 +62,7 @@ def test_every_section_has_rows_with_finite_numbers(tmp_path):
     assert table.count("\n| ") == len(rows) + 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_failure_costs_its_own_row(tmp_path):
     """A size that no model can have fails in both processes of one section, and the other section is measured."""
     rows, table = rehearsed(tmp_path, "--minutes=60", "--only", "gpt2", "ceilings", "--set=gpt2:model.num_heads=3")

@@ -70,7 +70,7 @@ def test_equal_up_to_rounding(name, alone, tmp_path):
     assert 0 < differences[KEY_BIAS] < 5e-4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_number_of_cores(launch, tmp_path):
     cores, losses = os.sched_getaffinity(0), []
     if len(cores) == 1:

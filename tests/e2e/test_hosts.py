@@ -184,7 +184,7 @@ def test_process_that_stays_alone_says_so(start_all):
     assert re.search("^error: .* a process of this run was lost or did not start: .* Run the same", output, re.M)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     clock = "--config.checkpoint.every_minutes=1e-9", "--config.save_every_steps=100", "--config.checkpoint.keep=99"
     processes = launch_all(start_all, 2, tmp_path, *clock, "--config.total_steps=8")

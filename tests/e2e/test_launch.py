@@ -90,7 +90,7 @@ def test_generate_continues_the_prompt(finished, say):
     assert say("generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_generate_with_draft_and_contrast_models(finished, say):
     """Check that all tokens of a draft that is the model itself are accepted, and that a contrast model can be used."""
     arguments = "generate", f"--workdir={finished}", "--config.sampling.temperature=0"
@@ -152,7 +152,7 @@ def test_search_with_a_mistyped_metric_stops_at_the_first_run(launch, tmp_path):
     assert [path.name for path in (tmp_path / "runs").glob("trial_*")] == ["trial_000"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sweep(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--parallel=2", f"--workdir={tmp_path}"]
     arguments.append("--config.total_steps=3")
@@ -184,7 +184,7 @@ def test_sweep(launch, tmp_path):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_search(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--optuna", "--parallel=2", f"--workdir={tmp_path}"]
     code, output = launch(*arguments, "--config.total_steps=3")

@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "lineage.ipynb"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the libraries that run notebooks
 def test_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))

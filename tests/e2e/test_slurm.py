@@ -89,7 +89,7 @@ def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
     assert steps(tmp_path / "run")[-1] == 60
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_canceled_job_saves(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
     assert launch("slurm", "submit", *arguments).returncode == 75

@@ -46,7 +46,7 @@ def workdirs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_report_of_a_run(name, workdirs):
     page = (workdirs / name / "report.html").read_text()

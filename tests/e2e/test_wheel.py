@@ -49,6 +49,7 @@ def installed(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_training_on_digits(installed):
     installed("train", "--config.model.depth=1", "--config.total_steps=3", "--workdir=digits")
     lines = (installed.folder / "digits" / "metrics.jsonl").read_text().splitlines()

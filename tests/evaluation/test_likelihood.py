@@ -19,7 +19,6 @@ from lineage.evaluation import score
 from lineage.evaluation.harness import Harness
 from lineage.evaluation.likelihood import LanguageModel, detection_scores, last_word_scores
 from lineage.models import build, convert
-from tests.tiers import tiered
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
 
@@ -130,7 +129,10 @@ def harness(model, name, path):
     return [found["results"][name][f"{metric},none"] for metric in metrics], answers
 
 
-@tiered("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "lambada")) for name in sorted(TASKS)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "hellaswag")) for name in sorted(TASKS)]
+)
 def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     path = tmp_path / "rows.jsonl"

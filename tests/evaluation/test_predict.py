@@ -19,6 +19,7 @@ from lineage.models.decoding import continuous
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import CONTEXT, squad
 from tests.evaluation.conftest import write_jsonl
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 BERT = {"model.dropout": 0.0, "tokenizer": "bytes", "task.sequence_length": 24}
@@ -114,7 +115,7 @@ def test_tags_of_words(trained, predict, score, tmp_path):
         assert predict(folder, tmp_path / name, output=f"out_{name}.jsonl") == found, name
 
 
-@pytest.mark.parametrize("unanswerable", [False, True])
+@tiered("unanswerable", [False, True])
 def test_answers_to_questions(unanswerable, trained, predict, score, printed, tmp_path):
     asked = [
         ("Who?", CONTEXT, [(13, "Normans")]),
@@ -296,6 +297,7 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in said
 
 
+@pytest.mark.thorough
 def test_bad_texts_are_skipped(trained, call, refused, tmp_path):
     """Check that texts which cannot be read, encoded or continued do not change the others, also in a later start."""
     folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0, "sampling.max_new_tokens": 4})

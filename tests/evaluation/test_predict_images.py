@@ -25,7 +25,7 @@ from tests.tasks.test_detection import TINY as DETECTION
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
     """Check COCO's average precision of objects in pixels, with the category ids of a file, and larger images."""
     monkeypatch.setattr(shapes, "SIZES", {"train": 64, "validation": 30, "test": 2})
@@ -147,7 +147,7 @@ def test_features(trained, predict, refused, tmp_path):
     np.testing.assert_array_equal([row["features"] for row in rows], np.delete(found, 5, axis=0))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_reconstructed_images(trained, predict, score, refused, tmp_path):
     """Check the masked images, that they do not depend on the batch size, their error, and that they need a file."""
     sizes = {"model.patch_size": 2, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}

@@ -219,7 +219,7 @@ def test_of_a_tokenizer_only_its_file_is_downloaded(hub, tmp_path):
     assert set(hub.downloads) == {"tokenizer.json"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_starts_from_a_model_of_the_hub_and_reads_its_data_from_there(hub, tmp_path):
     model = build("gpt", depth=1, width=16, num_heads=2, vocab_size=257, max_length=16)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))

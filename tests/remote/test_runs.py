@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_ends_with_the_same_parameters(bucket, cache, tmp_
     assert states[0] == states[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_commands_read_and_write_remote_paths(bucket, cache, monkeypatch, tmp_path, capsys):
     """Evaluate, predict, score, export and report a run on the storage, each as on a new machine."""
     monkeypatch.chdir(tmp_path)

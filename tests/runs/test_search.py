@@ -128,6 +128,7 @@ def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
     assert len(ran(tmp_path)) == 4
 
 
+@pytest.mark.thorough
 def test_trial_whose_folder_is_lost_is_repeated_to_its_end(tmp_path, monkeypatch):
     run(tmp_path, 1, trials=3)
     expected = rows(tmp_path)

@@ -66,7 +66,7 @@ def one_step():
     return model, state, make
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_accumulation_and_sharding_match_a_single_device(one_step):
     """Check micro-batches with different numbers of objects: one has all images with one or three."""
     _, state, make = one_step
@@ -97,7 +97,7 @@ def test_invalid_weights_and_too_many_objects_raise(one_step):
         jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
     draw = shapes.DrawnShapes.__getitem__

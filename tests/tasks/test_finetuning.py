@@ -215,6 +215,7 @@ def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
     assert config.task.image_size == 8
 
 
+@pytest.mark.thorough
 def test_resumed_run_is_not_initialized_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})

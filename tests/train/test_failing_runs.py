@@ -104,7 +104,7 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
     assert capsys.readouterr().err.count("The run continues.") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_lost_or_changed_history_is_reported(tiny, tmp_path, capsys):
     changes = {"log_every_steps": 1, "evaluate_every_steps": 100}
     run(tiny("gpt", changes | {"total_steps": 3}), tmp_path)
@@ -146,6 +146,7 @@ def test_unwritable_folder_of_checkpoints_stops_the_run_before_it_trains(tiny, t
         run(tiny("gpt", {"total_steps": 3}), tmp_path)
 
 
+@pytest.mark.thorough
 def test_restoring_a_deleted_checkpoint_takes_the_newest(tiny, tmp_path, monkeypatch):
     """Check what `evaluate` and `export` read while the run saves, and deletes the checkpoint that they read."""
     config = tiny("gpt", {"total_steps": 2})

@@ -96,6 +96,7 @@ def test_state_is_saved_after_an_error_of_the_data(error, train, tmp_path, capsy
     assert final(train()) == reference
 
 
+@pytest.mark.thorough
 def test_state_is_saved_after_an_error_of_an_evaluator(train, tmp_path, capsys):
     reference = final(train(name="reference"))
     with pytest.MonkeyPatch.context() as patch:
@@ -220,7 +221,7 @@ def test_step_that_does_not_end_is_noticed(train, monkeypatch):
     assert set(noticed) == {4}
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("activity", "where", "name"),
     [
         ("evaluating", loop.TrainingLoop, "_evaluate"),

@@ -119,6 +119,7 @@ def test_logged_metrics_are_means_of_the_steps_since_the_last_line(tiny, tmp_pat
     assert plain[0] == plain[1]
 
 
+@pytest.mark.thorough
 def test_slow_source_shows_as_time_waiting_for_data(tiny, tmp_path, monkeypatch):
     def slow(seconds):
         whole = Arrays.take
@@ -135,6 +136,7 @@ def test_slow_source_shows_as_time_waiting_for_data(tiny, tmp_path, monkeypatch)
     assert "time/mfu" not in last  # a CPU has no known peak
 
 
+@pytest.mark.thorough
 def test_goodput_counts_lost_steps_and_earlier_starts(tiny, tmp_path, interrupted, monkeypatch):
     def write(*args):
         facts.parent.mkdir(exist_ok=True)

@@ -93,7 +93,7 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
         lineage.load(tmp_path / "run", task="causal_lm")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_student_without_its_teacher(tiny, tmp_path):
     """Check that a distilled model does not need the folder of its teacher."""
     masked = {"source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24, "total_steps": 1}
@@ -165,6 +165,7 @@ def test_architecture_comes_from_the_folder(tiny, tmp_path):
     assert (again.model.name, again.model.width, again.model.max_length, again.model.dropout) == ("bert", 16, 32, 0.25)
 
 
+@pytest.mark.thorough
 def test_fine_tuning_resumes_without_the_model_it_began_with(tmp_path, capsys):
     """Check that the architecture, the tokenizer and the preprocessing are those of the run."""
     bert_folder(tmp_path / "bert", head="classification", num_classes=5, epsilon=1e-4)
