@@ -3,7 +3,6 @@
 Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed
-from lineage.data.sources.files import inside, iterate_lines, read_lines, suffix_of
+from lineage.data.sources.files import inside, iterate_lines, read_json, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
@@ -173,7 +172,7 @@ def _texts(values, where):
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error.reason}.") from None
     if wrong := [value for value in values if not isinstance(value, str)]:
-        raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
+        raise ValueError(f"{where} has {repr(wrong[0])[:60]}: it must be a text.")
     return tuple(values)
 
 
@@ -259,12 +258,12 @@ def _images(path, kind, channels):
     elif suffix == ".txt":
         files = [root / line for line in read_lines(name) if line.strip()]
     elif suffix == ".json":
+        found = read_json(name)
         try:
-            found = json.loads("\n".join(read_lines(name)))
             ids = [image["id"] for image in found["images"]]
             files = [inside(root, image["file_name"], name) for image in found["images"]]
             categories = {each["name"]: each["id"] for each in found.get("categories", ())}
-        except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None
     elif not Path(name).exists():
         raise FileNotFoundError(f"There is no file or folder {name}.")

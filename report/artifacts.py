@@ -49,7 +49,8 @@ def read(path: Path, most: int = MOST_BYTES) -> Arrays:
         with np.load(path, allow_pickle=False) as arrays:
             found = dict(arrays)
     except Exception as error:  # archives raise exceptions of many types
-        raise ValueError(f"{path} cannot be read ({error}): move it away to write the page without it.") from None
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be read ({said}): move it away to write the page without it.") from None
     for name, array in found.items():
         limit = most if array.dtype.kind in "biuf" else MOST_VALUES
         if array.size > limit or math.prod(array.shape[-2:]) > MOST_WEIGHTS:

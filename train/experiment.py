@@ -41,7 +41,10 @@ class Experiment:
 
     def __post_init__(self):
         for module in self.config.imports:
-            modules.import_module(module)
+            try:
+                modules.import_module(module)
+            except ModuleNotFoundError as error:
+                raise ModuleNotFoundError(f"config.imports has {module!r}: {error}.", name=error.name) from error
         _ = self.run, self.task, self.source, self.evaluators  # raises an error for a wrong option
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(

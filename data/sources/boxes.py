@@ -1,6 +1,6 @@
 """Images with boxes in the formats of COCO and Pascal VOC; the images are read as RGB."""
 
-import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
-from lineage.data.sources.files import inside, read_lines, split_of
+from lineage.data.sources.files import inside, read_json, read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
 FLAGS = {0: False, 1: True}
@@ -165,11 +165,7 @@ def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.
 
 def _content(path: str) -> dict[str, Any]:
     """Return the content of a COCO JSON file."""
-    try:
-        content = json.loads("\n".join(read_lines(path)))
-    except (RecursionError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
-    kinds = ("images", "annotations", "categories")
+    content, kinds = read_json(path), ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
         raise ValueError(f"{path} is not a file of COCO: it must have lists of images, annotations and categories.")
     return content
@@ -252,9 +248,11 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
             difficult = item.findtext("difficult", "0").strip() == "1"
             objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
+        suffix = Path(root.findtext("filename", "").strip()).suffix or ".jpg"
+        if not re.fullmatch(r"\.\w{1,9}", suffix):
+            raise ValueError(f"its image has the suffix {suffix[:60]!r}")
     except (ValueError, ElementTree.ParseError) as error:
         raise ValueError(f"{path} is not an annotation of VOC: {error}.") from None
-    suffix = Path(root.findtext("filename", "").strip()).suffix or ".jpg"
     image = path.parent.with_name("JPEGImages") / f"{path.stem}{suffix}"
     if not image.is_file():
         raise FileNotFoundError(f"There is no file {image}, the image of {path}.")

@@ -4,6 +4,7 @@ import bz2
 import glob
 import gzip
 import io
+import json
 import lzma
 import os
 import re
@@ -145,6 +146,15 @@ def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
 def read_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 text file, which may be compressed; for the errors, see `iterate_lines`."""
     return gathered((line.rstrip("\r\n") for line in iterate_lines(path)), path)
+
+
+def read_json(path: str) -> Any:
+    """Return the content of a JSON file; raise ValueError if it is not JSON; for other errors, see `iterate_lines`."""
+    text = "\n".join(read_lines(path))
+    try:
+        return json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
 
 
 def gathered(parts: Iterable[Any], *paths: str | Path) -> list[Any]:

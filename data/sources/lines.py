@@ -3,7 +3,6 @@
 The readers raise FileNotFoundError if there is no such file, and ValueError with the number of an invalid line.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
-from lineage.data.sources.files import DataFiles, gathered, read_lines, suffix_of
+from lineage.data.sources.files import DataFiles, gathered, read_json, read_lines, suffix_of
 from lineage.data.sources.tables import as_text, json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # ID of a word in CoNLL-U
@@ -158,9 +157,9 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
 
     Error messages have the number of the question, counted from 1.
     """
-    content, questions = "\n".join(read_lines(path)), []
+    content, questions = read_json(path), []
     try:
-        for article in json.loads(content)["data"]:
+        for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for item in paragraph["qas"]:
                     answers = item["answers"] if answered else ()
@@ -170,7 +169,7 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
                     answers = [] if impossible else answers
                     questions.append(Question(item["question"], paragraph["context"], answers, str(item.get("id", ""))))
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
     except ValueError as error:
         raise ValueError(f"{path}, question {len(questions) + 1}: {error}") from None

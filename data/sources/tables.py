@@ -102,7 +102,8 @@ class Table(DataFiles):
             if names:
                 known = {str(number): name for number, name in enumerate(names)}
                 if unknown := {label for *_, label in rows} - known.keys() - {"-1"}:
-                    raise ValueError(f"The split {split} has the class {min(unknown)}: there are {len(names)} classes.")
+                    given = f"{self.path} has the class {min(unknown)[:60]} in the split {split}"
+                    raise ValueError(f"{given}: there are {len(names)} classes.")
                 rows = [(*texts, known[label]) for *texts, label in rows if label != "-1"]
             if rows:
                 splits[split] = LabeledTexts([tuple(texts) for *texts, _ in rows], [row[-1] for row in rows], names)

@@ -185,9 +185,8 @@ class Tokenizer:
             check(json.loads(content))
             return cls(tokenizers.Tokenizer.from_str(content), str(path))
         except Exception as error:  # The library raises nothing more specific.
-            raise ValueError(
-                f"{path} is not a tokenizer that the tokenizers library can read: {str(error)[:200]}."
-            ) from error
+            said = " ".join(str(error).split())[:200]
+            raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {said}.") from error
 
     def to_str(self) -> str:
         """Return the content of `tokenizer.json`."""

@@ -67,7 +67,8 @@ class TransfoXL(Family):
         width, heads = config.get("d_model", 1024), config.get("n_head", 16)
         for name, needed in (("d_embed", width), ("d_head", width // heads)):
             if (value := config.get(name, needed)) != needed:
-                raise ValueError(f"{name} is {value}: it must be {needed}, for d_model {width} and n_head {heads}.")
+                given = f"{name} is {str(value)[:60]}"
+                raise ValueError(f"{given}: it must be {needed}, for d_model {width} and n_head {heads}.")
         cutoffs = tuple(config.get("cutoffs", (20_000, 40_000, 200_000)))
         shared = [False] + [config.get("proj_share_all_but_first", True)] * len(cutoffs)
         if config.get("tie_projs", shared) != [False] + [True] * len(cutoffs):

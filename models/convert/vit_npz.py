@@ -76,9 +76,9 @@ def _read(path):
             if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MOST:
                 raise ValueError(f"it has {size:,} bytes for arrays of {needed:,}")
             return dict(file)
-    except OSError:
-        raise
     except Exception as error:  # archives raise exceptions of many types
+        if isinstance(error, OSError) and error.filename:
+            raise
         raise ValueError(f"{path} is not an .npz file: {' '.join(str(error).split())[:200]}.") from None
 
 

@@ -150,6 +150,9 @@ def test_wrong_images_of_coco(tmp_path):
     (tmp_path / "annotations/instances_train2017.json").write_text('{"images": [')
     with pytest.raises(ValueError, match=r"instances_train2017\.json is not JSON: Expecting value"):
         COCO(path).images_with_boxes()
+    (tmp_path / "annotations/instances_train2017.json").write_text("9" * 5000)
+    with pytest.raises(ValueError, match=r"instances_train2017\.json is not JSON: Exceeds the limit"):
+        COCO(path).images_with_boxes()
 
 
 OBJECT = """
@@ -223,6 +226,8 @@ def test_sets_of_voc(tmp_path):
         ("<xmin>1</xmin>", "", "could not convert string to float: ''"),
         ("<xmax>40</xmax>", "<xmax>0</xmax>", "the box 1, 1, 0, 30 is empty"),
         ("<width>40</width>", "<width>many</width>", "invalid literal"),
+        ("000001.jpg", f"1.{'9' * 300}", r"its image has the suffix '\.9{59}'"),
+        ("000001.jpg", "1.j\npg", r"its image has the suffix '\.j\\npg'"),
     ],
 )
 def test_wrong_files_of_voc(old, new, message, tmp_path):

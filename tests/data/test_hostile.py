@@ -75,7 +75,7 @@ NESTED = "[" * 100_000
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (NESTED, "RecursionError"),
+        (NESTED, "recursion"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": []}]}, "a question or context is 5, not text"),
         ({"context": "a", "qas": [{"question": ["Who?"], "answers": []}]}, r"a question or context is \['Who\?'\]"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": [{"text": "a", "answer_start": 0}]}]}, "not text"),
@@ -86,9 +86,9 @@ NESTED = "[" * 100_000
 def test_hostile_questions(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_text(content if content is NESTED else json.dumps({"data": [{"paragraphs": [content]}]}))
-    with pytest.raises(ValueError, match=f"a.json is not a file in SQuAD's format: .*{message}"):
+    with pytest.raises(ValueError, match=f"a.json is not (JSON|a file in SQuAD's format): .*{message}"):
         read_questions(str(path))
-    with pytest.raises(ValueError, match="is not a file in SQuAD's format"):
+    with pytest.raises(ValueError, match=r"is not (JSON|a file in SQuAD's format)"):
         SQuAD(str(path)).questions()
 
 

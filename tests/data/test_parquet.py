@@ -68,7 +68,7 @@ def test_missing_labels_are_left_out(tmp_path):
     (part,) = Parquet(str(tmp_path)).labeled_texts().values()
     assert (part.texts, part.labels) == ([("a",), ("c",)], ["yes", "no"])
     write(tmp_path / "train.parquet", {"text": ["a", "b"], "label": [1, 2]}, ["no", "yes"])
-    with pytest.raises(ValueError, match="The split train has the class 2: there are 2 classes"):
+    with pytest.raises(ValueError, match="has the class 2 in the split train: there are 2 classes"):
         Parquet(str(tmp_path)).labeled_texts()
 
 

@@ -30,6 +30,7 @@ def test_tasks_without_predictions_are_refused(tiny):
         ("a.txt", "", (), "a.txt is empty: there is no input."),
         ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review; source.text_key"),
         ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
+        ("a.jsonl", f'{{"text": {[0] * 99}}}\n', (), f"a.jsonl, line 1 has [{'0, ' * 19}0,: it must be a text."),
         ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .parquet, .csv, .tsv, .jsonl, or a source such as NAME:"),
         ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .parquet, .csv, .tsv, .jsonl, or a source such"),
