@@ -29,14 +29,38 @@ Options, Changes = argparse.Namespace, Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default the arguments of this process; return the exit code.
-
-    The function of a command is `run_COMMAND`; `commands.COMMANDS` describes it.
-    """
+    """Run a command line, by default the arguments of this process; return the exit code."""
     process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+    with process.brief_errors(shown := "--traceback" in arguments):
+        return execute(arguments, shown)
+
+
+def execute(arguments: Sequence[str], shown: bool) -> int:
+    """Run a command line by its function `run_COMMAND`; print user errors as one sentence, or their traceback."""
+    try:
+        with process.flushed():
+            options, changes, workdir = parsed(arguments)
+            if options.command == "train" and options.max_restarts and SUPERVISED not in os.environ:
+                return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
+            with processes(options), remote.for_command(options.command, workdir) as options.folder:
+                return globals()[f"run_{options.command}"](options, changes) or 0
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
+        return 1
+    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
+        said = process.printable(str(error) or type(error).__name__, kept="\n")
+        more = traceback.format_exc() if shown else "(use --traceback for the full traceback)"
+        print(f"\n{process.ERROR}{said}\n{more}", file=sys.stderr)
+        return process.exit_code(error)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def parsed(arguments: Sequence[str]) -> tuple[Options, Changes, str]:
+    """Return the options of a command line, its overrides of the config, and its workdir."""
     options, changes = parse(arguments, displayed(LAUNCH))
     given = vars(options)
     options.line = displayed([*LAUNCH, *arguments])
@@ -46,31 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = experiment if experiment and Path(experiment, CONFIG).is_file() else folder_of(given.get("run"))
     folders = filter(None, [given.get("workdir"), run, *given.get("folders", ())])
     is_sweep = options.command == "sweep" or given.get("sweep", False)
-    workdir = next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
-    if given.get("max_restarts") and SUPERVISED not in os.environ:
-        return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
-    with process.brief_errors(options.traceback):
-        return execute(options, changes, workdir)
-
-
-def execute(options: Options, changes: Changes, workdir: str) -> int:
-    """Run a command in a folder; print user errors as one sentence."""
-    try:
-        with process.flushed(), processes(options), remote.for_command(options.command, workdir) as options.folder:
-            return globals()[f"run_{options.command}"](options, changes) or 0
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
-        return 1
-    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        said = process.printable(str(error) or type(error).__name__, kept="\n")
-        print(f"\n{process.ERROR}{said}", file=sys.stderr)
-        if options.traceback:
-            traceback.print_exc()
-        else:
-            print("(use --traceback for the full traceback)", file=sys.stderr)
-        return process.exit_code(error)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+    return options, changes, next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:

@@ -170,7 +170,7 @@ class Files:
             return
         for name in glob.glob(self.pattern or "**", root_dir=place, recursive=True):
             if name not in found and not is_hidden(name) and (place / name).is_file():
-                (place / name).unlink()
+                (place / name).unlink(missing_ok=True)  # another process may be copying the same files
         for folder, _, _ in os.walk(place, topdown=False):
             with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(folder)

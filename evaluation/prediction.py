@@ -177,7 +177,7 @@ class Output:
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
         if self.final != self.path and self.final.exists() and not (self.path.exists() and self.path.stat().st_size):
-            raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output, or delete it.")
+            raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = file = self.path.open("a+b")
         if not lock(file.fileno()):
@@ -185,8 +185,10 @@ class Output:
         if file.seek(0, os.SEEK_END):
             before = read_json(beside)
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
-                known = f"of another {', '.join(changed[:3])}" if before else "not of this command"
-                raise ValueError(f"{self.path} has predictions {known}: choose another --output, or delete it.")
+                if not before:  # it could be the file of the inputs
+                    raise ValueError(f"{self.path} is not a file of predictions: choose another --output.")
+                what = f"predictions of another {', '.join(changed[:3])}"
+                raise ValueError(f"{self.path} has {what}: choose another --output, or delete it.")
         else:
             write_atomic(beside, json.dumps(about, indent=2))
         self.count, self.errors = 0, dict[int, str]()

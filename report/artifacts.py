@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 MOST = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
 MOST |= {"samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
-MOST_BYTES = 1 << 30  # of all arrays of a file
+MOST_BYTES = 1 << 30  # of all arrays of a file, and of all samples
 MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
@@ -162,6 +162,8 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
 def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, Markup] = {}
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, more than {MOST_BYTES:,}")
     for sample in parse_metrics(path):
         prompt = sample.get("prompt", "")
         block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))

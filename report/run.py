@@ -49,7 +49,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = html.figures_folder(workdir / "report")
     for old in folder.glob("*.png"):
-        old.unlink()
+        old.unlink(missing_ok=True)  # another report may be deleting it
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
         charts = _charts(metrics, flatten(config), folder)

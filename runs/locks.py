@@ -15,6 +15,10 @@ CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
 
 
+class MovedError(OSError):
+    """Exception raised if the folder of a run was moved, deleted or replaced during the run."""
+
+
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
@@ -26,17 +30,17 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def unmoved(workdir: Path) -> Callable[[], None]:
-    """Return a function that raises OSError if the folder has been moved, deleted or replaced since.
+    """Return a function that raises MovedError if the folder has been moved, deleted or replaced since.
 
     The folder must be locked meanwhile: otherwise, a new folder could have the same inode number.
     """
-    before = os.stat(workdir)
+    before, path = os.stat(workdir), workdir.absolute()  # a relative path would follow a parent folder that is moved
 
     def check():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(before, os.stat(workdir)):
+            if os.path.samestat(before, os.stat(path)):
                 return
-        raise OSError(
+        raise MovedError(
             f"{workdir} was moved, deleted or replaced during the run, which stops: to continue a moved run, give its "
             "new folder as --workdir."
         )

@@ -1,11 +1,13 @@
 """Incremental, thinned reading of a long `metrics.jsonl`."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lineage.runs.folder import parse_line, regular
 
+LONGEST = 1 << 24  # maximum number of bytes of a line
 MOST = 20_000  # maximum number of lines of training steps that one call keeps
 
 
@@ -48,7 +50,9 @@ class GrowingMetrics:
             stride = max(count // MOST, 1)
             file.seek(self._end)
             skipped, odd = b"", 0
-            for place, line in enumerate(iter(file.readline, b"")):
+            for place, line in enumerate(iter(partial(file.readline, LONGEST), b"")):
+                if len(line) == LONGEST:
+                    raise ValueError(f"{self.path}, line {self._number + 1}, has {LONGEST:,} bytes or more.")
                 odd += b"null" in line
                 wanted = place % stride == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
                 if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):

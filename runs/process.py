@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lineage.runs.folder import UnknownMetricError
+from lineage.runs.locks import MovedError
 
 ERROR = "error: "  # begins the line of standard error with which a command or a run fails
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
@@ -19,6 +20,7 @@ HUNG = 76  # exit code of a run that ended itself because a step, an evaluation 
 NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
 NO_MEMORY = 78  # exit code of a run that needs more memory than there is
 UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`
+MOVED = 80  # exit code of a run whose folder was moved, deleted or replaced
 # Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -59,19 +61,21 @@ def flushed() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except Exception as error:
+    except BaseException as error:
+        is_unnamed = isinstance(error, OSError) and error.errno is not None and error.filename is None
         try:
-            sys.stdout.flush()
+            print(end="\n" * is_unnamed, flush=True)  # Python keeps nothing of a large text that it failed to write
         except OSError as failed:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, OSError) and error.errno == failed.errno:
+            if isinstance(error, SystemExit) or (isinstance(error, OSError) and error.errno == failed.errno):
                 raise OSError(failed.errno, failed.strerror, "standard output") from None
         raise
 
 
 def exit_code(error: Exception) -> int:
     """Return the exit code of a command that raised an error."""
-    codes = {FloatingPointError: NOT_FINITE, MemoryError: NO_MEMORY, UnknownMetricError: UNKNOWN_METRIC}
+    codes = {FloatingPointError: NOT_FINITE, MemoryError: NO_MEMORY}
+    codes |= {UnknownMetricError: UNKNOWN_METRIC, MovedError: MOVED}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 

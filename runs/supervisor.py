@@ -11,12 +11,12 @@ from pathlib import Path
 from lineage.configs.storage import is_remote
 from lineage.runs.folder import METRICS, last_step
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import HUNG, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals
+from lineage.runs.process import HUNG, MOVED, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals
 from lineage.runs.remote import Mirror
 
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable that marks a supervised run
 # Exit codes after which a run is not restarted.
-FINAL = (0, 2, 130, PREEMPTED, *(-number for number in (*STOP_SIGNALS, signal.SIGINT)))
+FINAL = (0, 2, 130, PREEMPTED, MOVED, *(-number for number in (*STOP_SIGNALS, signal.SIGINT)))
 FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, doubled for each further one, and their maximum
 
 
@@ -56,7 +56,7 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
                 why = "for the second time" if step == failed_at else f"after {restarts} restarts"
                 say(f"{failure} {why}: it is not restarted")
                 return code if code >= 0 else 128 - code
-            failed_at, seconds, restarts = step, min(FIRST * 2**restarts, LONGEST), restarts + 1
+            failed_at, seconds, restarts = step, min(FIRST * 2 ** min(restarts, 9), LONGEST), restarts + 1
             say(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s")
             end = time.monotonic() + seconds
             while time.monotonic() < end and not received:

@@ -54,7 +54,7 @@ RULES = {
     "runs.folder": (set(), set()),
     "runs.locks": (set(), set()),
     "runs.provenance": (set(), set()),
-    "runs.process": ({"runs.folder"}, set()),
+    "runs.process": ({"runs.folder", "runs.locks"}, set()),
     "runs.remote": ({"runs.folder", "runs.locks"}, set()),
     "runs": (
         {"runs.folder", "runs.locks", "runs.process", "runs.remote"},

@@ -5,7 +5,6 @@ import errno
 import json
 import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record, regular
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
-from lineage.train.hashes import check_size, hash_array, hash_leaves
+from lineage.train.hashes import check_size, error_number, hash_array, hash_leaves, unreadable
 from lineage.train.step import TrainState
 
 
@@ -191,20 +190,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         except Exception as error:  # Orbax raises exceptions of many types, including from its threads
             if distributed.is_lost_process(error):
                 raise
-            number = _error_number(error)
+            number = error_number(error)
             reason = os.strerror(number) if number else " ".join(str(error).split())[:300]
             raise OSError(
                 f"a checkpoint could not be written to {self.folder} ({reason}). Existing checkpoints are kept."
             ) from error
-
-
-def _error_number(error):
-    """Return the errno of an error; None if it has none.
-
-    TensorStore, which reads and writes the arrays, raises ValueError with the number only in the message.
-    """
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return error.errno if isinstance(error, OSError) else code and int(code[1])
 
 
 def clean(workdir: Path) -> None:
@@ -303,8 +293,9 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
         raise
     except Exception as error:  # Orbax raises exceptions of many types, including bare Exception
-        if (number := _error_number(error)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-            raise OSError(number, os.strerror(number), str(folder)) from error
+        for each in (error, unreadable(folder)):
+            if (number := error_number(each)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+                raise OSError(number, os.strerror(number), str(folder)) from error
         raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
 
 

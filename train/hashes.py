@@ -1,12 +1,17 @@
-"""Hashes of arrays for the verification of checkpoints."""
+"""Verification of checkpoints: hashes of arrays, sizes, and errors of files behind those of Orbax and TensorStore."""
 
+import errno
 import math
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from lineage.data.fingerprint import files_below
 
 BLOCK = 1 << 16  # number of values hashed at a time on the host; fits a CPU's cache
 
@@ -54,3 +59,29 @@ def check_size(arrays: Any, folder: Path) -> None:
     needed = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(arrays))
     if needed > 10**8 + 100 * sum(path.stat().st_size for path in folder.rglob("*")):
         raise ValueError(f"its arrays would need {needed:,} bytes")
+
+
+def error_number(error: BaseException | None) -> int | None:
+    """Return the errno of an error or of the one that caused it; None if there is none.
+
+    TensorStore, which reads and writes the arrays, raises ValueError with the number only in the message, and Orbax
+    raises another error from it.
+    """
+    number: int | None = None
+    while error and not number:
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        number = error.errno if isinstance(error, OSError) else code and int(code[1])
+        number = errno.ENOMEM if isinstance(error, MemoryError) else number
+        number = errno.EAGAIN if "can't start new thread" in str(error) else number  # a plain RuntimeError
+        error = error.__cause__ or error.__context__
+    return number
+
+
+def unreadable(folder: Path) -> OSError | None:
+    """Return the error of a file or folder that cannot be opened, which Orbax may hide; None if there is none."""
+    try:
+        for file in files_below(folder):
+            os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))  # a pipe would block without a writer
+        return None
+    except OSError as error:
+        return error

@@ -287,11 +287,11 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     prompts.write_text("b\n")
     assert "has predictions of another inputs" in refused(*files)
     (tmp_path / "out.jsonl.about.json").unlink()
-    assert "has predictions not of this command" in refused(*files)
+    assert "out.jsonl is not a file of predictions: choose another --output." in refused(*files)
     assert path.read_bytes() == whole
     (final := tmp_path / "dev.json").write_text("mine")
     said = refused(folder, f"--inputs={prompts}", f"--output={final}")
-    assert "dev.json exists, without dev.jsonl: choose another --output, or delete it." in said
+    assert "dev.json exists, without dev.jsonl: choose another --output." in said
     assert final.read_text() == "mine"
     said = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
     assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in said

@@ -9,6 +9,7 @@ import signal
 import sys
 import zipfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -288,6 +289,25 @@ def test_arrays_that_are_too_large_for_a_page_are_named(tmp_path, name, shapes):
         np.savez_compressed(path, **{key: np.zeros(shape, np.uint8) for key, shape in shapes.items()})
     with pytest.raises(ValueError, match=rf"{name}.npz cannot be shown .*has shape \(.*: move it away to write"):
         write_report(tmp_path)
+
+
+def test_samples_that_are_too_large_for_a_page_are_named(tmp_path):
+    write_run(tmp_path, "text")
+    os.truncate(tmp_path / "artifacts/samples.jsonl", artifacts.MOST_BYTES + 1)  # without space on the disk
+    with pytest.raises(ValueError, match=r"samples.jsonl cannot be shown \(ValueError: it has 1,073,741,825 bytes"):
+        write_report(tmp_path)
+
+
+def test_figures_that_another_report_deletes(tmp_path, monkeypatch):
+    write_report(write_run(tmp_path, "text"))
+    delete = Path.unlink
+
+    def twice(path, missing_ok=False):
+        delete(path, missing_ok)
+        delete(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", twice)
+    write_report(tmp_path)
 
 
 def test_memory_error_names_the_file(tmp_path, monkeypatch):

@@ -97,3 +97,10 @@ def test_report_of_a_long_run_draws_few_points(tmp_path, parsed):
     assert len(parsed) < 1.2 * metrics.MOST
     assert "not finite at step 77,777" in page
     assert len(page) < 200_000
+
+
+def test_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "LONGEST", 1000)
+    append(tmp_path / "metrics.jsonl", ['{"step": 1}', '{"step": 2, "train/loss": 1' + "0" * 2000])
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, has 1,000 bytes or more\."):
+        GrowingMetrics(tmp_path / "metrics.jsonl").read()

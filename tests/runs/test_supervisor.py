@@ -6,9 +6,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from lineage import launch
 from lineage.runs import supervisor
 from lineage.runs.supervisor import supervise
 
@@ -83,7 +85,7 @@ def test_restarts_are_limited(run):
     assert lines[-1] == "the run failed at step 3 (killed by SIGKILL) after 2 restarts: it is not restarted"
 
 
-@pytest.mark.parametrize(("code", "result"), [("0", 0), ("2", 2), ("75", 75), ("130", 130), ("-15", 143)])
+@pytest.mark.parametrize(("code", "result"), [("0", 0), ("2", 2), ("75", 75), ("80", 80), ("130", 130), ("-15", 143)])
 def test_run_that_ended_on_purpose_is_not_started_again(code, result, run):
     assert run([1], f"[{code}]") == (result, 1, [])
 
@@ -136,6 +138,11 @@ def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):
     assert time.monotonic() - begin < 60
 
 
+def test_supervised_run_on_an_unknown_storage_is_refused_in_one_sentence(capsys):
+    assert launch.main(["train", "--max-restarts=1", "--workdir=foo://a/b"]) == 1
+    assert "error: foo://a/b has the unknown scheme 'foo'" in capsys.readouterr().err
+
+
 class Clock:
     """Clock that sleeping sets forward."""
 
@@ -158,3 +165,14 @@ def test_waits_double(run, monkeypatch):
     waits = [5, 10, 20, 40, 80, 160, 300, 300]
     assert [line.rpartition(" in ")[2] for line in lines] == [f"{wait} s" for wait in waits]
     assert clock.now == pytest.approx(sum(waits), abs=2)
+
+
+def test_waits_of_many_restarts(monkeypatch, tmp_path):
+    clock, steps = Clock(), iter(range(2000))
+    monkeypatch.setattr(supervisor, "time", clock)
+    monkeypatch.setattr(supervisor, "reached", lambda _: next(steps))
+    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda *_, **__: SimpleNamespace(wait=lambda: 1))
+    monkeypatch.setattr(supervisor, "say", lambda _: None)
+    monkeypatch.setattr(clock, "sleep", lambda _: setattr(clock, "now", clock.now + 100))
+    assert supervise(["run"], tmp_path, 1100) == 1
+    assert next(steps) == 1101

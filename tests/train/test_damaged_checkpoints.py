@@ -15,6 +15,7 @@ from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError
 from lineage.train import checkpoint
 from lineage.train.checkpoint import Checkpoints, read_newest
+from lineage.train.hashes import error_number
 from tests.tiers import tiered
 from tests.train.checkpoints import assert_equal, flip, largest_file, restore, save, state, target
 
@@ -188,6 +189,7 @@ PASSING = [
     OSError(errno.ESTALE, "Stale file handle"),
     OSError(errno.EIO, "Input/output error"),
     ValueError(f"Error reading local file [source locations='x'] [os_error_code='{errno.EACCES}']"),
+    RuntimeError("can't start new thread"),
     MemoryError("Unable to allocate 8 GiB"),
 ]
 
@@ -201,10 +203,38 @@ def test_read_error_that_may_pass_costs_no_checkpoint(error, times, tmp_path, mo
         if times == 1:
             assert_equal(read(), expected)
         else:
-            with pytest.raises((OSError, MemoryError), match=r"denied|Stale|Input|allocate"):
+            with pytest.raises((OSError, MemoryError), match=r"denied|Stale|Input|allocate|temporarily"):
                 read()
         assert unreadable.reads == 2
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def test_files_that_cannot_be_opened_cost_no_checkpoint(tmp_path):
+    """Check every file and folder: of some, Orbax raises the error as the cause of another one, or hides it."""
+    save(tmp_path, state(3), state(4), keep=2)
+    folder, raised = tmp_path / "checkpoints" / "4", 0
+    for path in sorted(folder.rglob("*")):
+        path.rename(tmp_path / "kept")
+        path.symlink_to(path)  # opening it fails with ELOOP, also for root
+        for read in (lambda: restore(tmp_path), lambda: read_newest(tmp_path)):
+            try:
+                read()
+            except OSError as error:
+                assert error.errno == errno.ELOOP, (path, error)  # noqa: PT017
+                raised += 1
+        assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["3", "4"], path
+        path.unlink()
+        (tmp_path / "kept").rename(path)
+    assert raised > 20
+    assert_equal(restore(tmp_path), state(4))
+
+
+@pytest.mark.parametrize(("error", "number"), [(MemoryError("x"), errno.ENOMEM), (ValueError("x"), None)])
+def test_errors_that_orbax_raises_from_others(error, number):
+    assert error_number(error) == number
+    with pytest.raises(Exception, match="y") as found:
+        raise Exception("y") from error
+    assert error_number(found.value) == number
 
 
 def test_damage_is_not_retried(tmp_path, monkeypatch):

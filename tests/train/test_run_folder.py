@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +85,16 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
         assert locks.held(tmp_path) == (number == errno.EBADF)
         said = "this file system has no locks (" + os.strerror(number)
         assert (said in capsys.readouterr().err) == (number != errno.EBADF)
+
+
+def test_parent_folder_of_a_relative_path_that_is_moved_is_noticed(tmp_path, monkeypatch):
+    (tmp_path / "a" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    check = locks.unmoved(Path("run"))
+    check()
+    (tmp_path / "a").rename(tmp_path / "b")  # the working directory moves with it, absolute paths do not
+    with pytest.raises(locks.MovedError, match=r"run was moved"):
+        check()
 
 
 def test_checkpoints_are_folders_named_by_decimal_numbers(tmp_path):
