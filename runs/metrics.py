@@ -7,6 +7,7 @@ from typing import Any
 from lineage.runs.folder import parse_line, regular
 
 MOST = 20_000  # maximum number of lines of training steps that one call keeps
+LONGEST = 1 << 24  # bytes of a line
 
 
 class GrowingMetrics:
@@ -48,9 +49,11 @@ class GrowingMetrics:
             stride = max(count // MOST, 1)
             file.seek(self._end)
             skipped, odd = b"", 0
-            for place, line in enumerate(iter(file.readline, b"")):
+            for place, line in enumerate(iter(lambda: file.readline(LONGEST), b"")):
                 odd += b"null" in line
                 wanted = place % stride == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
+                if len(line) == LONGEST:
+                    raise ValueError(f"{self.path}, line {self._number + 1}, has {LONGEST:,} bytes or more.")
                 if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):
                     break
                 self._end, self._number = self._end + len(line), self._number + 1
