@@ -167,7 +167,7 @@ def run_generate(options: Options, changes: Changes) -> None:
     for number, continuation in enumerate(samples, 1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)} ---")
-        print(process.for_terminal(sampler.lead(text) + continuation))
+        process.show(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
 
@@ -217,7 +217,7 @@ def run_describe(options: Options, changes: Changes) -> None:
     from lineage.train.experiment import Experiment
     from lineage.train.profiling import description
 
-    print((description.parameters if options.parameters else description.describe)(Experiment(config)))
+    process.show((description.parameters if options.parameters else description.describe)(Experiment(config)))
 
 
 def run_compile(options: Options, changes: Changes) -> None:
@@ -232,7 +232,7 @@ def run_compile(options: Options, changes: Changes) -> None:
     experiment = Experiment(without_data(config), devices=target.devices())
     title = f"{Path(default_workdir(options.file)).name}, {options.step} step, {options.target}"
     compiled = compile_step(experiment, target, options.step, title)
-    print(json.dumps(compiled.figures()) if options.json else compiled)
+    process.show(json.dumps(compiled.figures()) if options.json else compiled)
 
 
 def folders(options: Options) -> list[Path]:
@@ -248,11 +248,11 @@ def run_report(options: Options, changes: Changes) -> None:
     if len(chosen) > 1 or runs_in(chosen[0]) not in ([], chosen):
         from lineage.report.comparison import compare
 
-        print(process.for_terminal(compare(chosen)))
+        process.show(compare(chosen))
     else:
         from lineage.report.run import write_report
 
-        print(process.for_terminal(write_report(chosen[0])))
+        process.show(write_report(chosen[0]))
 
 
 def run_verify(options: Options, changes: Changes) -> int:
@@ -308,7 +308,7 @@ def run_score(options: Options, changes: Changes) -> None:
     files = options.predictions and local(options.predictions), [*map(local, options.references)]
     settings = [*options.option, *([f"model={options.model}"] if options.model else [])]
     with remote.written(options.output or f"{options.predictions}.{options.metric}.json") as place:
-        print(write_scores(place, options.metric, *files, settings, options.line, language_model))
+        process.show(write_scores(place, options.metric, *files, settings, options.line, language_model))
 
 
 def run_harness(options: Options, changes: Changes) -> None:
@@ -342,7 +342,7 @@ def run_config(options: Options, changes: Changes) -> None:
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)
-    print(cli.described(config, options.section or ""))
+    process.show(cli.described(config, options.section or ""))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ HIGHER = re.compile(
 
 def higher_is_better(metric: str) -> bool | None:
     """Return whether higher values of a metric, such as "test/accuracy", are better; None if its name is ambiguous."""
-    if LOWER.search(metric):
+    name = metric.partition("/")[2] or metric  # a split, such as an evaluator called "errors", has no direction
+    if LOWER.search(name):
         return False
-    return True if HIGHER.search(metric) else None
+    return True if HIGHER.search(name) else None
 
 
 def direction(metric: str, stated: bool | None, key: str) -> bool:

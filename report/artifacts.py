@@ -23,8 +23,11 @@ Arrays = Mapping[str, np.ndarray]
 MOST = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
 MOST |= {"samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
-MOST_BYTES = 1 << 30  # of all arrays of a file, and of all samples
-MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix
+MOST_BYTES = 1 << 30  # of all arrays of a file
+MOST_SAMPLES = 1 << 28  # bytes of a file of samples
+MOST_TEXT = 1 << 24  # bytes of an array of texts, at least 8 for each
+MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix or a picture
+PICTURES = ("image", "masked", "painted")  # names of arrays [N, h, w, c]
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
 
@@ -52,8 +55,11 @@ def read(path: Path, most: int = MOST_BYTES) -> Arrays:
         said = " ".join(str(error).split())[:200]
         raise ValueError(f"{path} cannot be read ({said}): move it away to write the page without it.") from None
     for name, array in found.items():
-        limit = most if array.dtype.kind in "biuf" else MOST_VALUES
-        if array.size > limit or math.prod(array.shape[-2:]) > MOST_WEIGHTS:
+        size, limit = array.size, most
+        if array.dtype.kind not in "biuf":
+            size, limit = max(8 * array.size, array.nbytes), MOST_TEXT
+        axes = 3 if name in PICTURES else 2
+        if size > limit or math.prod(array.shape[-axes:]) > MOST_WEIGHTS:
             raise ValueError(f"{name} has shape {array.shape}, which is too large for a page")
     return found
 
@@ -91,7 +97,7 @@ def _mistakes(path: Path, folder: Path) -> Markup:
         write_atomic(folder / f"{html.file_name(key)}_{i + 1:02}.png", picture)
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         rows.append((str(truth), str(guess), float(data["probability"][i])))
-        caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(*rows[-1])
+        caption = Markup("<b><bdi>{}</bdi></b> → <bdi>{}</bdi> <small>{:.0%}</small>").format(*rows[-1])
         tile = Markup('<figure><img alt="Image {}" src="{}"><figcaption>{}</figcaption></figure>')
         tiles.append(tile.format(i + 1, source, caption))
     about = html.note(Markup("True class → predicted class and its probability. {}").format(html.download(rows, key)))
@@ -110,7 +116,7 @@ def _objects(path: Path, folder: Path) -> Markup:
         for kind, found in boxes.items():
             rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
     shown = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
-    about = html.note("True boxes are dotted; detected ones have their class and its probability.")
+    about = html.note("True boxes are dotted; detected ones have their probability and class.")
     alt = f"{len(pictures)} images with {len(data['truth'])} true and {len(data['found'])} detected boxes."
     body = html.card(partial(figures.grid, side=2.0), shown, name=key, folder=folder, alt=alt, data=rows)
     return html.section(f"Objects, {_split(key)}", about + body)
@@ -162,9 +168,7 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
 def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, Markup] = {}
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"it has {size:,} bytes, more than {MOST_BYTES:,}")
-    for sample in parse_metrics(path):
+    for sample in parse_metrics(regular(path, MOST_SAMPLES)):
         prompt = sample.get("prompt", "")
         block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
         steps[sample["step"]] = steps.get(sample["step"], Markup()) + block

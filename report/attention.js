@@ -64,7 +64,7 @@ document.querySelectorAll('.attend').forEach(box => {
     picked = now.image && now.queries.length ? 0 : queries.length - 1;
     draw();
   };
-  const quoted = ({name}) => `"${name.replace(/(^|[;\t\r\n])(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])/g, "$1'").replaceAll('"', '""')}"`;
+  const quoted = ({name}) => `"${name.replace(/(^|[;\t\r\n]"*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])/g, "$1'").replaceAll('"', '""')}"`;
   link.onclick = () => {
     const lines = queries.map((token, i) => [quoted(token), ...Array.from(row(i), x => x.toFixed(4))].join());
     const table = [['query', ...keys.map(quoted)].join(), ...lines].join('\n');

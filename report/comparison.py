@@ -21,9 +21,9 @@ from matplotlib.colors import to_hex
 from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
-from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
-from lineage.runs.live import Run, labels, print_failures, runs_in
-from lineage.runs.process import for_terminal
+from lineage.runs.folder import MEASURED, clock, displayed, flatten
+from lineage.runs.live import Run, labels, print_failures, refresh, runs_in
+from lineage.runs.process import show
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
 MAX_CHARTS, MAX_AXES = 8, 12
@@ -39,7 +39,7 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     write_table(rows, folder / "sweep.csv")
     plot([run for run in runs if run.state == "done"], folder)
     commands = {run: displayed(run.command(command)) for run in runs}
-    print(for_terminal(write_page(folder / "sweep.html", runs, commands, target or target_of(runs))))
+    show(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
     print_failures(runs)
 
 
@@ -61,8 +61,8 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
     metric, highest = target
 
     def place(run: Run) -> tuple[bool, float]:
-        value = results(run).get(metric, math.nan) if run.state == "done" else math.nan
-        return math.isnan(value), 0.0 if math.isnan(value) else -value if highest else value
+        value = result(run, metric)
+        return (False, -value if highest else value) if math.isfinite(value) else (True, 0.0)
 
     return sorted(runs, key=place)
 
@@ -74,6 +74,8 @@ def compare(folders: Sequence[Path]) -> Path:
     """
     if empty := [folder for folder in folders if not runs_in(folder)]:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
+    for path in (path for folder in folders for path in runs_in(folder) if path != folder and path.is_symlink()):
+        raise ValueError(f"{path} is a link: name the folders of the runs instead of {path.parent}.")
     paths = dict.fromkeys(path.absolute() for folder in folders for path in runs_in(folder))
     common = Path(os.path.commonpath(path.parent for path in paths))
     if common == Path(common.anchor):  # the file system's root
@@ -81,12 +83,11 @@ def compare(folders: Sequence[Path]) -> Path:
     runs = []
     for path in paths:
         html.check_files(path)
-        run = Run(os.path.relpath(path, common), path, config=read_json(path / CONFIG))
-        run.state = "done" if run.is_done() else "stopped"
-        run.look()
+        run = Run(os.path.relpath(path, common), path)
+        refresh(run)
         with html.explained(path):
             target_of([run]), _table([run], [""], [], common)
-            _ = [curves.series(run.metrics, key) for key in curves.keys(run.metrics)]
+            curves.by_metric(run.metrics)
         runs.append(run)
     settings = [flatten(run.config) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
@@ -124,8 +125,10 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
             options = {"labels": {name: run.name for name, run in zip(ids, runs)}, "colors": colors, "legend": False}
             options["about"] = _remark(runs) if key == "train/loss" else ""
             charts.append(adapted(curves.card(key, found, ids, folder, **options)))
+    if len(quantities) > MAX_CHARTS:
+        charts.append(html.note(f"Charts of {MAX_CHARTS} of {len(quantities)} metrics; the table of runs has all."))
     keys = differing(runs)
-    done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
+    done = [run for run in runs if math.isfinite(result(run, metric))]
     overview = Markup()
     if keys and done:
         shown = keys[:MAX_AXES]
@@ -179,7 +182,7 @@ def setting(run: Run, key: str) -> Any:
 def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
-    shown = results(best) if best.state == "done" else {}
+    shown = results(best) if math.isfinite(result(best, metric)) else {}
     tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
     about = html.note(f"The best run by {metric} is {best.name}.") if tiles else Markup()
     return html.header(title, facts, about, tiles)
@@ -213,7 +216,12 @@ def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
 def results(run: Run) -> dict[str, float]:
     """Return the last value of each metric of a run's evaluations."""
     found = {key: value for line in run.metrics for key, value in line.items()}
-    return {key: value for key, value in found.items() if not key.startswith(("train/", "step", *MEASURED))}
+    return {key: value for key, value in found.items() if key != "step" and not key.startswith(("train/", *MEASURED))}
+
+
+def result(run: Run, metric: str) -> float:
+    """Return the last value of a metric of a finished run, NaN if there is none."""
+    return results(run).get(metric, math.nan) if run.state == "done" else math.nan
 
 
 def row_of(run: Run) -> dict[str, str]:
@@ -236,8 +244,8 @@ def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     print()
     for row in [{key: key for key in columns}, *rows]:
         cells = [row.get(key, "").ljust(width) for key, width in zip(columns[1:], widths)]
-        print(for_terminal("  ".join(cells).rstrip()))
-    print(for_terminal(f"\n{path}"))
+        show("  ".join(cells).rstrip())
+    show(f"\n{path}")
 
 
 def _safe(text: str) -> str:

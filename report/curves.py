@@ -65,14 +65,28 @@ def remark(settings: Mapping[str, Any], metric: str, splits: Sequence[str]) -> s
     return f"Train can look worse than {others}: it is measured with {enabled}, {others} {ours}."
 
 
-def keys(metrics: Metrics) -> list[str]:
-    """Return the names of the metrics in the order in which they first appear."""
-    return list(dict.fromkeys(key for line in metrics for key in line if key != "step"))
+def is_fraction(metric: str) -> bool:
+    """Return whether a metric, with or without its split, is a fraction of 1 that is shown as a percentage."""
+    name = metric.partition("/")[2] or metric
+    return "accuracy" in name or (metric.startswith("time/") and "second" not in name)
+
+
+def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:
+    """Return the steps and the values, [N] each, of each metric, in the order in which they first appear."""
+    points: dict[str, list[tuple[Any, Any]]] = {}
+    for line in metrics:
+        for key, value in line.items():
+            points.setdefault(key, []).append((line["step"], value))
+    return {key: _curve(found) for key, found in points.items() if key != "step"}
 
 
 def series(metrics: Metrics, key: str) -> figures.Curve:
-    """Return the steps and the values of a metric, [N] each; values that are too large to draw become NaN."""
-    points = [(line["step"], line[key]) for line in metrics if key in line]
+    """Return the steps and the values of a metric, [N] each."""
+    return _curve([(line["step"], line[key]) for line in metrics if key in line])
+
+
+def _curve(points: Sequence[tuple[Any, Any]]) -> figures.Curve:
+    """Return the steps and the values of points as arrays; values that are too large to draw become NaN."""
     values = np.array([float(value) for _, value in points])
     return np.array([step for step, _ in points], int), np.where(np.abs(values) < LARGEST, values, np.nan)
 
@@ -96,9 +110,8 @@ def card(
         options: other arguments of `figures.chart`.
     """
     shown = TITLES.get(metric, html.title(html.words(metric)))
-    percent = "accuracy" in metric or (metric.startswith("time/") and "second" not in metric)
     smoothed = metric != "learning_rate" and not metric.startswith("system/")
-    draw = partial(figures.chart, percent=percent, smoothed=smoothed, **options)
+    draw = partial(figures.chart, percent=is_fraction(metric), smoothed=smoothed, **options)
     curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
     drawn = {(labels or {}).get(name, name): figures.points(*curve) for name, curve in curves.items()}
     ends = [f"{label} from {values[0]:.4g} to {values[-1]:.4g}" for label, (_, values) in drawn.items()]

@@ -103,8 +103,9 @@ def chart(
     """Return a chart of one metric over the steps.
 
     Args:
-        curves: steps and values by split (or by run). A dotted line marks a step whose value is not finite.
-        splits: all splits of the report; the index of a split here gives its color in `colors`.
+        curves: steps and values by split (or by run). A dotted line marks the first of consecutive steps whose values
+            are not finite.
+        splits: all splits of the report; the index of a split here gives its color in `colors`, and its line style.
         percent: whether the values are fractions to be shown as percentages.
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
     """
@@ -112,16 +113,18 @@ def chart(
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
     shown = []
     for split, (steps, values) in curves.items():
-        color = colors[splits.index(split) % len(colors) if split in splits else 0]
-        for step in steps[~np.isfinite(values)][:50]:
-            axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":")
+        place = splits.index(split) if split in splits else 0
+        color, style = colors[place % len(colors)], ("-", "--", ":", "-.")[place // len(colors) % 4]
+        bad = ~np.isfinite(values)
+        for step in steps[bad & ~np.append(False, bad[:-1])][:50]:
+            axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":", gid=split)
         steps, values = points(steps, values)
         many = len(values) > 30
         if many and smoothed:
             axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
         marker = {} if many else {"marker": "o", "markersize": 3.2}
-        axes.plot(steps, values, color=color, linewidth=1.7, label=split, gid=split, **marker)
+        axes.plot(steps, values, style, color=color, linewidth=1.7, label=split, gid=split, **marker)
         shown.append(values[np.isfinite(values)])
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
@@ -130,14 +133,29 @@ def chart(
         if smoothed and 0 < 30 * low < high:
             axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if 1e4 <= abs(y) < 1e15 else f"{y:,.4g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(partial(_tick, digits=_digits(low, high))))
     axes.set_xlabel("step", fontsize=8.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     if len(curves) > 1 and legend:
-        box = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4, "handlelength": 1.2, "columnspacing": 1.2}
-        figure.legend(frameon=False, **box)
+        box: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4}
+        if 1.3 * len(title) + sum(len(name) + 5 for name in curves) > 58:  # characters that fit beside each other
+            columns = max(1, 58 // (max(map(len, curves)) + 5))
+            box = {"loc": "outside lower left", "ncols": columns}
+            figure.set_figheight(2.75 + 0.19 * math.ceil(len(curves) / columns))
+        figure.legend(frameon=False, handlelength=2.4, columnspacing=1.2, **box)
     return figure
+
+
+def _tick(value: float, _: int, digits: int) -> str:
+    """Return a number on an axis with at least `digits` digits, and all digits before the point below 1e15."""
+    return f"{value:,.{max(digits, len(str(int(abs(value)))) if abs(value) < 1e15 else 0)}g}"
+
+
+def _digits(low: float, high: float) -> int:
+    """Return the number of digits, at least 4, with which the ticks of an axis from `low` to `high` differ."""
+    largest = max(abs(low), abs(high))
+    return min(max(4, math.ceil(math.log10(largest / (high - low))) + 3), 15) if low < high else 4
 
 
 def points(steps: np.ndarray, values: np.ndarray) -> Curve:
@@ -325,6 +343,6 @@ def objects(
         for kind, score, x, y, width, height in boxes[np.argsort(boxes[:, 1])]:  # the highest score on top
             axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
             if boxes is found:
-                text = f"{names[int(kind)]} {score:.0%}"
+                text = f"{score:.0%} {names[int(kind)]}"  # a name from right to left would reverse digits after it
                 ground = {"facecolor": COLORS["s1"], "edgecolor": "none", "pad": 0.5}
                 axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#000000", bbox=ground)

@@ -27,7 +27,7 @@ Rows = Iterable[Sequence[Any]]  # rows of a table; the first has the names of th
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}
 # The beginning of a cell that is a formula, also where a spreadsheet separates cells by semicolons or tabs. The last
 # characters are full-width.
-FORMULA = re.compile("(^|[;\t\r\n])(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
+FORMULA = re.compile('(^|[;\t\r\n]"*)(?=[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])')
 # Only the style sheet and script of this package are used, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (
@@ -78,8 +78,8 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def check_files(workdir: Path) -> None:
-    """Raise ValueError if a file that a page shows is a link, which may lead to other files, or a pipe or a device."""
-    for path in (workdir / CONFIG, workdir / METRICS, *(workdir / ARTIFACTS).glob("*")):
+    """Raise ValueError if a file that a page shows, or `artifacts`, is a link to other files, a pipe or a device."""
+    for path in (workdir / CONFIG, workdir / METRICS, workdir / ARTIFACTS, *(workdir / ARTIFACTS).glob("*")):
         if path.is_symlink():
             raise ValueError(f"{path} is a link: replace it with a copy, or delete it to write the page without it.")
         regular(path)
@@ -195,8 +195,10 @@ def title(name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """Return a name that is safe for a file and in HTML."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", name)[:200]
+    """Return a name that is safe for a file and in HTML, with a hash if other characters than slashes are replaced."""
+    safe = re.sub(r"[^A-Za-z0-9_]", "_", name)[:200]
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
+    return safe if safe == name.replace("/", "_") else f"{safe}_{digest[:8]}"
 
 
 def number(value: float) -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from lineage.report import artifacts, curves, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
 
-MAX_CHARTS = 200
+Curves = Mapping[str, figures.Curve]  # by metric
+MAX_CURVES = 300
 COSTS = {
     "parameters": "Parameters",
     "flops.forward": "FLOPs of the forward pass of a batch",
@@ -52,17 +54,20 @@ def write_report(workdir: str | os.PathLike) -> Path:
         old.unlink(missing_ok=True)  # another report may be deleting it
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
-        charts = _charts(metrics, flatten(config), folder)
+        found = curves.by_metric(metrics)
+        charts = _charts(found, flatten(config), folder)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
-        header = _header(name, run, cost, metrics)
+        header = _header(name, run, cost, metrics, found)
     parts = artifacts.sections(files, folder)
     configuration = html.section("Configuration", _config(config))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
-def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: curves.Metrics) -> Markup:
+def _header(
+    name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: curves.Metrics, found: Curves
+) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = html.command(facts.pop("command")) if "command" in facts else Markup()
@@ -71,8 +76,8 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts).items()]
-    evaluated = [key for key in curves.keys(metrics) if not key.startswith(("train/", *MEASURED))]
-    tiles = [_result(key, *curves.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
+    evaluated = [_result(key, *curve) for key, curve in found.items() if not key.startswith(("train/", *MEASURED))]
+    tiles = evaluated or [_result(key, *curves.series(metrics, key)) for key in ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
     _, speed = curves.series(metrics, "time/examples_per_second")
@@ -92,34 +97,35 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return Markup()
-    show = "{:.2%}".format if "accuracy" in key else html.number
+    show = "{:.2%}".format if curves.is_fraction(key) else html.number
     best = finite[np.argmin(values[finite]) if higher_is_better(key) is False else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
-    if best == len(values) - 1:
+    if values[best] == values[-1]:
         note = f"at step {steps[-1]:,}, the best"
     return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _charts(metrics: curves.Metrics, settings: Mapping[str, Any], folder: Path) -> Markup:
+def _charts(found: Curves, settings: Mapping[str, Any], folder: Path) -> Markup:
     """Return the sections of the metrics and of the system: a chart for each quantity with a curve for each split."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in curves.TITLES}
-    names = [key for key in curves.keys(metrics) if key in curves.TITLES or not key.startswith(MEASURED)]
-    splits = [html.words(key.split("/")[0]) for key in names if not key.startswith(MEASURED)]
-    for key in names:
+    finite = [key for key, (_, values) in found.items() if np.isfinite(values).any()]
+    names = [key for key in finite if key in curves.TITLES or not key.startswith(MEASURED)]
+    splits = dict.fromkeys(key.partition("/")[0] for key in names if not key.startswith(MEASURED))
+    same = Counter(map(html.words, splits))
+    labels = {split: html.words(split) if same[html.words(split)] == 1 else split for split in splits}
+    for key in names[:MAX_CURVES]:
         split, _, name = key.partition("/")
-        split, name = ("value", key) if key.startswith(MEASURED) else (html.words(split), name)
-        curve = curves.series(metrics, key)
-        if np.isfinite(curve[1]).any():
-            groups.setdefault(name, {})[split] = curve
+        split, name = ("value", key) if key.startswith(MEASURED) else (labels[split], name)
+        groups.setdefault(name, {})[split] = found[key]
     charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they show system metrics
-    drawn = {name: found for name, found in groups.items() if found}
-    for name, found in list(drawn.items())[:MAX_CHARTS]:
-        others = [split for split in found if split != "train"]
-        about = curves.remark(settings, name, others) if "train" in found and (others or name == "loss") else ""
-        chart = curves.card(name, found, list(dict.fromkeys(splits)), folder, about=about)
-        charts[name.startswith(MEASURED)].append(chart)
-    if len(drawn) > MAX_CHARTS:
-        charts[False].append(html.note(f"{MAX_CHARTS} of {len(drawn):,} metrics are shown."))
+    for name, drawn in groups.items():
+        others = [split for split in drawn if split != "train"]
+        about = curves.remark(settings, name, others) if "train" in drawn and (others or name == "loss") else ""
+        if drawn:
+            chart = curves.card(name, drawn, list(labels.values()), folder, about=about)
+            charts[name.startswith(MEASURED)].append(chart)
+    if len(names) > MAX_CURVES:
+        charts[False].append(html.note(f"{MAX_CURVES} of {len(names):,} metrics are shown."))
     shown = html.section("Curves", html.join(charts[False]), "cards")
     return shown + html.section("System", html.join(charts[True]), "cards")
 
@@ -137,7 +143,7 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
             has_bar = key in parts and (len(parts) < len(rows) or group.startswith("flops"))
             bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
             line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
-            kind, amount = "" if key in parts else "total", _amount(f"{group} {key}", value)
+            kind, amount = "" if key in parts else "total", _amount(key if group == "textbook" else group, value)
             lines.append(line.format(kind, LABELS.get(key, key), bar, amount))
         name = COSTS.get(group, html.title(html.words(group)) or "Other")
         if lines:
@@ -160,14 +166,12 @@ def _config(config: Mapping[str, Any]) -> Markup:
     return html.details(f"All {len(rows)} keys", table) if rows else Markup()
 
 
-def _amount(name: str, value: Any) -> str:
-    """Return a cost with the unit that its name implies: bytes in powers of 1,024, FLOPs in powers of 1,000, times."""
+def _amount(group: str, value: Any) -> str:
+    """Return a cost with the unit of its group: memory in powers of 1,024 bytes, FLOPs in powers of 1,000."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
-    if re.search("second|time", name):
-        return f"{value:.3g} s" if value < 60 else clock(value)
-    flops = re.search("flop", name, re.IGNORECASE)
-    if flops or re.search("memory|bytes|cache", name):
+    if group.startswith(("flops", "memory")):
+        flops = group.startswith("flops")
         base, prefixes, unit = (1000, ",k,M,G,T,P,E", "FLOP") if flops else (1024, ",Ki,Mi,Gi,Ti", "B")
         prefixes = prefixes.split(",")
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)

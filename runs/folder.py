@@ -27,6 +27,7 @@ DATA = "data.json"  # the fingerprints of the data files
 OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
+MOST = 1 << 28  # bytes of a JSON file
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
@@ -86,17 +87,17 @@ def make(workdir: Path) -> None:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 
 
-def regular(path: Path) -> Path:
-    """Return the path; raise ValueError if it is a pipe or a device, whose content may never end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is not a regular file.")
+def regular(path: Path, most: float = math.inf) -> Path:
+    """Return the path; raise ValueError if it is a pipe or a device, or has more than `most` bytes."""
+    if path.exists() and not (path.is_dir() or (path.is_file() and path.stat().st_size <= most)):
+        raise ValueError(f"{path} is not a regular file{f' of at most {most:,} bytes' if most < math.inf else ''}.")
     return path
 
 
 def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return unsealed(dict(json.loads(regular(path).read_text(encoding="utf-8")))) if path.exists() else {}
+        return unsealed(dict(json.loads(regular(path, MOST).read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import ERROR, for_terminal, printable
+from lineage.runs.process import ERROR, printable, show
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log
@@ -67,7 +67,7 @@ class Run:
         """Total number of steps, from the config or the run's output; None if unknown."""
         if isinstance(steps := self.config.get("total_steps"), int):
             return steps
-        shown = re.findall(r"^step [\d,]+/([\d,]+)", self.tail(), re.MULTILINE)
+        shown = re.findall(r"^step [\d,]+/([\d,]*\d)", self.tail(), re.MULTILINE)
         return int(shown[-1].replace(",", "")) if shown else None
 
     def last(self, key: str) -> float:
@@ -125,7 +125,7 @@ def print_failures(runs: Sequence[Run]) -> None:
             reasons[run.error()].append(run)
     for reason, failed in reasons.items():
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(for_terminal(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})"))
+        show(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
 
 
 class Table(ExitStack):
@@ -137,7 +137,7 @@ class Table(ExitStack):
 
     def __init__(self, console: Console | None = None):
         super().__init__()
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, emoji=False)
         live = Live(console=self.console, auto_refresh=False)
         self.live = self.enter_context(live) if self.console.is_terminal else None
         self.printed: dict[Run, tuple[str, float]] = {}

@@ -90,6 +90,11 @@ def for_terminal(text: Any) -> str:
     return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if sys.stdout.isatty() else str(text)
 
 
+def show(text: Any) -> None:
+    """Print a text that may contain names or texts from somebody else's files."""
+    print(for_terminal(text))
+
+
 @contextlib.contextmanager
 def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.

@@ -20,6 +20,12 @@ def test_directions_by_name(names, higher):
     assert {name: higher_is_better(f"test/{name}") for name in names.split()} == dict.fromkeys(names.split(), higher)
 
 
+def test_direction_does_not_depend_on_the_split():
+    names = ("typing_errors/accuracy", "habits/f1", "accuracy_set/loss", "loss", "accuracy")
+    assert [higher_is_better(name) for name in names] == [True, True, False, False, True]
+    assert Checkpoint(best="typing_errors/accuracy").highest
+
+
 @pytest.mark.parametrize("task", bert_glue.TASKS)
 def test_best_checkpoint_of_each_task_of_glue(task):
     assert Checkpoint(best=bert_glue.get_config(task).checkpoint.best).highest

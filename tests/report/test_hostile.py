@@ -1,25 +1,30 @@
 """Pages of runs whose every text is hostile: nothing of it becomes an element, an attribute or a script."""
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import os
 import re
 import signal
 import sys
+import time
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from lineage import launch
 from lineage.configs.atomic import write_atomic
-from lineage.report import artifacts, comparison, figures
+from lineage.report import artifacts, comparison, curves, figures, html
 from lineage.report.comparison import compare
 from lineage.report.run import write_report
 from lineage.runs.live import Run
+from lineage.runs.metrics import GrowingMetrics
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>document.title='taken'</script></style></pre>{0}%s&lt;"
 
@@ -291,13 +296,6 @@ def test_arrays_that_are_too_large_for_a_page_are_named(tmp_path, name, shapes):
         write_report(tmp_path)
 
 
-def test_samples_that_are_too_large_for_a_page_are_named(tmp_path):
-    write_run(tmp_path, "text")
-    os.truncate(tmp_path / "artifacts/samples.jsonl", artifacts.MOST_BYTES + 1)  # without space on the disk
-    with pytest.raises(ValueError, match=r"samples.jsonl cannot be shown \(ValueError: it has 1,073,741,825 bytes"):
-        write_report(tmp_path)
-
-
 def test_figures_that_another_report_deletes(tmp_path, monkeypatch):
     write_report(write_run(tmp_path, "text"))
     delete = Path.unlink
@@ -354,8 +352,8 @@ def test_long_names_are_cut_in_figures_only(tmp_path):
     assert re.findall("M(m+)(.?)<", body) == [("m" * 199, "…")]
 
 
-def test_number_of_charts_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr("lineage.report.run.MAX_CHARTS", 3)
+def test_number_of_curves_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("lineage.report.run.MAX_CURVES", 3)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1} | {f"train/m{n}": 1.0 for n in range(5)}) + "\n")
     body = write_report(tmp_path).read_text()
     assert body.count("<svg") == 3
@@ -392,3 +390,82 @@ def test_table_of_a_sweep_has_no_formulas(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "sweep.csv").read_text().splitlines() == ["run,state,a;'=b,value", "'=1+2,done,x\x1b[31m,-0.5"]
     assert "\x1b" not in capsys.readouterr().out
     assert Run("a\x1b[31m", tmp_path).row()[0] == r"a\x1b[31m"
+
+
+def test_artifacts_behind_a_link_are_not_shown(tmp_path):
+    folder, own = write_small(tmp_path / "runs/a"), tmp_path / "own"
+    (folder / "artifacts").rename(own)
+    (folder / "artifacts").symlink_to(own)
+    for show in (write_report, lambda folder: compare([folder])):
+        with pytest.raises(ValueError, match=f"{folder}/artifacts is a link"):
+            show(folder)
+
+
+def test_runs_behind_a_link_are_compared_only_if_named(tmp_path):
+    own = write_small(tmp_path / "own")
+    write_small(tmp_path / "runs/a")
+    (tmp_path / "runs/b").symlink_to(own)
+    with pytest.raises(ValueError, match=f"{tmp_path}/runs/b is a link: name the folders of the runs"):
+        compare([tmp_path / "runs"])
+    assert compare([tmp_path / "runs/a", tmp_path / "runs/b"]) == tmp_path / "runs/compare.html"
+
+
+def test_texts_and_pictures_that_are_too_large_for_a_page_are_named(tmp_path):
+    names = {"counts": np.eye(20, dtype=int), "class_names": np.array(["a" * 300_000] * 20)}
+    image = {"image": np.zeros((1, 6000, 6000, 1), bool)}
+    for name, arrays in {"confusion_test": names, "mistakes_test": image}.items():
+        folder = write_small(tmp_path / name)
+        np.savez_compressed(folder / f"artifacts/{name}.npz", **arrays)
+        with pytest.raises(ValueError, match=rf"{name}.npz cannot be shown .*has shape \(.*: move it away to write"):
+            write_report(folder)
+
+
+def test_metrics_are_read_once_for_all_of_their_names(tmp_path):
+    """Check a history in which the product of lines and names is large."""
+    lines = [{"step": step, "train/loss": 1.0} for step in range(15_000)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    names = {f"x/m{n}": 1.0 for n in range(15_000)}
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 15_000} | names) + "\n")
+    start = time.process_time()
+    found = curves.by_metric(GrowingMetrics(tmp_path / "metrics.jsonl").read())
+    assert len(found) == 15_001
+    assert time.process_time() - start < 10
+
+
+def test_names_written_from_right_to_left_do_not_reverse_numbers(tmp_path):
+    run = write_run(tmp_path, "a\u202eb")
+    body = write_report(run).read_text()
+    assert "<b><bdi>a\u202eb</bdi></b> → <bdi>a\u202eb 2</bdi> <small>90%</small>" in body
+    assert ">100% a\u202eb 2<" in body
+
+
+def test_cells_have_no_formulas_for_any_separator():
+    rows = [["x", 'a;"=1+2;'], ["x", 'a\t""@x'], ["x", '"=1+2']]
+    text = unquote(re.search('utf-8,([^"]*)', html.download(rows, "x"))[1])
+    for separator in ",;\t":
+        for row in csv.reader(io.StringIO(text), delimiter=separator):
+            assert not [cell for cell in row if cell.startswith(("=", "@"))]
+
+
+def test_terminal_gets_no_control_characters_of_categories(tmp_path, monkeypatch, capsys):
+    truth = {"images": [{"id": 1}], "categories": [{"id": 1, "name": "a\x1b]0;x\x07"}]}
+    box = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 2, 2]}
+    truth["annotations"] = [box | {"area": 4, "iscrowd": 0, "id": 1}]
+    (tmp_path / "true.json").write_text(json.dumps(truth))
+    (tmp_path / "found.json").write_text(json.dumps([box | {"score": 0.9}]))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    files = [f"--predictions={tmp_path}/found.json", f"--references={tmp_path}/true.json"]
+    assert launch.main(["score", "--metric=voc", *files]) == 0
+    assert r"ap a\x1b]0;x\x07" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "artifacts/cost.json", "artifacts/run.json", "artifacts/samples.jsonl"]
+)
+def test_files_that_are_too_large_are_not_read(tmp_path, name):
+    path = write_small(tmp_path) / name
+    path.touch()
+    os.truncate(path, 1 << 40)  # without blocks on the disk
+    with pytest.raises(ValueError, match=rf"{path.name}.* bytes"):
+        write_report(tmp_path)

@@ -52,6 +52,7 @@ def test_hostile_folders_are_shown(tmp_path, capsys):
     (tmp_path / "1" / "artifacts" / "run.json").write_text('{"config": [1]}')
     os.mkfifo(tmp_path / "2" / ".lock")
     (tmp_path / "3" / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/loss": 10**400}) + "\n")
+    (tmp_path / "0" / "log.txt").write_text("step 1/,\n")
     watch([tmp_path])
     assert capsys.readouterr().out.splitlines() == [
         "0  stopped  step 1",
@@ -62,7 +63,10 @@ def test_hostile_folders_are_shown(tmp_path, capsys):
     make(tmp_path / "names" / "a\x1b[2J\nb", 3)
     watch([tmp_path / "names"])
     assert capsys.readouterr().out == "a\\x1b[2J\\nb  stopped  step 3/40  loss 0.333\n"
-    name = r"a\[/x][bold]b"
+    make(tmp_path / "emoji" / "a:bomb:b", 3)
+    watch([tmp_path / "emoji"])
+    assert capsys.readouterr().out.startswith("a:bomb:b  stopped")
+    name = r"a\[/x][bold]b:bomb:"
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     with Table(console) as table:
         table.show([Run(name, tmp_path)])
