@@ -1,6 +1,8 @@
 """Flash attention for TPUs and NVIDIA GPUs: neither pass materializes the T x S weights in main memory."""
 
 import importlib.util
+import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,56 @@ from jax.sharding import PartitionSpec
 from lineage.models.kernels import fused_attention, triton_attention
 from lineage.models.kernels.devices import SAVED, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
-from lineage.models.layers.attend import Attend, DropWeights, Keys, Mask, Queries, Values
+from lineage.models.layers.attend import (
+    Attend,
+    DropWeights,
+    Keys,
+    Mask,
+    Outputs,
+    Queries,
+    Score,
+    Sow,
+    Transform,
+    Values,
+    dot_product,
+    scaled_dot_product,
+)
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; half of it with dropout on GPUs
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
+
+
+def on_platform(
+    plain: Attend,
+    kernels: Callable[..., dict[str, Attend]],
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    *,
+    score: Score = scaled_dot_product,
+    transform: Transform = None,
+    sow: Sow = None,
+) -> Outputs:
+    """Attend with a kernel of the platform that runs the program if there is one, otherwise with `plain`.
+
+    Kernels support inner products, scaled or not, and do not record weights. `kernels` returns those that support the
+    arrays, the mask and the dropout, see `kernels_for`.
+    """
+    plain = partial(plain, score=score, transform=transform, sow=sow)
+    dropout = transform if isinstance(transform, DropWeights) else None
+    supported = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
+    found = kernels(query, key, value, mask, dropout) if supported else {}
+    if dropout is not None and "cuda" not in found and jax.default_backend() == "gpu":
+        message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
+        warnings.warn(message, stacklevel=3)
+    if not found:
+        return plain(query, key, value, mask)
+    scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
+    branches = {platform: partial(kernel, scale=scale) for platform, kernel in found.items()}
+    return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
 
 
 def kernels_for(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,17 @@ def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
 
 
-def _attend_padded(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+class Pair(NamedTuple):
+    """A block of queries and a block of keys."""
+
+    row: Any
+    column: Any
+    slot: Any = None  # index of the keys in the list of the queries, see `sparse_attention`
+
+
+def attend_padded(
+    arrays: dict[str, Array], *, program: type["Program"] | None = None, **settings: Any
+) -> Float[Array, "B T D"]:
     """Pad the last blocks of queries and keys, and attend."""
     length, keys = arrays["query"].shape[1], arrays["key"].shape[1]
     rows, columns = -length % BLOCK, -keys % BLOCK
@@ -44,39 +54,41 @@ def _attend_padded(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B
     widths = {"query": tokens[0], "key": tokens[1], "value": tokens[1], "own": tokens[0][:2]}
     widths["bias"] = ((0, 0), (0, 0), (0, rows), (0, columns))
     arrays = {name: jnp.pad(x, widths[name]) if name in widths else x for name, x in arrays.items()}
-    return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
+    return _attend(program or Program, Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
 
 
-flash = partial(on_devices, _attend_padded)
+flash = partial(on_devices, attend_padded)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(program: type["Program"], shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
     """Attend on one device, see `on_devices`; T and S are multiples of `BLOCK`."""
-    return _attend_forward(shape, arrays)[0]
+    return _attend_forward(program, shape, arrays)[0]
 
 
-def _attend_forward(shape, arrays):
+def _attend_forward(program, shape, arrays):
     query = arrays["query"]
     batch, length, width = query.shape
     statistic = jax.ShapeDtypeStruct((batch, width // shape.channels, length), jnp.float32)
-    results = _call(shape, _forward, 2, arrays, {"out": query, "largest": statistic, "total": statistic}, length)
+    outputs = {"out": query, "largest": statistic, "total": statistic}
+    results = _call(program, shape, _forward, 2, arrays, outputs, length)
     results = checkpoint_name(results, SAVED)
     return results["out"], (arrays, results)
 
 
-def _attend_backward(shape, residuals, gradient):
+def _attend_backward(program, shape, residuals, gradient):
     arrays, results = residuals
     products = (results["out"].astype(jnp.float32) * gradient).reshape(*gradient.shape[:2], -1, shape.channels)
     delta = products.sum(axis=-1).swapaxes(1, 2)
     statistics = {"delta": delta, "largest": results["largest"], "total": results["total"]}
     inputs = arrays | statistics | {"gradient": gradient}
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    gradients = _call(shape, _key_gradients, 4, inputs, {"key": key, "value": value}, key.shape[1])
-    gradients |= _call(shape, _query_gradients, 3, inputs, {"query": query}, query.shape[1])
+    call = partial(_call, program, shape)
+    gradients = call(_key_gradients, 4, inputs, {"key": key, "value": value}, key.shape[1])
+    gradients |= call(_query_gradients, 3, inputs, {"query": query}, query.shape[1])
     if "bias" in arrays:
         bias = jax.ShapeDtypeStruct(arrays["bias"].shape, jnp.float32)
-        gradients |= _call(shape, _bias_gradients, 2, inputs, {"bias": bias}, query.shape[1], examples=len(query))
+        gradients |= call(_bias_gradients, 2, inputs, {"bias": bias}, query.shape[1], examples=len(query))
     return ({name: gradients[name].astype(x.dtype) if name in gradients else None for name, x in arrays.items()},)
 
 
@@ -84,20 +96,19 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _call(
-    shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays, tokens: int, examples: int = 1
-) -> Arrays:
+    program: type["Program"], shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays,
+    tokens: int, examples: int = 1,
+) -> Arrays:  # fmt: skip
     """Run a kernel for all blocks of T queries or S keys, as `tokens` says, and all heads.
 
     `products` is the number of matrix products for each pair of blocks, `examples` that of examples of each program.
     """
-    batch, length, width = inputs["query"].shape
-    sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)
-    visited, _ = visited_blocks(*sizes, shape.causal, shape.window)
-    flops = 2 * products * batch * width * visited * BLOCK**2
+    batch, _, width = inputs["query"].shape
+    flops = 2 * products * batch * width * program.num_pairs(shape, inputs) * BLOCK**2
 
     def run(*refs):
-        program = Program(shape, dict(zip(inputs, refs)), *(pl.program_id(axis) for axis in range(3)))
-        kernel(program, dict(zip(outputs, refs[len(inputs) :])))
+        place = (pl.program_id(axis) for axis in range(3))
+        kernel(program(shape, dict(zip(inputs, refs)), *place), dict(zip(outputs, refs[len(inputs) :])))
 
     attend = pl.pallas_call(
         run,
@@ -115,7 +126,7 @@ def _call(
 
 def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
     """Return the specification of the part of an array that a program accesses: that of its head and its examples."""
-    if name == "seed":
+    if len(size) == 1:  # the seed, and tables of the pattern
         return pl.BlockSpec(size, lambda block, head, example: (0,))
     if name == "bias":
         return pl.BlockSpec((1, 1, *size[2:]), lambda block, head, example: (0, head, 0, 0))
@@ -129,13 +140,30 @@ def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """One program of a kernel, for a block of queries or keys of one head."""
+    """One program of a kernel, for a block of queries or keys of one head.
+
+    It visits pairs with blocks of the other kind; subclasses may select these.
+    """
 
     shape: Shape
     refs: Arrays  # references to the parts of the arrays that the program reads
     block: Any  # index of the block
     head: Any  # index of the head
     first: Any  # index of the first example; methods take indices relative to it
+
+    @staticmethod
+    def num_pairs(shape: Shape, inputs: Arrays) -> int:
+        """Return the number of pairs of blocks that the programs of one head and example visit."""
+        lengths = inputs["query"].shape[1], inputs["key"].shape[1]
+        return visited_blocks(lengths, (BLOCK, BLOCK), shape.causal, shape.window)[0]
+
+    def with_keys(self, index: Any) -> Pair:
+        """Return the program's queries with the keys of an index in `visible_keys`."""
+        return Pair(self.block, index)
+
+    def with_queries(self, index: Any) -> Pair:
+        """Return the program's keys with the queries of an index in `seeing_queries`."""
+        return Pair(index, self.block)
 
     def visible_keys(self) -> tuple[Any, Any]:
         """Return the range of blocks of keys that are visible to the program's queries."""
@@ -161,9 +189,9 @@ class Program:
         """Return a block of keys and of values."""
         return {name: self.refs[name][example, _tokens(column), :] for name in ("key", "value")}
 
-    def scores(self, row: Any, column: Any, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
-        """Return the scores of a block in base 2: `MASKED` where a key is not visible, -inf for the padding of keys."""
-        shape, refs = self.shape, self.refs
+    def scores(self, pair: Pair, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
+        """Return the scores of a pair in base 2: `MASKED` where a key is not visible, -inf for the padding of keys."""
+        shape, refs, row, column = self.shape, self.refs, pair.row, pair.column
         scores = triton.dot(query, key, trans_b=True) * (shape.scale * LOG2_E)
         if "bias" in refs:
             scores = scores + refs["bias"][0, 0, _tokens(row), _tokens(column)].astype(jnp.float32) * LOG2_E
@@ -183,25 +211,30 @@ class Program:
         ref = self.refs[name]
         return ref[0 if ref.shape[0] == 1 else example, _tokens(block)]
 
-    def drop(self, row: Any, column: Any, weights: Float[Array, "R K"], example: Any = 0) -> Float[Array, "R K"]:
-        """Apply dropout to a block without scaling, with the same mask in all kernels."""
+    def drop(self, pair: Pair, weights: Float[Array, "R K"], example: Any = 0) -> Float[Array, "R K"]:
+        """Apply dropout to a pair's weights without scaling, with the same mask in all kernels."""
         if not self.shape.rate:
             return weights
-        seed, size = [self.refs["seed"][i] for i in range(3)], weights.shape
-        kept = keeps_weights(self.shape, seed, self.first + example, self.head, row * BLOCK, column * BLOCK, size)
+        seed = [self.refs["seed"][i] for i in range(3)]
+        example, row, column = self.position(pair, seed[1] + self.first + example)
+        kept = keeps_weights(self.shape, seed, example, self.head, row * BLOCK, column * BLOCK, weights.shape)
         return jnp.where(kept, weights, 0)
 
+    def position(self, pair: Pair, example: Any) -> tuple[Any, Any, Any]:
+        """Return the example, and the block of rows and of columns, of a pair in the weights that dropout gets."""
+        return example, pair.row, pair.column
+
     def gradients(
-        self, row: Any, column: Any, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
+        self, pair: Pair, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
     ) -> tuple[Float[Array, "R K"], Float[Array, "R K"]]:
-        """Return the weights of a block after dropout without scaling, and the gradient of its scores."""
-        scores = self.scores(row, column, queries["query"], keys["key"], example)
+        """Return the weights of a pair after dropout without scaling, and the gradient of its scores."""
+        scores = self.scores(pair, queries["query"], keys["key"], example)
         weights = jnp.exp2(scores - queries["largest"][:, None]) * (1 / queries["total"])[:, None]
-        d_weights = self.drop(row, column, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
+        d_weights = self.drop(pair, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
         d_scores = weights * (d_weights * self.shape.factor - queries["delta"][:, None])
         if self.shape.causal or "seen" in self.refs:  # without a visible key, the weights do not depend on the scores
             d_scores = jnp.where(queries["largest"][:, None] > MASKED, d_scores, 0)
-        return self.drop(row, column, weights, example).astype(keys["value"].dtype), d_scores
+        return self.drop(pair, weights, example).astype(keys["value"].dtype), d_scores
 
 
 def _tokens(block: Any) -> Any:
@@ -214,13 +247,14 @@ def _forward(program: Program, outputs: dict[str, Any]) -> None:
     row = program.block
     query = program.refs["query"][0, _tokens(row), :]
 
-    def visit(column, carry):
+    def visit(index, carry):
         out, largest, total = carry
-        keys = program.keys(column)
-        scores = program.scores(row, column, query, keys["key"])
+        pair = program.with_keys(index)
+        keys = program.keys(pair.column)
+        scores = program.scores(pair, query, keys["key"])
         larger = jnp.maximum(largest, scores.max(axis=1))
         powers, factor = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
-        out = out * factor[:, None] + triton.dot(program.drop(row, column, powers).astype(query.dtype), keys["value"])
+        out = out * factor[:, None] + triton.dot(program.drop(pair, powers).astype(query.dtype), keys["value"])
         return out, larger, total * factor + powers.sum(axis=1)
 
     start = jnp.zeros(query.shape, jnp.float32), jnp.full(BLOCK, MASKED), jnp.zeros(BLOCK)
@@ -235,9 +269,10 @@ def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
     column = program.block
     keys = program.keys(column)
 
-    def visit(row, carry):
-        queries = program.queries(row)
-        weights, d_scores = program.gradients(row, column, queries, keys)
+    def visit(index, carry):
+        pair = program.with_queries(index)
+        queries = program.queries(pair.row)
+        weights, d_scores = program.gradients(pair, queries, keys)
         d_key = triton.dot(d_scores.astype(weights.dtype), queries["query"], trans_a=True)
         return carry[0] + d_key, carry[1] + triton.dot(weights, queries["gradient"], trans_a=True)
 
@@ -252,9 +287,10 @@ def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
     row = program.block
     queries = program.queries(row)
 
-    def visit(column, d_query):
-        keys = program.keys(column)
-        _, d_scores = program.gradients(row, column, queries, keys)
+    def visit(index, d_query):
+        pair = program.with_keys(index)
+        keys = program.keys(pair.column)
+        _, d_scores = program.gradients(pair, queries, keys)
         return d_query + triton.dot(d_scores.astype(keys["key"].dtype), keys["key"])
 
     start = jnp.zeros(queries["query"].shape, jnp.float32)
@@ -269,7 +305,7 @@ def _bias_gradients(program: Program, outputs: dict[str, Any]) -> None:
     def visit(column, _):
         def add(example, total):
             queries, keys = program.queries(row, example), program.keys(column, example)
-            return total + program.gradients(row, column, queries, keys, example)[1]
+            return total + program.gradients(Pair(row, column), queries, keys, example)[1]
 
         zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)
         outputs["bias"][0, 0, _tokens(row), _tokens(column)] = jax.lax.fori_loop(0, examples, add, zeros)
