@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lineage.models.kernels import fused_attention, triton_attention
+from lineage.models.kernels import fused_attention, short_attention, triton_attention, triton_programs
 from lineage.models.kernels.devices import SAVED, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
 from lineage.models.layers.attend import (
@@ -29,7 +29,7 @@ from lineage.models.layers.attend import (
 )
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
-MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; half of it with dropout on GPUs
+MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; on GPUs, some take fewer
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 
@@ -70,11 +70,15 @@ def kernels_for(
 ) -> dict[str, Attend]:
     """Return the kernels that support these arrays and this mask, by JAX's name of the platform."""
     (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
-    if min(length, keys) < MIN_LENGTH // 2 or mask.positions is not None or value.shape[-1] != size:
-        return {}
     found: dict[str, Attend] = {}
+    if mask.positions is not None or value.shape[-1] != size:
+        return found
     compact, half = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
-    if dropout is not None and half and heads == kv_heads and triton_attention.fits(query, key, mask):
+    if half and heads == kv_heads and short_attention.fits(query, key, mask):
+        found["cuda"] = partial(short_attention.attend, dropout=dropout)
+    if min(length, keys) < MIN_LENGTH // 2:
+        return found
+    if dropout is not None and half and heads == kv_heads and triton_programs.fits(query, key, mask):
         found["cuda"] = partial(triton_attention.flash, dropout=dropout)
     if min(length, keys) < MIN_LENGTH:
         return found

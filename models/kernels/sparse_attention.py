@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.devices import MASKED, Shape, on_devices
-from lineage.models.kernels.triton_attention import BLOCK, Arrays, Pair, Program, attend_padded
+from lineage.models.kernels.triton_attention import attend_padded
+from lineage.models.kernels.triton_programs import BLOCK, Arrays, Pair, Program
 from lineage.models.layers.attend import Keys, Mask, Queries
 
 Others = Int[Array | np.ndarray, "N R"]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from lineage.models.kernels.attention import on_platform
 from lineage.models.kernels.sparse_attention import flash
-from lineage.models.kernels.triton_attention import BLOCK, fits
+from lineage.models.kernels.triton_programs import BLOCK, fits
 from lineage.models.layers.attend import DropWeights, Keys, Mask, Outputs, Queries, Values, dense
 
 
