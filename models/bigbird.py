@@ -27,7 +27,8 @@ class BlockSparseAttention(Attention):
         """Return the output, and None in place of a cache; without a pattern, use full attention."""
         if pattern is None:
             return super().__call__(x, mask=mask, **inputs)
-        return self.combine(*self.project(x, x, x), mask or Mask(), x.shape[-1], attend=pattern), None
+        attend = pattern if self.attend == "auto" else pattern.gathered
+        return self.combine(*self.project(x, x, x), mask or Mask(), x.shape[-1], attend), None
 
 
 @MODELS.register("bigbird")

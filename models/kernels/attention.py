@@ -1,6 +1,8 @@
 """Flash attention for TPUs and NVIDIA GPUs: neither pass materializes the T x S weights in main memory."""
 
 import importlib.util
+import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,15 +10,59 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from lineage.models.kernels import fused_attention, triton_attention
+from lineage.models.kernels import fused_attention, short_attention, triton_attention, triton_programs
 from lineage.models.kernels.devices import SAVED, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
-from lineage.models.layers.attend import Attend, DropWeights, Keys, Mask, Queries, Values
+from lineage.models.layers.attend import (
+    Attend,
+    DropWeights,
+    Keys,
+    Mask,
+    Outputs,
+    Queries,
+    Score,
+    Sow,
+    Transform,
+    Values,
+    dot_product,
+    scaled_dot_product,
+)
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
-MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; half of it with dropout on GPUs
+MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; on GPUs, some take fewer
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
+
+
+def on_platform(
+    plain: Attend,
+    kernels: Callable[..., dict[str, Attend]],
+    query: Queries,
+    key: Keys,
+    value: Values,
+    mask: Mask,
+    *,
+    score: Score = scaled_dot_product,
+    transform: Transform = None,
+    sow: Sow = None,
+) -> Outputs:
+    """Attend with a kernel of the platform that runs the program if there is one, otherwise with `plain`.
+
+    Kernels support inner products, scaled or not, and do not record weights. `kernels` returns those that support the
+    arrays, the mask and the dropout, see `kernels_for`.
+    """
+    plain = partial(plain, score=score, transform=transform, sow=sow)
+    dropout = transform if isinstance(transform, DropWeights) else None
+    supported = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
+    found = kernels(query, key, value, mask, dropout) if supported else {}
+    if dropout is not None and "cuda" not in found and jax.default_backend() == "gpu":
+        message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
+        warnings.warn(message, stacklevel=3)
+    if not found:
+        return plain(query, key, value, mask)
+    scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
+    branches = {platform: partial(kernel, scale=scale) for platform, kernel in found.items()}
+    return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
 
 
 def kernels_for(
@@ -24,11 +70,15 @@ def kernels_for(
 ) -> dict[str, Attend]:
     """Return the kernels that support these arrays and this mask, by JAX's name of the platform."""
     (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
-    if min(length, keys) < MIN_LENGTH // 2 or mask.positions is not None or value.shape[-1] != size:
-        return {}
     found: dict[str, Attend] = {}
+    if mask.positions is not None or value.shape[-1] != size:
+        return found
     compact, half = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
-    if dropout is not None and half and heads == kv_heads and triton_attention.fits(query, key, mask):
+    if half and heads == kv_heads and short_attention.fits(query, key, mask):
+        found["cuda"] = partial(short_attention.attend, dropout=dropout)
+    if min(length, keys) < MIN_LENGTH // 2:
+        return found
+    if dropout is not None and half and heads == kv_heads and triton_programs.fits(query, key, mask):
         found["cuda"] = partial(triton_attention.flash, dropout=dropout)
     if min(length, keys) < MIN_LENGTH:
         return found

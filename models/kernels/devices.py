@@ -64,7 +64,7 @@ def heads_axes(heads: int) -> tuple[str, ...]:
 
 def on_devices(
     attend: Callable[..., Array], query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *,
-    dropout: DropWeights | None = None, interpret: bool = False,
+    dropout: DropWeights | None = None, tables: dict[str, Array] | None = None, interpret: bool = False,
 ) -> Queries:  # fmt: skip
     """Attend as `dense` does, with a kernel; each device attends to its examples and heads.
 
@@ -72,10 +72,11 @@ def on_devices(
         attend: kernel (arrays, **settings) -> outputs [B, T, D], with the settings of `Shape` from `channels` on. The
             arrays are "query" [B, T, D], "key" and "value" [B, S, D], with D = H x C; "seed" [3], the seed of dropout
             and the indices of the device's first example and first head; optionally "own" [#B, T] and "seen" [#B, S],
-            the segment ids of queries and keys, -1 for padding; and "bias" [1, H, T, S].
+            the segment ids of queries and keys, -1 for padding; "bias" [1, H, T, S]; and `tables`.
         mask: a mask that `is_described`.
         scale, interpret: see `Shape`.
         dropout: dropout of the weights, if any.
+        tables: other arrays for the kernel, the same on all devices.
     """
     batch, length, heads, channels = query.shape
     own = seen = mask.segments
@@ -90,21 +91,29 @@ def on_devices(
         split = heads_axes(heads)
         arrays = PartitionSpec(examples, None, split)
         masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
-        specs = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
+        specs = (
+            arrays,
+            arrays,
+            arrays,
+            *masks,
+            None if bias is None else PartitionSpec(None, split),
+            PartitionSpec(),
+            PartitionSpec(),
+        )
         local = partial(local, examples=examples, split=split)
         local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=arrays, check_vma=False)
-    return local(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed)
+    return local(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed, tables or {})
 
 
 def _attend_locally(
-    attend: Callable[..., Array], query, key, value, own, seen, bias, seed: Any, *, examples=(), split=()
+    attend: Callable[..., Array], query, key, value, own, seen, bias, seed: Any, tables, *, examples=(), split=()
 ) -> Queries:
     """Attend on this device; examples and heads are split over the mesh axes `examples` and `split`."""
     parts = ((examples, len(query)), (split, query.shape[2]))
     first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]
     arrays = {name: x.reshape(*x.shape[:2], -1) for name, x in (("query", query), ("key", key), ("value", value))}
     arrays |= {name: x for name, x in (("own", own), ("seen", seen), ("bias", bias)) if x is not None}
-    return attend(arrays | {"seed": jnp.stack([seed, *first])}).reshape(query.shape)
+    return attend(arrays | tables | {"seed": jnp.stack([seed, *first])}).reshape(query.shape)
 
 
 def keeps_weights(
@@ -112,10 +121,10 @@ def keeps_weights(
 ) -> Bool[Array, "R K"]:
     """Return which weights of a block of `size` (rows, columns) dropout keeps, the same as `DropWeights`.
 
-    For `seed`, see `on_devices`. `example` and `head` are indices on this device, `row` and `column` the position of
-    the first weight of the block.
+    For `seed`, see `on_devices`. `head` is an index on this device, `example` one on all devices, `row` and `column`
+    the position of the first weight of the block.
     """
-    index = (seed[1] + example) * shape.all_heads + seed[2] + head
+    index = example * shape.all_heads + seed[2] + head
     row = jax.lax.broadcasted_iota(jnp.int32, size, 0) + row
     column = jax.lax.broadcasted_iota(jnp.int32, size, 1) + column
     return keeps(shape.rate, seed[0], index, row * 2**16 + column)

@@ -210,5 +210,6 @@ def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Arra
     if not shape.rate:
         return weights
     group, example, block = map(pl.program_id, range(3))
-    kept = keeps_weights(shape, refs["seed"], example, group * shape.heads + head, block * shape.rows, 0, weights.shape)
+    seed, head = refs["seed"], group * shape.heads + head
+    kept = keeps_weights(shape, seed, seed[1] + example, head, block * shape.rows, 0, weights.shape)
     return jnp.where(kept, weights * shape.factor, 0)

@@ -1,233 +1,91 @@
 """Flash attention for NVIDIA GPUs with dropout on the weights and relative biases (arXiv 2307.08691), in Triton.
 
-cuDNN's kernel, which is used otherwise, supports dropout only with a seed that is a compile-time constant. Each program
-of a kernel has one block of queries or keys, of one head and one example, and loops over the blocks of the other kind.
-With a causal mask, a query without any visible key gets the mean of the values in the blocks up to its own.
+cuDNN's kernel, which is used otherwise, supports dropout only with a seed that is a compile-time constant. With a
+causal mask, a query without any visible key gets the mean of the values in the blocks up to its own.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
-from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, keeps_weights, on_devices, visited_blocks
-from lineage.models.layers.attend import Keys, Mask, Queries
-
-BLOCK = 64  # number of queries and of keys in a block
-OUTSIDE = -2  # segment id of the keys that pad the last block
-LOG2_E = math.log2(math.e)
-Arrays = dict[str, Any]
-PER_QUERY = ("largest", "total", "delta")  # statistics [B, H, T] of each query
+from lineage.models.kernels.devices import MASKED, SAVED, Shape, on_devices
+from lineage.models.kernels.triton_programs import BLOCK, Pair, Program, call, tokens, with_padded_masks
 
 
-def fits(query: Queries, key: Keys, mask: Mask) -> bool:
-    """Return whether `flash` supports arrays of these shapes with this mask."""
-    return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
-
-
-def _attend_padded(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+def attend_padded(
+    arrays: dict[str, Array], *, program: type[Program] = Program, **settings: Any
+) -> Float[Array, "B T D"]:
     """Pad the last blocks of queries and keys, and attend."""
-    length, keys = arrays["query"].shape[1], arrays["key"].shape[1]
-    rows, columns = -length % BLOCK, -keys % BLOCK
-    if columns:
-        seen = arrays.get("seen", jnp.zeros((1, keys), jnp.int32))
-        arrays = arrays | {"seen": jnp.pad(seen, ((0, 0), (0, columns)), constant_values=OUTSIDE)}
-    tokens = ((0, 0), (0, rows), (0, 0)), ((0, 0), (0, columns), (0, 0))
-    widths = {"query": tokens[0], "key": tokens[1], "value": tokens[1], "own": tokens[0][:2]}
-    widths["bias"] = ((0, 0), (0, 0), (0, rows), (0, columns))
-    arrays = {name: jnp.pad(x, widths[name]) if name in widths else x for name, x in arrays.items()}
-    return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
+    length = arrays["query"].shape[1]
+    rows, columns = (((0, 0), (0, -arrays[name].shape[1] % BLOCK), (0, 0)) for name in ("query", "key"))
+    widths = {"query": rows, "key": columns, "value": columns}
+    arrays = {name: jnp.pad(x, widths.get(name, 0)) for name, x in with_padded_masks(arrays).items()}
+    return _attend(program, Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
 
 
-flash = partial(on_devices, _attend_padded)
+flash = partial(on_devices, attend_padded)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(program: type[Program], shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
     """Attend on one device, see `on_devices`; T and S are multiples of `BLOCK`."""
-    return _attend_forward(shape, arrays)[0]
+    return _attend_forward(program, shape, arrays)[0]
 
 
-def _attend_forward(shape, arrays):
+def _attend_forward(program, shape, arrays):
     query = arrays["query"]
     batch, length, width = query.shape
     statistic = jax.ShapeDtypeStruct((batch, width // shape.channels, length), jnp.float32)
-    results = _call(shape, _forward, 2, arrays, {"out": query, "largest": statistic, "total": statistic}, length)
+    outputs = {"out": query, "largest": statistic, "total": statistic}
+    results = call(program, shape, _forward, 2, arrays, outputs, length)
     results = checkpoint_name(results, SAVED)
     return results["out"], (arrays, results)
 
 
-def _attend_backward(shape, residuals, gradient):
+def _attend_backward(program, shape, residuals, gradient):
     arrays, results = residuals
     products = (results["out"].astype(jnp.float32) * gradient).reshape(*gradient.shape[:2], -1, shape.channels)
     delta = products.sum(axis=-1).swapaxes(1, 2)
     statistics = {"delta": delta, "largest": results["largest"], "total": results["total"]}
     inputs = arrays | statistics | {"gradient": gradient}
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
-    gradients = _call(shape, _key_gradients, 4, inputs, {"key": key, "value": value}, key.shape[1])
-    gradients |= _call(shape, _query_gradients, 3, inputs, {"query": query}, query.shape[1])
+    run = partial(call, program, shape)
+    gradients = run(_key_gradients, 4, inputs, {"key": key, "value": value}, key.shape[1])
+    gradients |= run(_query_gradients, 3, inputs, {"query": query}, query.shape[1])
     if "bias" in arrays:
         bias = jax.ShapeDtypeStruct(arrays["bias"].shape, jnp.float32)
-        gradients |= _call(shape, _bias_gradients, 2, inputs, {"bias": bias}, query.shape[1], examples=len(query))
+        gradients |= run(_bias_gradients, 2, inputs, {"bias": bias}, query.shape[1], examples=len(query))
     return ({name: gradients[name].astype(x.dtype) if name in gradients else None for name, x in arrays.items()},)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _call(
-    shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays, tokens: int, examples: int = 1
-) -> Arrays:
-    """Run a kernel for all blocks of T queries or S keys, as `tokens` says, and all heads.
-
-    `products` is the number of matrix products for each pair of blocks, `examples` that of examples of each program.
-    """
-    batch, length, width = inputs["query"].shape
-    sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)
-    visited, _ = visited_blocks(*sizes, shape.causal, shape.window)
-    flops = 2 * products * batch * width * visited * BLOCK**2
-
-    def run(*refs):
-        program = Program(shape, dict(zip(inputs, refs)), *(pl.program_id(axis) for axis in range(3)))
-        kernel(program, dict(zip(outputs, refs[len(inputs) :])))
-
-    attend = pl.pallas_call(
-        run,
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()],
-        grid=(tokens // BLOCK, width // shape.channels, batch // examples),
-        in_specs=[_part(shape, name, x.shape, examples) for name, x in inputs.items()],
-        out_specs=[_part(shape, name, x.shape, examples) for name, x in outputs.items()],
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
-        interpret=shape.interpret,
-        name=f"flash_attention{kernel.__name__}",
-    )
-    with jax.named_scope(f"attention_of_{flops}_flops"):  # for `lineage compile`
-        return dict(zip(outputs, attend(*inputs.values())))
-
-
-def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
-    """Return the specification of the part of an array that a program accesses: that of its head and its examples."""
-    if name == "seed":
-        return pl.BlockSpec(size, lambda block, head, example: (0,))
-    if name == "bias":
-        return pl.BlockSpec((1, 1, *size[2:]), lambda block, head, example: (0, head, 0, 0))
-    if name in ("own", "seen"):
-        varies = int(size[0] > 1)  # all examples may share a mask
-        return pl.BlockSpec((examples if varies else 1, size[1]), lambda block, head, example: (example * varies, 0))
-    if name in PER_QUERY:
-        return pl.BlockSpec((examples, 1, size[2]), lambda block, head, example: (example, head, 0))
-    return pl.BlockSpec((examples, size[1], shape.channels), lambda block, head, example: (example, 0, head))
-
-
-@dataclass(frozen=True)
-class Program:
-    """One program of a kernel, for a block of queries or keys of one head."""
-
-    shape: Shape
-    refs: Arrays  # references to the parts of the arrays that the program reads
-    block: Any  # index of the block
-    head: Any  # index of the head
-    first: Any  # index of the first example; methods take indices relative to it
-
-    def visible_keys(self) -> tuple[Any, Any]:
-        """Return the range of blocks of keys that are visible to the program's queries."""
-        window = self.shape.window
-        if not self.shape.causal:
-            return 0, self.refs["key"].shape[1] // BLOCK
-        first = 0 if window is None else jax.lax.div(jnp.maximum(self.block * BLOCK - window + 1, 0), BLOCK)
-        return first, self.block + 1
-
-    def seeing_queries(self) -> tuple[Any, Any]:
-        """Return the range of blocks of queries to which the program's keys are visible."""
-        count, window = self.refs["query"].shape[1] // BLOCK, self.shape.window
-        if not self.shape.causal or window is None:
-            return self.block if self.shape.causal else 0, count
-        return self.block, jnp.minimum(jax.lax.div((self.block + 1) * BLOCK + window - 2, BLOCK) + 1, count)
-
-    def queries(self, row: Any, example: Any = 0) -> dict[str, Array]:
-        """Return a block of queries, of the gradients of their outputs, and of their statistics."""
-        blocks = {name: self.refs[name][example, _tokens(row), :] for name in ("query", "gradient")}
-        return blocks | {name: self.refs[name][example, 0, _tokens(row)] for name in PER_QUERY}
-
-    def keys(self, column: Any, example: Any = 0) -> dict[str, Array]:
-        """Return a block of keys and of values."""
-        return {name: self.refs[name][example, _tokens(column), :] for name in ("key", "value")}
-
-    def scores(self, row: Any, column: Any, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
-        """Return the scores of a block in base 2: `MASKED` where a key is not visible, -inf for the padding of keys."""
-        shape, refs = self.shape, self.refs
-        scores = triton.dot(query, key, trans_b=True) * (shape.scale * LOG2_E)
-        if "bias" in refs:
-            scores = scores + refs["bias"][0, 0, _tokens(row), _tokens(column)].astype(jnp.float32) * LOG2_E
-        if shape.causal:
-            distance = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + (row - column) * BLOCK
-            distance = distance - jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-            visible = distance >= 0 if shape.window is None else (distance >= 0) & (distance < shape.window)
-            scores = jnp.where(visible, scores, MASKED)
-        if "seen" in refs:
-            seen = self._segments("seen", column, example)[None, :]
-            visible = self._segments("own", row, example)[:, None] == seen if "own" in refs else seen >= 0
-            scores = jnp.where(visible, scores, MASKED)
-            scores = jnp.where(seen == OUTSIDE, -jnp.inf, scores)
-        return scores
-
-    def _segments(self, name, block, example):
-        ref = self.refs[name]
-        return ref[0 if ref.shape[0] == 1 else example, _tokens(block)]
-
-    def drop(self, row: Any, column: Any, weights: Float[Array, "R K"], example: Any = 0) -> Float[Array, "R K"]:
-        """Apply dropout to a block without scaling, with the same mask in all kernels."""
-        if not self.shape.rate:
-            return weights
-        seed, size = [self.refs["seed"][i] for i in range(3)], weights.shape
-        kept = keeps_weights(self.shape, seed, self.first + example, self.head, row * BLOCK, column * BLOCK, size)
-        return jnp.where(kept, weights, 0)
-
-    def gradients(
-        self, row: Any, column: Any, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
-    ) -> tuple[Float[Array, "R K"], Float[Array, "R K"]]:
-        """Return the weights of a block after dropout without scaling, and the gradient of its scores."""
-        scores = self.scores(row, column, queries["query"], keys["key"], example)
-        weights = jnp.exp2(scores - queries["largest"][:, None]) * (1 / queries["total"])[:, None]
-        d_weights = self.drop(row, column, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
-        d_scores = weights * (d_weights * self.shape.factor - queries["delta"][:, None])
-        if self.shape.causal or "seen" in self.refs:  # without a visible key, the weights do not depend on the scores
-            d_scores = jnp.where(queries["largest"][:, None] > MASKED, d_scores, 0)
-        return self.drop(row, column, weights, example).astype(keys["value"].dtype), d_scores
-
-
-def _tokens(block: Any) -> Any:
-    """Return the slice of the tokens of a block."""
-    return pl.ds(block * BLOCK, BLOCK)
-
-
 def _forward(program: Program, outputs: dict[str, Any]) -> None:
     """Write the outputs of a block of queries, and the largest score and the sum of the exponentials of each query."""
     row = program.block
-    query = program.refs["query"][0, _tokens(row), :]
+    query = program.refs["query"][0, tokens(row), :]
 
-    def visit(column, carry):
+    def visit(index, carry):
         out, largest, total = carry
-        keys = program.keys(column)
-        scores = program.scores(row, column, query, keys["key"])
+        pair = program.with_keys(index)
+        keys = program.keys(pair.column)
+        scores = program.scores(pair, query, keys["key"])
         larger = jnp.maximum(largest, scores.max(axis=1))
         powers, factor = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
-        out = out * factor[:, None] + triton.dot(program.drop(row, column, powers).astype(query.dtype), keys["value"])
+        out = out * factor[:, None] + triton.dot(program.drop(pair, powers).astype(query.dtype), keys["value"])
         return out, larger, total * factor + powers.sum(axis=1)
 
     start = jnp.zeros(query.shape, jnp.float32), jnp.full(BLOCK, MASKED), jnp.zeros(BLOCK)
     out, largest, total = jax.lax.fori_loop(*program.visible_keys(), visit, start)
-    outputs["out"][0, _tokens(row), :] = (out * (program.shape.factor / total)[:, None]).astype(query.dtype)
-    outputs["largest"][0, 0, _tokens(row)] = largest
-    outputs["total"][0, 0, _tokens(row)] = total
+    outputs["out"][0, tokens(row), :] = (out * (program.shape.factor / total)[:, None]).astype(query.dtype)
+    outputs["largest"][0, 0, tokens(row)] = largest
+    outputs["total"][0, 0, tokens(row)] = total
 
 
 def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
@@ -235,16 +93,17 @@ def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
     column = program.block
     keys = program.keys(column)
 
-    def visit(row, carry):
-        queries = program.queries(row)
-        weights, d_scores = program.gradients(row, column, queries, keys)
+    def visit(index, carry):
+        pair = program.with_queries(index)
+        queries = program.queries(pair.row)
+        weights, d_scores = program.gradients(pair, queries, keys)
         d_key = triton.dot(d_scores.astype(weights.dtype), queries["query"], trans_a=True)
         return carry[0] + d_key, carry[1] + triton.dot(weights, queries["gradient"], trans_a=True)
 
     start = (jnp.zeros(keys["key"].shape, jnp.float32),) * 2
     d_key, d_value = jax.lax.fori_loop(*program.seeing_queries(), visit, start)
-    outputs["key"][0, _tokens(column), :] = (d_key * program.shape.scale).astype(keys["key"].dtype)
-    outputs["value"][0, _tokens(column), :] = (d_value * program.shape.factor).astype(keys["value"].dtype)
+    outputs["key"][0, tokens(column), :] = (d_key * program.shape.scale).astype(keys["key"].dtype)
+    outputs["value"][0, tokens(column), :] = (d_value * program.shape.factor).astype(keys["value"].dtype)
 
 
 def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
@@ -252,14 +111,15 @@ def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
     row = program.block
     queries = program.queries(row)
 
-    def visit(column, d_query):
-        keys = program.keys(column)
-        _, d_scores = program.gradients(row, column, queries, keys)
+    def visit(index, d_query):
+        pair = program.with_keys(index)
+        keys = program.keys(pair.column)
+        _, d_scores = program.gradients(pair, queries, keys)
         return d_query + triton.dot(d_scores.astype(keys["key"].dtype), keys["key"])
 
     start = jnp.zeros(queries["query"].shape, jnp.float32)
     d_query = jax.lax.fori_loop(*program.visible_keys(), visit, start) * program.shape.scale
-    outputs["query"][0, _tokens(row), :] = d_query.astype(queries["query"].dtype)
+    outputs["query"][0, tokens(row), :] = d_query.astype(queries["query"].dtype)
 
 
 def _bias_gradients(program: Program, outputs: dict[str, Any]) -> None:
@@ -269,10 +129,10 @@ def _bias_gradients(program: Program, outputs: dict[str, Any]) -> None:
     def visit(column, _):
         def add(example, total):
             queries, keys = program.queries(row, example), program.keys(column, example)
-            return total + program.gradients(row, column, queries, keys, example)[1]
+            return total + program.gradients(Pair(row, column), queries, keys, example)[1]
 
         zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)
-        outputs["bias"][0, 0, _tokens(row), _tokens(column)] = jax.lax.fori_loop(0, examples, add, zeros)
+        outputs["bias"][0, 0, tokens(row), tokens(column)] = jax.lax.fori_loop(0, examples, add, zeros)
         return 0
 
     jax.lax.fori_loop(0, program.refs["key"].shape[1] // BLOCK, visit, 0)

@@ -1,16 +1,14 @@
 """The attention module: projections to heads, attention within each, and the projection back (arXiv 1706.03762)."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.kernels.attention import kernels_for
+from lineage.models.kernels.attention import kernels_for, on_platform
 from lineage.models.layers.attend import (
     Attend,
     DropWeights,
@@ -19,12 +17,9 @@ from lineage.models.layers.attend import (
     Outputs,
     Queries,
     Score,
-    Sow,
-    Transform,
     Values,
     dense,
     dense_flat,
-    dot_product,
     scaled_dot_product,
 )
 from lineage.models.layers.cache import LayerCache
@@ -40,32 +35,9 @@ def portable(query: Queries, key: Keys, value: Values, mask: Mask, **options) ->
     return attend(query, key, value, mask, **options)
 
 
-def auto(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    mask: Mask,
-    *,
-    score: Score = scaled_dot_product,
-    transform: Transform = None,
-    sow: Sow = None,
-) -> Outputs:
-    """Attend with a kernel of the platform that runs the program if there is one, otherwise with `portable`.
-
-    Kernels support inner products, scaled or not, and do not record weights.
-    """
-    plain = partial(portable, score=score, transform=transform, sow=sow)
-    dropout = transform if isinstance(transform, DropWeights) else None
-    supported = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
-    kernels = kernels_for(query, key, value, mask, dropout) if supported else {}
-    if dropout is not None and "cuda" not in kernels and jax.default_backend() == "gpu":
-        message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
-        warnings.warn(message, stacklevel=2)
-    if not kernels:
-        return plain(query, key, value, mask)
-    scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
-    branches = {platform: partial(kernel, scale=scale) for platform, kernel in kernels.items()}
-    return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
+def auto(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+    """Attend with a kernel of the platform that runs the program if there is one, otherwise with `portable`."""
+    return on_platform(portable, kernels_for, query, key, value, mask, **options)
 
 
 def cached(cache: LayerCache, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:

@@ -1,11 +1,16 @@
 """Sparse attention, whose time and memory are linear in the length of the sequence instead of quadratic."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Int
 
-from lineage.models.layers.attend import Keys, Mask, Outputs, Queries, Values, dense
+from lineage.models.kernels.attention import on_platform
+from lineage.models.kernels.sparse_attention import flash
+from lineage.models.kernels.triton_programs import BLOCK, fits
+from lineage.models.layers.attend import DropWeights, Keys, Mask, Outputs, Queries, Values, dense
 
 
 def has_windows(mask: Mask, length: int) -> bool:
@@ -42,7 +47,7 @@ def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) ->
 class BlockSparse:
     """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbors, both end blocks and R others.
 
-    The end blocks attend to all blocks. Blocks are gathered, so that there are no T x T scores.
+    The end blocks attend to all blocks. There are no T x T scores.
     """
 
     others: Int[Array | np.ndarray, "*L N R"]  # indices of the R others of each of the N blocks between the ends
@@ -50,6 +55,17 @@ class BlockSparse:
 
     def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
         """Attend with the options of `dense`; the mask may only have `keys`."""
+        return on_platform(self.gathered, self.kernels, query, key, value, mask, **options)
+
+    def kernels(self, query: Queries, key: Keys, value: Values, mask: Mask, dropout: DropWeights | None) -> dict:
+        """Return the kernels that support these arrays, by JAX's name of the platform."""
+        half, same = query.dtype.itemsize == 2, query.shape == key.shape == value.shape
+        if self.size != BLOCK or not half or not same or not fits(query, key, mask):
+            return {}
+        return {"cuda": partial(flash, others=self.others, dropout=dropout)}
+
+    def gathered(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+        """Gather the blocks that each block attends to."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
         real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys
         real = jnp.broadcast_to(real, (batch, length))[..., None, None]

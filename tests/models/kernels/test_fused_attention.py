@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lineage.models.kernels import attention as kernels
-from lineage.models.kernels import fused_attention
+from lineage.models.kernels import fused_attention, short_attention
 from lineage.models.kernels.fused_attention import block_size, fused
 from lineage.models.kernels.triton_attention import flash
 from lineage.models.layers.attend import DropWeights, Mask, dense
@@ -22,7 +22,7 @@ PADDED = jnp.arange(40)[None] < jnp.array([[30], [40]])
 SEGMENTS = jnp.arange(40)[None] // jnp.array([[16], [9]])
 BIAS = jnp.sin(jnp.arange(HEADS * 40 * 40.0)).reshape(1, HEADS, 40, 40)
 DROPOUT = DropWeights(jnp.int32(4), 0.25)
-KERNELS = {"tpu": fused, "cuda": flash}
+KERNELS = {"tpu": fused, "cuda": flash, "short": short_attention.attend}
 
 
 @pytest.fixture(params=KERNELS)
@@ -84,6 +84,13 @@ def test_numbers_of_queries_and_keys_may_differ(kernel):
     assert_equal_to_dense(kernel, Mask(keys=PADDED[:, :33]), DROPOUT, length=21, keys=33)
 
 
+def test_gradient_of_the_bias_is_summed_over_examples(monkeypatch):
+    monkeypatch.setattr(short_attention, "PARTS", 1)
+    mask = Mask(segments=SEGMENTS, bias=BIAS)
+    assert_equal_to_dense(partial(short_attention.attend, interpret=True), mask, DROPOUT)
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "cuda"], indirect=True)
 @tiered("mask", [Mask(causal=True, segments=jnp.arange(256)[None] // 70), Mask(), Mask(causal=True, window=100)])
 def test_several_blocks_of_queries_match_dense_attention(kernel, mask, monkeypatch):
     monkeypatch.setattr(fused_attention, "SCORES", 2**15)
@@ -166,9 +173,11 @@ def test_a_program_for_gpus_has_the_kernel_with_dropout():
         (Mask(), {"size": 48}, DROPOUT, {"tpu"}),
         (Mask(), {"length": 100, "keys": 100, "size": 64}, DROPOUT, {"cuda"}),
         (Mask(), {"length": 100, "keys": 100, "size": 64}, None, set()),
-        (Mask(), {"length": 40, "keys": 40, "size": 64}, DROPOUT, set()),
+        (Mask(), {"length": 32, "keys": 40, "size": 64}, DROPOUT, set()),
+        (Mask(bias=BIAS), {"length": 40, "keys": 40, "size": 32}, DROPOUT, {"cuda"}),
+        (Mask(segments=SEGMENTS), {"length": 40, "keys": 40, "size": 32}, None, {"cuda"}),
     ],
-    first=6,
+    first=8,
 )
 def test_kernels_are_chosen_by_shapes_and_dropout(mask, shapes, dropout, found):
     given = arrays(**{"length": 256, "keys": 256} | shapes, dtype=jnp.bfloat16)
