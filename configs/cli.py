@@ -32,7 +32,7 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     if path.endswith(".json"):
         try:
             return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ModuleNotFoundError) as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ValueError(f"{path} cannot be read as a config: {said}") from error
     arguments = [argument] if argument else []

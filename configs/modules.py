@@ -11,9 +11,12 @@ import cloudpickle
 
 
 def import_module(name: str) -> types.ModuleType:
-    """Import a module by name, or a Python file by path; a file is executed only once."""
+    """Import a module of `config.imports` by name, or a Python file by path; a file is executed only once."""
     if not name.endswith(".py"):
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"imports has {name!r}: {error}.", name=error.name) from error
     return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
 
 

@@ -41,10 +41,7 @@ class Experiment:
 
     def __post_init__(self):
         for module in self.config.imports:
-            try:
-                modules.import_module(module)
-            except ModuleNotFoundError as error:
-                raise ModuleNotFoundError(f"config.imports has {module!r}: {error}.", name=error.name) from error
+            modules.import_module(module)
         _ = self.run, self.task, self.source, self.evaluators  # raises an error for a wrong option
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(

@@ -320,3 +320,13 @@ def test_imports_on_the_command_line_come_before_the_parts_that_they_register(tm
         assert config.imports == (str(path),)
     finally:
         base.REGISTRIES["task"].pop("extra")
+
+
+def test_missing_imports_are_named(tmp_path):
+    config, _ = cli.load("vit_digits")
+    with pytest.raises(ModuleNotFoundError, match="imports has 'no_module': No module named 'no_module'"):
+        cli.override(config, {"imports": "no_module"})
+    path = tmp_path / "config.json"
+    path.write_text('{"imports": ["no_module"]}')
+    with pytest.raises(ValueError, match=rf"{path} cannot be read as a config: .* imports has 'no_module'"):
+        cli.load(str(path))
