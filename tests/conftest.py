@@ -34,8 +34,10 @@ import jax
 import jaxtyping
 import pytest
 
-# Memory of a worker above which compiled functions are dropped after a module (twice this: within a module).
-MEMORY = 1.25 * 2**30
+# Memory of a worker above which compiled functions are dropped after a module (twice this: within a module), and how
+# much it must have grown since it was last done.
+MEMORY, GROWTH = 1.25 * 2**30, 0.25 * 2**30
+LEFT = pytest.StashKey[int]()  # memory after that
 # Before any of the packages is imported.
 CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
@@ -61,11 +63,12 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled functions, preferably between modules, so that a worker stays below 3 GiB."""
-    same = nextitem is not None and nextitem.path == item.path
-    if resident() > MEMORY * (2 if same else 1):
+    same, before = nextitem is not None and nextitem.path == item.path, item.config.stash.get(LEFT, 0)
+    if resident() > max(MEMORY * (2 if same else 1), before + GROWTH):
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+        item.config.stash[LEFT] = resident()
 
 
 def resident() -> int:
