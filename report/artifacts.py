@@ -27,6 +27,7 @@ MOST_BYTES = 1 << 30  # of all arrays of a file
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples
 MOST_TEXT = 1 << 24  # bytes of an array of texts, at least 8 for each
 MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix or a picture
+MOST_POINTS = 1 << 16  # of all curves of a chart
 PICTURES = ("image", "masked", "painted")  # names of arrays [N, h, w, c]
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
@@ -124,7 +125,7 @@ def _objects(path: Path, folder: Path) -> Markup:
 
 def _precision(path: Path, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
-    key, data = path.stem, read(path, MOST_VALUES)
+    key, data = path.stem, read(path, MOST_POINTS)
     about = html.note("Mean over all classes, by the IoU at which a box is correct. The area under a curve is the AP.")
     curves = data["precision"]
     thresholds, recalls = (np.linspace(*ends, size) for ends, size in zip(((0.5, 0.95), (0, 1)), curves.shape))

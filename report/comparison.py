@@ -80,7 +80,7 @@ def compare(folders: Sequence[Path]) -> Path:
     common = Path(os.path.commonpath(path.parent for path in paths))
     if common == Path(common.anchor):  # the file system's root
         common = Path.cwd()
-    runs = []
+    runs, settings = [], []
     for path in paths:
         html.check_files(path)
         run = Run(os.path.relpath(path, common), path)
@@ -88,8 +88,8 @@ def compare(folders: Sequence[Path]) -> Path:
         with html.explained(path):
             target_of([run]), _table([run], [""], [], common)
             curves.by_metric(run.metrics)
+            settings.append(flatten(run.config))
         runs.append(run)
-    settings = [flatten(run.config) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
         if len({repr(own.get(key)) for own in settings}) > 1:
             for run, own in zip(runs, settings):

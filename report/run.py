@@ -18,7 +18,7 @@ from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clo
 from lineage.runs.metrics import GrowingMetrics
 
 Curves = Mapping[str, figures.Curve]  # by metric
-MAX_CURVES = 300
+MAX_CHARTS, MAX_CURVES = 100, 1000
 COSTS = {
     "parameters": "Parameters",
     "flops.forward": "FLOPs of the forward pass of a batch",
@@ -53,15 +53,17 @@ def write_report(workdir: str | os.PathLike) -> Path:
     for old in folder.glob("*.png"):
         old.unlink(missing_ok=True)  # another report may be deleting it
     name = str(run.get("config_name") or workdir.resolve().name)
+    with html.explained(workdir / CONFIG):
+        settings = flatten(config)
     with html.explained(workdir / METRICS):
         found = curves.by_metric(metrics)
-        charts = _charts(found, flatten(config), folder)
+        charts = _charts(found, settings, folder)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
         header = _header(name, run, cost, metrics, found)
     parts = artifacts.sections(files, folder)
-    configuration = html.section("Configuration", _config(config))
+    configuration = html.section("Configuration", _config(settings))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
@@ -117,15 +119,15 @@ def _charts(found: Curves, settings: Mapping[str, Any], folder: Path) -> Markup:
         split, _, name = key.partition("/")
         split, name = ("value", key) if key.startswith(MEASURED) else (labels[split], name)
         groups.setdefault(name, {})[split] = found[key]
+    groups = dict([item for item in groups.items() if item[1]][:MAX_CHARTS])
     charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they show system metrics
     for name, drawn in groups.items():
         others = [split for split in drawn if split != "train"]
         about = curves.remark(settings, name, others) if "train" in drawn and (others or name == "loss") else ""
-        if drawn:
-            chart = curves.card(name, drawn, list(labels.values()), folder, about=about)
-            charts[name.startswith(MEASURED)].append(chart)
-    if len(names) > MAX_CURVES:
-        charts[False].append(html.note(f"{MAX_CURVES} of {len(names):,} metrics are shown."))
+        chart = curves.card(name, drawn, list(labels.values()), folder, about=about)
+        charts[name.startswith(MEASURED)].append(chart)
+    if (count := sum(map(len, groups.values()))) < len(names):
+        charts[False].append(html.note(f"{count:,} of {len(names):,} metrics are shown."))
     shown = html.section("Curves", html.join(charts[False]), "cards")
     return shown + html.section("System", html.join(charts[True]), "cards")
 
@@ -159,9 +161,9 @@ def _groups(tree: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, dict
             yield from _groups(value, f"{name}.{key}" if name else key)
 
 
-def _config(config: Mapping[str, Any]) -> Markup:
+def _config(settings: Mapping[str, Any]) -> Markup:
     line = Markup("<tr><td>{}<td><code>{}</code>")
-    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config).items()]
+    rows = [line.format(key, json.dumps(value)) for key, value in settings.items()]
     table = Markup("<div class=scroll>{}</div>").format(html.table(rows))
     return html.details(f"All {len(rows)} keys", table) if rows else Markup()
 

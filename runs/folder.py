@@ -192,12 +192,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries with their dotted keys."""
+    if len(prefix) > 300:
+        raise ValueError(f"the keys that begin with {prefix[:40]}... are nested too deeply")
     leaves = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flatten(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
+        nested = isinstance(value, Mapping) and value
+        leaves |= flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return leaves
 
 

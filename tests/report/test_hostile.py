@@ -280,7 +280,7 @@ def write_names(path, count):
     ("name", "shapes"),
     [
         ("confusion_test", {"counts": (1500, 1500), "class_names": ()}),
-        ("precision_test", {"precision": (1, 3_000_000)}),
+        ("precision_test", {"precision": (1, 100_000)}),
         ("attention_text", {"tokens": (), "attention": (1, 1, 6000, 6000)}),
         ("attention_image", {"weights": (1, 1, 1, 6000, 6000)}),
         ("attention_text", None),
@@ -352,12 +352,14 @@ def test_long_names_are_cut_in_figures_only(tmp_path):
     assert re.findall("M(m+)(.?)<", body) == [("m" * 199, "…")]
 
 
-def test_number_of_curves_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr("lineage.report.run.MAX_CURVES", 3)
+def test_number_of_charts_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("lineage.report.run.MAX_CHARTS", 3)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1} | {f"train/m{n}": 1.0 for n in range(5)}) + "\n")
     body = write_report(tmp_path).read_text()
     assert body.count("<svg") == 3
     assert "3 of 5 metrics are shown." in body
+    monkeypatch.setattr("lineage.report.run.MAX_CURVES", 2)
+    assert "2 of 5 metrics are shown." in write_report(tmp_path).read_text()
 
 
 def test_numbers_of_settings_without_a_place_on_an_axis_are_words(tmp_path):
@@ -469,3 +471,12 @@ def test_files_that_are_too_large_are_not_read(tmp_path, name):
     os.truncate(path, 1 << 40)  # without blocks on the disk
     with pytest.raises(ValueError, match=rf"{path.name}.* bytes"):
         write_report(tmp_path)
+
+
+def test_keys_that_are_nested_too_deeply_are_named(tmp_path):
+    folder = write_small(tmp_path / "a")
+    (folder / "config.json").write_text(f'{{"{"k" * 200}":' * 3 + "1" + "}" * 3)
+    with pytest.raises(ValueError, match=r"config.json cannot be shown .*nested too deeply"):
+        write_report(folder)
+    with pytest.raises(ValueError, match=rf"{folder} cannot be shown .*nested too deeply"):
+        compare([tmp_path])
