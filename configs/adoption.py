@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import base, schema
+from lineage.configs import base, modules, schema
 from lineage.configs.registry import variants
 from lineage.configs.storage import local
 from lineage.data import Facts
@@ -30,10 +30,20 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / "checkpoints").is_dir()
 
 
-def model_of(path: str) -> Model:
-    """Return the model of a run, or in a folder in the layout of `transformers`."""
+def check_imports(path: str | Path) -> None:
+    """Raise ValueError if a folder has a run whose `imports` would be executed: another run may name the folder."""
+    names = read_json(Path(path) / CONFIG).get("imports", ()) if is_run(path) else ()
+    if unknown := [name for name in map(str, names) if not modules.is_imported(name)]:
+        named = f"--config.imports={','.join(unknown)}"
+        raise ValueError(f"the run in {path} would execute {unknown[0]!r}: give {named} if you trust it.")
+
+
+def model_of(path: str, trusted: bool = False) -> Model:
+    """Return the model of a run, or in a folder in the layout of `transformers`; see `check_imports` for `trusted`."""
     if not is_run(path):
         return convert.describe(path)[0]
+    if not trusted:
+        check_imports(path)
     config, sizes = base.from_json(read_json(Path(path) / CONFIG)), Facts.load(Path(path) / FACTS).model_options
     known = schema.build(TASKS, config.task).model_options()
     return schema.build(MODELS, config.model, **known | {key: size for key, size in sizes.items() if size is not None})
@@ -60,7 +70,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     path = local(init.path)
     if not Path(path).exists():
         return
-    model, task = model_of(path), TASKS[config.task.name]
+    model, task = model_of(path, trusted=True), TASKS[config.task.name]
     headed = model.clone(head=task.head) if task.head and model.has_heads else model
     name = MODELS.name_of(model)
     if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:

@@ -20,6 +20,11 @@ def import_module(name: str) -> types.ModuleType:
     return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
 
 
+def is_imported(name: str) -> bool:
+    """Return whether `import_module` would execute nothing."""
+    return (_module_name(Path(name)) if name.endswith(".py") else name) in sys.modules
+
+
 def execute(path: Path) -> types.ModuleType:
     """Execute a Python file as a module with a unique name, even if another file has the same stem."""
     if not path.is_file():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
@@ -11,6 +12,7 @@ from lineage.data import Loader
 MaybeNatural = Annotated[int | None, Range(0)]
 MaybeNumber = Annotated[float | None, Range(0)]
 Axis = Annotated[int, Range(1, other=-1)]
+FILES = re.compile("_(to|from|dir|file|filename|path|flags)$|extra")  # names of XLA options that name files or programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Run:
         offload: whether to keep the optimizer's state and the average of the parameters in host memory except during
             the update: saves 8 to 12 bytes of device memory per parameter, but each step transfers them twice.
         compiler_options: pairs (name, value) of XLA options for the compiled steps, such as
-            `(("xla_gpu_enable_latency_hiding_scheduler", True),)`.
+            `(("xla_gpu_enable_latency_hiding_scheduler", True),)`; not those that name files, such as `xla_dump_to`.
         teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
         wandb: project of Weights & Biases to log to as well; "" disables it.
     """
@@ -275,3 +277,6 @@ class Run:
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
                 raise ValueError(f"compiler_options contains {pair!r}: it must be pairs (name, value).")
+            if isinstance(pair[1], str) and FILES.search(pair[0]):
+                where = "an option that names files must be given in the environment variable XLA_FLAGS"
+                raise ValueError(f"compiler_options contains {pair[0]}: {where}.")

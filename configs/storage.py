@@ -112,6 +112,8 @@ class Files:
     def __init__(self, url: str):
         if url.startswith("hf:"):
             raise ValueError(f"{url} is on the Hugging Face Hub, which is read-only: use a folder or a bucket's URL.")
+        if "::" in url:  # fsspec would open a file system in another one, such as a list of references to any files
+            raise ValueError(f"{url} names several file systems: it must be a URL such as s3://BUCKET/PATH.")
         self.url, self.pattern = re.fullmatch(r"(.+?)/*(?:(?<=/)([^/]*[*[].*))?", url).groups("")
         scheme = url.partition("://")[0]
         install = f"pip install 'lineage[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "pip install fsspec"

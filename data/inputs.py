@@ -3,6 +3,7 @@
 Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Su
 from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
-from lineage.data.sources.boxes import boxed
+from lineage.data.sources.boxes import boxed, category_names
 from lineage.data.sources.files import inside, iterate_lines, read_json, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
@@ -35,6 +36,11 @@ class Inputs:
     rows: Sequence[Any] | ExampleSource
     about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
     categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
+
+    def __post_init__(self):
+        ids = Counter(repr(each[key]) for each in self.about for key in ("id", "image_id") if key in each)
+        if twice := [each for each, count in ids.items() if count > 1]:
+            raise ValueError(f"Several inputs have the id {twice[0][:80]}: their ids must differ.")
 
     def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
         """Return some of the rows."""
@@ -60,8 +66,8 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
 
     Args:
         path: a file of texts; for words also a .conllu; for questions also a .json of SQuAD; for images a file, a
-            folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images. It may be
-            remote, see `lineage.configs.storage`.
+            folder, or a .txt with their paths or a .json of COCO and, after a comma, the folder of the images. It may
+            be remote, see `lineage.configs.storage`.
         kind: kind of content, see `Source`.
         columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
@@ -145,6 +151,9 @@ class _MemoryImages(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         found = [self.images[index] for index in indices.tolist()]
+        for one in found:
+            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3):
+                raise ValueError(f"An image is an array {one.dtype} {list(one.shape)}: it must be uint8 [h, w, c].")
         return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
 
 
@@ -256,14 +265,14 @@ def _images(path, kind, channels):
     elif suffix in SUFFIXES:
         files = [Path(name)]
     elif suffix == ".txt":
-        files = [root / line for line in read_lines(name) if line.strip()]
+        files = [inside(root, line, name) for line in read_lines(name) if line.strip()]
     elif suffix == ".json":
         found = read_json(name)
         try:
             ids = [image["id"] for image in found["images"]]
             files = [inside(root, image["file_name"], name) for image in found["images"]]
-            categories = {each["name"]: each["id"] for each in found.get("categories", ())}
-        except (KeyError, TypeError) as error:
+            categories = {each: id for id, each in category_names(name, found.get("categories", ())).items()}
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None
     elif not Path(name).exists():
         raise FileNotFoundError(f"There is no file or folder {name}.")

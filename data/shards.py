@@ -138,7 +138,9 @@ def read_index(folder: Path) -> tuple[list[Shard], bool]:
     with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
-            return [Shard(**values) for values in index["shards"]], index["complete"]
+            shards = [Shard(**values) for values in index["shards"]]
+            if all(type(number) is int and number >= 0 for shard in shards for number in shard):
+                return shards, index["complete"]
     return [], False
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ def check(workdir: Path) -> None:
     """Raise ValueError if an earlier artifact to which a run adds is damaged."""
     read_json(workdir / ARTIFACTS / FACTS)
     if (path := workdir / ARTIFACTS / SAMPLES).exists():
-        parse_metrics(path)
+        deque(parse_metrics(path), maxlen=0)
 
 
 def write_samples(context: Context, variables: Any, workdir: Path, step: int) -> None:

@@ -4,11 +4,10 @@ A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, 
 `prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
 column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in the CoNLL-2003 format. For a
 folder of images, the labels are the names of the images' folders. The tags of a sentence are a list, or separated by
-spaces. Files may be gzipped.
+spaces. Files may be compressed.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from lineage.data.inputs import image_files
 from lineage.data.sources import SOURCES
-from lineage.data.sources.files import read_lines
+from lineage.data.sources.files import inside, parse_json, read_json, read_lines, suffix_of
 from lineage.data.sources.lines import read_sentences
 from lineage.data.sources.tables import UnknownColumnError
 
@@ -39,7 +38,7 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
-    suffix = Path(path.removesuffix(".gz")).suffix
+    suffix = suffix_of(path).lower()
     if path.startswith(BIO):
         return [sentence.tags for sentence in SOURCES["bio"](path=place(path)).tagged_sentences()["train"]]
     if Path(path).is_dir():
@@ -48,17 +47,15 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
         return [sentence.tags for sentence in read_sentences(path)]
     if suffix in (".csv", ".tsv"):
         return _column(SOURCES[suffix[1:]](path=path), path, keys)
-    lines = read_lines(path)
-    if not lines:
-        raise ValueError(f"{path} is empty: there is nothing to score.")
-    if suffix not in (".json", ".jsonl"):
-        return lines
-    if suffix == ".json":
-        rows = _parsed("\n".join(lines), path)
-    else:
-        rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    rows = read_json(path) if suffix == ".json" else read_lines(path)
     if not isinstance(rows, list | dict):
         raise ValueError(f"{path} must have a list or an object, not {str(rows)[:60]}.")
+    if not rows and (keys or suffix != ".json"):
+        raise ValueError(f"{path} is empty: there is nothing to score.")
+    if suffix not in (".json", ".jsonl"):
+        return rows
+    if suffix == ".jsonl":
+        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(rows, 1)]
     if not keys or isinstance(rows, dict):
         return rows
     for number, row in enumerate(rows):
@@ -81,7 +78,27 @@ def pictures(path: str, errors: bool = False) -> list[Path | None]:
     names = read(path, ("reconstructed", "file"), errors)
     if wrong := [name for name in names if not isinstance(name, str | None)]:
         raise ValueError(f"{path} has {wrong[0]!r}: each entry must be the name of one image.")
-    return [name and Path(path).parent / name for name in names]
+    return [name and inside(Path(path).parent, name, path) for name in names]
+
+
+def check_same_images(path: str, other: str) -> None:
+    """Raise ValueError if the entries of two files or folders are about different images, as far as both name them.
+
+    The names may be relative to different folders.
+    """
+    for number, (one, two) in enumerate(zip(*map(_images, (path, other))), 1):
+        if any(ours != theirs for ours, theirs in zip(one[::-1], two[::-1])):
+            names = f"{'/'.join(one)} in {path} and {'/'.join(two)} in {other}"
+            raise ValueError(f"Entry {number} is {names}: predictions and references must be of the same images.")
+
+
+def _images(path):
+    """Return the parts of the path of each entry's image; [] if some entry names none."""
+    if Path(path).is_dir():
+        return [file.relative_to(path).parts for file in image_files(path)]
+    rows = read(path) if suffix_of(path) == ".jsonl" else []
+    names = [row.get("file") if isinstance(row, dict) else None for row in rows]
+    return [Path(name).parts for name in names] if all(isinstance(name, str) for name in names) else []
 
 
 def texts_or(*keys: str) -> Readers:
@@ -101,10 +118,3 @@ def _column(table, path, keys):
         with contextlib.suppress(UnknownColumnError):
             return [text for _, _, (text,) in table.values("train", [key])]
     raise ValueError(f"{path} must be a table with a header that has the column {' or '.join(keys)}.")
-
-
-def _parsed(text, where):
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None

@@ -13,7 +13,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import LanguageModel
-from lineage.evaluation.records import place
+from lineage.evaluation.records import check_same_images, place
 from lineage.evaluation.scorers import METRICS
 from lineage.metrics import translation
 from lineage.runs.provenance import versions
@@ -73,6 +73,10 @@ def score_files(
             raise ValueError(f"{path} must be a list of texts.")
         if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
+        if not given:
+            raise ValueError(f"{predictions} is empty: there is nothing to score.")
+        if column is not given:
+            check_same_images(predictions, path)
     errors = 0 if unpaired else sum(entry is None for entry in given)
     if errors:
         columns = [[row for entry, row in zip(given, column) if entry is not None] for column in columns]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lineage.data.sources.boxes import FLAGS
+from lineage.data.sources.boxes import FLAGS, category_names
 from lineage.data.transforms.pillow import decode
 from lineage.evaluation.likelihood import CHOICES, choice_scores, detection_scores, last_word_scores, perplexity_scores
 from lineage.evaluation.records import IMAGES, OBJECTS, PREDICTIONS, TEXTS, Readers, read, texts_or
@@ -135,9 +135,11 @@ def _squad(predictions, references):
         truth = _single(references)
         try:
             asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
-            found = {item["id"]: ["" + answer["text"] for answer in item["answers"]] for item in asked}
+            found = {str(item["id"]): ["" + answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
             raise ValueError(f"the references are not in the format of SQuAD: {type(error).__name__} {error}") from None
+        if len(found) < len(asked):
+            raise ValueError(f"the references have {len(asked)} questions with {len(found)} ids: each needs its own.")
         if missing := found.keys() - predictions.keys():
             raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
         predictions, references = [predictions[number] for number in found], [list(found.values())]
@@ -250,7 +252,7 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
     """
     truth = _single(references)
     try:
-        names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
+        names = category_names("the file of references", truth["categories"])
         numbers = {category: number for number, category in enumerate(names)}
         images = {image["id"]: ([], []) for image in truth["images"]}
         for which, entries in enumerate((predictions, truth["annotations"])):

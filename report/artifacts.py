@@ -21,7 +21,7 @@ from lineage.runs.folder import parse_metrics, read_json, regular
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
 MOST = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
-MOST |= {"samples": 30, "confused": 12, "written": 30}
+MOST |= {"samples": 30, "texts": 100, "characters": 20_000, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
 MOST_BYTES = 1 << 30  # of all arrays of a file
 MOST_SAMPLES = 1 << 28  # bytes of a file of samples
@@ -168,13 +168,17 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
 
 def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
-    steps: dict[int, Markup] = {}
+    steps: dict[int, list[Markup]] = {}
     for sample in parse_metrics(regular(path, MOST_SAMPLES)):
-        prompt = sample.get("prompt", "")
-        block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
-        steps[sample["step"]] = steps.get(sample["step"], Markup()) + block
-    newest = sorted(steps, reverse=True)[: MOST["samples"]]
-    shown = html.join(html.details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
+        texts, prompt = steps.setdefault(sample["step"], []), sample.get("prompt", "")
+        parts = (text[: MOST["characters"]] for text in (prompt, sample["text"].removeprefix(prompt)))
+        texts += [Markup("<pre class=sample><b>{}</b>{}</pre>").format(*parts)] * (len(texts) < MOST["texts"])
+        if len(steps) > MOST["samples"]:
+            del steps[min(steps)]
+    newest = sorted(steps, reverse=True)
+    shown = html.join(
+        html.details(f"Step {step:,}", html.join(steps[step]), opened=step == newest[0]) for step in newest
+    )
     return html.section("Samples", shown)
 
 

@@ -9,7 +9,8 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -27,7 +28,7 @@ DATA = "data.json"  # the fingerprints of the data files
 OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-MOST = 1 << 28  # bytes of a JSON file
+MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
@@ -113,28 +114,27 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
 
 
-def parse_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of metrics or samples, without an incomplete last line; null is None."""
-    lines = []
-    pieces = regular(path).read_bytes().splitlines()
-    for number, piece in enumerate(pieces, start=1):
-        try:
-            lines.append(parse_line(piece, path, number))
-        except ValueError:
-            if number < len(pieces):  # the last line is incomplete if the process was killed while writing
-                raise
-    return lines
+def parse_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file of metrics or samples, without an incomplete last line; null is None."""
+    with regular(path).open("rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), 1):
+            try:
+                yield parse_line(line, path, number)
+            except ValueError:
+                if file.peek(1):  # the last line is incomplete if the process was killed while writing
+                    raise
 
 
 def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """Return a line of a file of metrics or samples; raise ValueError if it is damaged."""
+    if len(line) == LONGEST:
+        raise ValueError(f"{path}, line {number}, has more than {LONGEST:,} bytes.")
     try:
         found = json.loads(line)
         found["step"] + 0
         return found
     except (ValueError, TypeError, KeyError, RecursionError):
-        what = "is not a JSON object with a number `step`"
-        raise ValueError(f"{path}, line {number}, {what}: {line[:60]!r}.") from None
+        raise ValueError(f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
 
 
 class DamagedError(ValueError):

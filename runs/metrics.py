@@ -5,17 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import parse_line, regular
+from lineage.runs.folder import LONGEST, parse_line, regular
 
-LONGEST = 1 << 24  # maximum number of bytes of a line
 MOST = 20_000  # maximum number of lines of training steps that one call keeps
 
 
 class GrowingMetrics:
     """Lines of a `metrics.jsonl`; each call of `read` parses only the lines that are new since the last call.
 
-    If there are more than `MOST` lines, only evenly spaced lines, lines of evaluations, lines with values that are not
-    finite, and the last line are parsed and kept.
+    If there are more than `MOST` lines, only evenly spaced lines, lines of evaluations (10 `MOST` at most), lines with
+    values that are not finite, and the last line are parsed and kept.
 
     Attributes:
         lines: the lines so far, in order; null is NaN.
@@ -49,13 +48,15 @@ class GrowingMetrics:
             count = size * (sample.count(b"\n") or 1) // (len(sample) or 1)  # estimated number of new lines
             stride = max(count // MOST, 1)
             file.seek(self._end)
-            skipped, odd = b"", 0
+            skipped, odd, others = b"", 0, 0
             for place, line in enumerate(iter(partial(file.readline, LONGEST), b"")):
-                if len(line) == LONGEST:
-                    raise ValueError(f"{self.path}, line {self._number + 1}, has {LONGEST:,} bytes or more.")
-                odd += b"null" in line
-                wanted = place % stride == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
-                if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):
+                is_odd, is_other, is_long = b"null" in line, b'"train/' not in line, len(line) == LONGEST
+                odd, others = odd + is_odd, others + is_other
+                wanted = (
+                    place % stride == 0 or (is_odd and odd <= MOST) or (is_other and others <= 10 * MOST) or is_long
+                )
+                is_whole = line.endswith(b"\n") or is_long
+                if not is_whole or (wanted and not self._add(line, is_last=not file.peek(1))):
                     break
                 self._end, self._number = self._end + len(line), self._number + 1
                 self._last, skipped = line, b"" if wanted else line

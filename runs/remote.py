@@ -241,7 +241,7 @@ class Mirror:
 
     def _is_alive(self, found: dict[str, Any]) -> bool:
         """Wait until the lock file changes; return False if it does not change or is deleted."""
-        host = found.get("host")
+        host = ascii(found.get("host"))
         print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for its heartbeat", file=sys.stderr)
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:

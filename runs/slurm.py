@@ -72,7 +72,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     with locked_file(folder / LOCK) as free:
         if not free:
             raise ValueError(f"another `slurm submit` is using {workdir}: try again when it has ended.")
-        jobs, queue = read_json(folder / JOBS), _queue()
+        jobs, queue = _jobs(folder), _queue()
         todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
         tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
         if tasks:
@@ -92,7 +92,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     Returns:
         0 if all are done, 1 if some failed or are not submitted, 75 otherwise.
     """
-    jobs, queue = read_json(workdir / "slurm" / JOBS), _queue()
+    jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:
         number = jobs.get(run.name)
         run.look()
@@ -110,7 +110,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
-    found = [number for number in read_json(workdir / "slurm" / JOBS).values() if number in queue]
+    found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
     errors = ""
     for running in (False, True):
         if chosen := [number for number in found if (queue[number] == "RUNNING") == running]:
@@ -140,6 +140,11 @@ def _executor(folder, settings):
     limits |= {"setup": list(settings["setup"]), "additional_parameters": {"requeue": True}}
     executor.update_parameters(**limits, job_name=folder.parent.name)
     return executor
+
+
+def _jobs(folder: Path) -> dict[str, str]:
+    """Return the number of each run's job."""
+    return {name: str(number) for name, number in read_json(folder / JOBS).items()}
 
 
 def _queue() -> dict[str, str]:

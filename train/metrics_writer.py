@@ -333,7 +333,7 @@ def check_events(path: Path) -> None:
 
 def _truncated_history(path: Path, resume_step: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest and these."""
-    lines = folder.parse_metrics(path) if path.exists() and resume_step else []
+    lines = list(folder.parse_metrics(path)) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept, [line for line in lines if line["step"] > resume_step]

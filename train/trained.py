@@ -149,6 +149,7 @@ class Trained:
         found, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
+                adoption.check_imports(local(folder))
                 quantized = {"weights": config.weights} if config.weights else {}
                 other = load(folder, changes=quantized, alone=self.experiment.devices is not None)
                 ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))

@@ -60,7 +60,7 @@ class COCO(SplitFiles):
         splits, names = {}, list(self.known.class_names) if self.known else []
         for split, path in self.without_training(self.paths()).items():
             content = _content(path)
-            categories = _names(path, content["categories"])
+            categories = category_names(path, content["categories"])
             found = list(categories.values())
             if names and names != found:
                 first = self.paths().get("train", "the training data")
@@ -171,7 +171,7 @@ def _content(path: str) -> dict[str, Any]:
     return content
 
 
-def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
+def category_names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Return the names of categories by id, in order."""
     try:
         names = dict(sorted((category["id"], "" + category["name"]) for category in categories))
@@ -245,8 +245,9 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
             left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in sides)
             if not (-LIMIT < left <= right < LIMIT and -LIMIT < top <= bottom < LIMIT):
                 raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty or infinite")
-            difficult = item.findtext("difficult", "0").strip() == "1"
-            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult))
+            if (difficult := item.findtext("difficult", "").strip()) not in ("", "0", "1"):
+                raise ValueError(f"difficult is {difficult[:60]!r}, which must be 0 or 1")
+            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult == "1"))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
         suffix = Path(root.findtext("filename", "").strip()).suffix or ".jpg"
         if not re.fullmatch(r"\.\w{1,9}", suffix):

@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,24 +150,47 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_json(path: str) -> Any:
-    """Return the content of a JSON file; raise ValueError if it is not JSON; for other errors, see `iterate_lines`."""
-    text = "\n".join(read_lines(path))
+    """Return the content of a JSON file, which may be compressed and at most as long as a line; see `parse_json`."""
+    text, most = io.StringIO(), _most_bytes(_LINE, path)
+    for line in iterate_lines(path):
+        if text.tell() + len(line) > most:
+            raise ValueError(f"{path} has more than {most:,} characters: {_LIMIT.format(_LINE / 1e6)}.")
+        text.write(line)
+    return parse_json(text.getvalue(), path)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of a JSON text; raise ValueError for other texts, and for an object that has a key twice."""
     try:
-        return json.loads(text)
-    except (RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}.") from None
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object with some pairs of keys and values; raise ValueError for a key that occurs twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:60]!r} occurs twice in an object")
+    return found
 
 
 def gathered(parts: Iterable[Any], *paths: str | Path) -> list[Any]:
     """Return the parts of files (bytes, texts or tuples of values); raise ValueError if they need too much memory."""
-    kept, left = [], _most_bytes(_ALL, *paths)
+    kept, needed, most = [], 0, _most_bytes(_ALL, *paths)
     for part in parts:
-        left -= sys.getsizeof(part) + (sum(map(sys.getsizeof, part)) if isinstance(part, tuple) else 0)
-        if left < 0:
-            most = _most_bytes(_ALL, *paths)
-            raise ValueError(f"{paths[0]} needs more than {most:,} bytes: {_LIMIT.format(_ALL / 1e6)}.")
+        needed += sys.getsizeof(part) + (sum(map(sys.getsizeof, part)) if isinstance(part, tuple) else 0)
+        if needed > most:
+            check_bytes(needed, *paths)
         kept.append(part)
     return kept
+
+
+def check_bytes(needed: int, *paths: str | Path) -> None:
+    """Raise ValueError if parts of files, which need some bytes of memory, are too large for their sizes."""
+    if needed > (most := _most_bytes(_ALL, *paths)):
+        raise ValueError(f"{paths[0]} needs more than {most:,} bytes: {_LIMIT.format(_ALL / 1e6)}.")
 
 
 def _most_bytes(least, *paths):

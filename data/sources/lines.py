@@ -164,7 +164,8 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
                 for item in paragraph["qas"]:
                     answers = item["answers"] if answered else ()
                     answers = [(answer["answer_start"], answer["text"]) for answer in answers]
-                    impossible = item.get("is_impossible")
+                    if (impossible := item.get("is_impossible")) not in (None, False, True):
+                        raise ValueError(f"is_impossible is {str(impossible)[:60]!r}, it must be true or false.")
                     if answered and impossible is False and not answers:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
                     answers = [] if impossible else answers
@@ -178,14 +179,14 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
 
 def read_sentences(path: str) -> list[TaggedSentence]:
     """Return the sentences in a file with their universal parts of speech; error messages have the line number."""
-    sentences, words, tags = [], [], []
+    sentences, words, tags, index = [], [], [], 0
     space = ""  # before the next word
     last_part, space_after_token = 0, ""  # last word of a multiword token, and the space after it
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
             if words:
                 sentences.append(TaggedSentence(words, tags))
-            words, tags, space = [], [], ""
+            words, tags, index, space, last_part = [], [], 0, "", 0
         elif not line.startswith("#"):
             columns = line.split("\t")
             if len(columns) != 10:
@@ -199,6 +200,8 @@ def read_sentences(path: str) -> list[TaggedSentence]:
             if "-" in word_id:
                 last_part, space_after_token = int(word_id.partition("-")[2]), after
             elif "." not in word_id:
+                if int(word_id) <= index:
+                    raise ValueError(f"{path}, line {number} has the ID {word_id} after {index}: IDs must increase.")
                 index = int(word_id)
                 words.append(space + columns[1])
                 tags.append(columns[3])

@@ -16,7 +16,7 @@ import numpy as np
 from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, gathered, inside, refuse
+from lineage.data.sources.files import Bad, check_bytes, gathered, inside, refuse
 from lineage.data.sources.tables import Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
@@ -47,6 +47,8 @@ class Parquet(Table):
         number = 0
         with _opened(file, lambda: f" after row {number}") as table:
             check_columns(file, keys, _columns(table.schema_arrow))
+            for group in range(table.num_row_groups):
+                _check_size(file, table.metadata.row_group(group), keys)
             for batch in table.iter_batches(1024, columns=list(dict.fromkeys(keys))):
                 for values in zip(*(_values(batch, key) for key in keys)):
                     number += 1
@@ -171,6 +173,7 @@ class _Recent:
                 self._groups.move_to_end(key)
                 return self._groups[key]
         with _opened(file) as table:
+            _check_size(file, table.metadata.row_group(number), [column])
             found = table.read_row_group(number, columns=[column]).column(column)
         with self._lock:
             self._size += 0 if key in self._groups else found.nbytes
@@ -204,6 +207,13 @@ def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
     with pyarrow.parquet.ParquetWriter(path, schema := pyarrow.schema(kinds)) as writer:
         while part := list(islice(predictions, 1024)):
             writer.write_table(pyarrow.Table.from_pylist(part, schema))
+
+
+def _check_size(file: str, group: Any, keys: Sequence[str]) -> None:
+    """Raise ValueError if a row group's columns, which are decompressed together, need too much memory."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    wanted = [column for column in columns if any(f"{column.path_in_schema}.".startswith(f"{key}.") for key in keys)]
+    check_bytes(sum(column.total_uncompressed_size for column in wanted), file)
 
 
 def _groups(file: str, column: str) -> np.ndarray:

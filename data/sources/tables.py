@@ -14,7 +14,7 @@ from lineage.configs.registry import Range
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, DataFiles, gathered, held_out, iterate_lines, refuse
+from lineage.data.sources.files import Bad, DataFiles, gathered, held_out, iterate_lines, refuse, unique
 
 csv.field_size_limit(1 << 24)  # characters of a field, which need up to 8 bytes each; the default is 128 KiB
 
@@ -187,12 +187,13 @@ def json_objects(file: str, bad: Bad = refuse) -> Iterator[tuple[int, dict[str, 
     """Yield the number of each non-empty line of a file, and the JSON object in it; {} after a call of `bad`."""
     for number, line in enumerate(iterate_lines(file, bad), 1):
         if line.strip():
+            entry, reason = None, ""
             try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
+                entry = json.loads(line, object_pairs_hook=unique)
+            except (ValueError, RecursionError) as error:
+                reason = f": {error}"
             if not isinstance(entry, dict):
-                bad(ValueError(f"{file}, line {number} is not a JSON object."))
+                bad(ValueError(f"{file}, line {number} is not a JSON object{reason}."))
                 entry = {}
             yield number, entry
 

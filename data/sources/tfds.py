@@ -1,6 +1,8 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
+import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +16,8 @@ from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Q
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.transforms.pillow import Picture
+
+CLASS_KEYS = "pythonClassName", "python_class_name", "type"  # of the classes of features, in features.json
 
 
 @SOURCES.register("tfds")
@@ -204,9 +208,29 @@ def find_builder(name: str, data_dir: str = "") -> Any:
             f"`tfds build {name} --data_dir={root} --file_format=array_record` (needs the extra `prepare`)."
         )
     newest = max(versions, key=lambda text: [int(part) if part.isdecimal() else -1 for part in text.split(".")])
-    found = tensorflow_datasets.builder_from_directory(folder / newest)
+    _check_classes(folder / newest / "features.json")
+    try:
+        found = tensorflow_datasets.builder_from_directory(folder / newest)
+    except Exception as error:  # damaged files raise exceptions of many types
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder / newest} cannot be read as a data set: {type(error).__name__} {reason}") from error
     formats = [form.value for form in found.info.available_file_formats()]
     if "array_record" not in formats:
         found = f"The data set {name!r} is prepared in {root} as {', '.join(formats)}"
         raise ValueError(f"{found}: prepare it into another data_dir with --file_format=array_record.")
     return found
+
+
+def _check_classes(path: Any) -> None:
+    """Raise ValueError if a file of features names classes in modules that TensorFlow Datasets would import."""
+    try:
+        left = [json.loads(path.read_text())]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
+    while left:
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        names = [value.get(key) for key in CLASS_KEYS] if isinstance(value, dict) else []
+        for module in (name.rpartition(".")[0] for name in names if isinstance(name, str)):
+            if module and not module.startswith("tensorflow_datasets.") and module not in sys.modules:
+                raise ValueError(f"{path} has a class of the module {module!r}: import it first if you trust it.")

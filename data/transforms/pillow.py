@@ -17,6 +17,7 @@ from lineage.data import shuffle
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow may start a program for others, such as EPS
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")  # pixels of 8 bits
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # last bytes of the files of a format
+TILE = 322, 323  # TIFF tags of the width and the height of a tile, which is decoded as a whole
 
 
 def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "") -> np.ndarray:
@@ -98,10 +99,26 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
         if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):
             raise OSError("it is not a regular file")  # opening a pipe would wait forever
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+            _check_size(image, len(file) if isinstance(file, bytes) else os.stat(file).st_size)
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format
         where = where or ("An example" if isinstance(file, bytes) else file)
         raise ValueError(f"{where} cannot be read as an image: {error}.") from None
+
+
+def _check_size(image, size):
+    """Raise OSError for an image that needs far more memory or time than its file of `size` bytes suggests."""
+    if image.format in ("JPEG", "MPO"):
+        image.fp.seek(0)
+        if (scans := image.fp.read().count(b"\xff\xda")) > 100 + size // 10_000:  # each passes over all pixels
+            raise OSError(f"it has {scans:,} scans, of which a photo has a few")
+    tags = getattr(image, "tag_v2", {})
+    tile = [tags.get(tag) for tag in TILE]
+    width, height = (max(ours, side) if isinstance(side, int) else ours for ours, side in zip(image.size, tile))
+    if (needed := 4 * width * height) > 10**8 + 100 * size:  # Pillow has up to 4 bytes for each pixel
+        raise OSError(
+            f"{width:,} x {height:,} pixels need {needed:,} bytes, above 100 MB and 100 times the file's size"
+        )
 
 
 def to_pillow(image: np.ndarray) -> Image.Image:

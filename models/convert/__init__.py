@@ -226,6 +226,8 @@ def _value(name, setting, value, default):
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(f"{name} is {_short(value)}: it must be one of {', '.join(ACTIVATIONS)}.")
         return ACTIVATIONS[value]
+    if isinstance(default, bool) and value not in (None, False, True):
+        raise ValueError(f"{name} is {_short(value)}: it must be true or false.")
     if isinstance(default, bool | tuple):
         return type(default)(value)
     kind, wanted = int, "an integer of at least 1"

@@ -14,6 +14,7 @@ from lineage.models.convert.family import read_json
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
+FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields of `preprocessor_config.json` with only one value
 # Role of a special token in `tokenizer_config.json` -> its role in `lineage.data.tokenizers.SPECIAL`.
 ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
 
@@ -48,11 +49,18 @@ def preprocessing(folder: Path) -> dict[str, Any]:
 
 
 def _preprocessing(config):
+    for name, value in FIXED.items():
+        if config.get(name) not in (None, value):
+            raise ValueError(f"{name} is {str(config[name])[:60]}: it must be {value}")
     found = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std") if config.get(f"image_{n}")}
     if not (all(map(math.isfinite, found.get("mean", ()))) and all(0 < x < math.inf for x in found.get("std", ()))):
         raise ValueError(f"the mean and the standard deviation of pixels are {str(found)[:120]}")
-    if config.get("resample") in RESAMPLING:
-        found["resample"] = RESAMPLING[config["resample"]]
+    if config.get("do_normalize") is False:
+        found = {"mean": (0.0,), "std": (1.0,)}
+    if (number := config.get("resample")) is not None:
+        if number not in RESAMPLING:
+            raise ValueError(f"resample is {str(number)[:60]}: it must be {' or '.join(map(str, RESAMPLING))}")
+        found["resample"] = RESAMPLING[number]
     side = _side(config.get("size"))
     if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
         return found | {"image_size": longest, "shorter_side": side}
@@ -67,6 +75,8 @@ def _preprocessing(config):
 
 def _side(size):
     """Return the side of a square, or the shorter side, from a number or a dictionary; None for other sizes."""
+    if isinstance(size, dict) and size.get("height") != size.get("width"):
+        raise ValueError(f"a size is {str(size)[:60]}: its height and width must be equal")
     side = (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
     if side is not None and not (type(side) is int and 0 < side <= MAX_SIDE):
         raise ValueError(f"a size is {str(size)[:60]}: it must be an integer of at most {MAX_SIDE:,}")

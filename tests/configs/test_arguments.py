@@ -53,15 +53,12 @@ def test_parse_separates_options_and_overrides():
         ("predict gpt_stdlib", "outputs/gpt_stdlib", None),
     ],
 )
-def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named, tmp_path, monkeypatch):
-    run, found = tmp_path / "run", []
+def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named, tmp_path):
+    run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text("{}")
-    monkeypatch.setattr(
-        launch, "execute", lambda options, changes, workdir: found.append((workdir, options.named)) or 0
-    )
-    launch.main(arguments.format(run=run).split())
-    assert found == [(workdir.format(run=run), named and named.format(run=run))]
+    options, _, found = launch.parsed(arguments.format(run=run).split())
+    assert (found, options.named) == (workdir.format(run=run), named and named.format(run=run))
 
 
 def test_home_folder_in_values(monkeypatch):

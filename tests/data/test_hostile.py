@@ -14,12 +14,14 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from lineage.data.inputs import from_files
+from lineage.data.sources import files
 from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
 from lineage.data.sources.parquet import Parquet
 from lineage.data.sources.raw_images import CIFAR, IDX
 from lineage.data.sources.tables import CSV, JSONLines
-from lineage.data.transforms.pillow import decode
+from lineage.data.transforms.pillow import channels_of, decode
+from lineage.evaluation import records
 from tests.data.conftest import png, train
 
 
@@ -70,12 +72,17 @@ def test_coco_with_a_list_for_a_name(tmp_path):
 
 
 NESTED = "[" * 100_000
+JSON_READERS = {
+    "squad.json": read_questions,
+    "coco.json": lambda path: COCO(path).images_with_boxes(),
+    "images.json": lambda path: from_files(path, "images_with_boxes"),
+    "scores.json": records.read,
+}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (NESTED, "recursion"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": []}]}, "a question or context is 5, not text"),
         ({"context": "a", "qas": [{"question": ["Who?"], "answers": []}]}, r"a question or context is \['Who\?'\]"),
         ({"context": 5, "qas": [{"question": "Who?", "answers": [{"text": "a", "answer_start": 0}]}]}, "not text"),
@@ -85,10 +92,10 @@ NESTED = "[" * 100_000
 )
 def test_hostile_questions(tmp_path, content, message):
     path = tmp_path / "a.json"
-    path.write_text(content if content is NESTED else json.dumps({"data": [{"paragraphs": [content]}]}))
-    with pytest.raises(ValueError, match=f"a.json is not (JSON|a file in SQuAD's format): .*{message}"):
+    path.write_text(json.dumps({"data": [{"paragraphs": [content]}]}))
+    with pytest.raises(ValueError, match=f"a.json is not a file in SQuAD's format: .*{message}"):
         read_questions(str(path))
-    with pytest.raises(ValueError, match=r"is not (JSON|a file in SQuAD's format)"):
+    with pytest.raises(ValueError, match="is not a file in SQuAD's format"):
         SQuAD(str(path)).questions()
 
 
@@ -100,11 +107,19 @@ def test_answers_that_are_nowhere(start, answer, tmp_path):
         read_questions(str(path))
 
 
-def test_nested_json_lines(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(NESTED, "maximum recursion depth"), ('{"input": 1, "target": 2, "input": 3}', "the key 'input' occurs twice")],
+)
+def test_nested_json_and_objects_with_a_key_twice(content, reason, tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"input": "a", "target": "b"}}\n{NESTED}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not a JSON object"):
+    path.write_text(f'{{"input": "a", "target": "b"}}\n{content}\n')
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2 is not a JSON object: {reason}"):
         read_pairs(str(path))
+    for name, read in JSON_READERS.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"{name} is not JSON: {reason}"):
+            read(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("id", ["1" * 5000, f"1-{'2' * 5000}"])
@@ -122,6 +137,32 @@ def test_half_of_a_surrogate_pair(kind):
         train(kind, ["text more"]).encode_batch(["sound", "text \ud800 more"])
 
 
+def tiled(side):
+    """Return a TIFF file of 16 x 16 pixels in a tile of other sides."""
+    content = zlib.compress(bytes(3 * side**2))
+    tags = {256: (4, 16), 257: (4, 16), 258: (3, 8), 259: (3, 8), 262: (3, 2), 277: (3, 3), 284: (3, 1)}
+    tags |= {322: (4, side), 323: (4, side), 324: (4, 8), 325: (4, len(content))}
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, (kind, value) in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff"])
+def test_many_pixels_in_a_small_image(kind, tmp_path):
+    """Check an image of one color, and a tile that is larger than the image."""
+    if kind == "png":
+        Image.new("1", (6400, 6400)).save(buffer := io.BytesIO(), "PNG")
+        content = buffer.getvalue()
+    else:
+        assert decode(tiled(64), 3).shape == (16, 16, 3)
+        content = tiled(6400)
+    (path := tmp_path / "a.png").write_bytes(content)
+    for file in (path, content):
+        with pytest.raises(ValueError, match="6,400 x 6,400 pixels need 163,840,000 bytes, above 100 MB and 100 times"):
+            decode(file, 3)
+    with pytest.raises(ValueError, match=r"a\.png cannot be read as an image"):
+        channels_of(path)
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "/secret.png"])
 def test_images_outside_of_the_folder_are_not_read(name, tmp_path):
     """Check images that a file of data names: it may come from somebody else, and pictures may be private."""
@@ -131,15 +172,19 @@ def test_images_outside_of_the_folder_are_not_read(name, tmp_path):
     name = str(tmp_path / name[1:]) if name.startswith("/") else name
     content = {"images": [{"id": 1, "file_name": name}], "annotations": [], "categories": [{"id": 1, "name": "a"}]}
     (folder / "a.json").write_text(json.dumps(content))
+    (folder / "a.txt").write_text(f"{name}\n")
+    (folder / "a.jsonl").write_text(json.dumps({"file": name}) + "\n")
     image = pa.array([{"bytes": None, "path": name}] * 2)
     pyarrow.parquet.write_table(pa.table({"image": image, "label": [0, 1]}), folder / "a.parquet")
     for read in (
         COCO(f"{folder}/a.json").images_with_boxes,
         lambda: from_files(f"{folder}/a.json", "images_with_boxes"),
+        lambda: from_files(f"{folder}/a.txt", "images"),
+        lambda: records.pictures(f"{folder}/a.jsonl"),
         Parquet(f"{folder}/a.parquet").images,
     ):
         with pytest.raises(
-            ValueError, match=r"a\.(json|parquet, row 1) names the file '.*secret\.png', which is not in"
+            ValueError, match=r"a\.(jsonl?|txt|parquet, row 1) names the file '.*secret\.png', which is not in"
         ):
             read()
     if name[0] == "/":
@@ -169,6 +214,16 @@ def test_boxes_without_end(corners, tmp_path):
         (tmp_path / "a.json").write_text(json.dumps(content | {"categories": [{"id": 1, "name": "a"}]}))
         with pytest.raises(ValueError, match=r"a\.json, annotation 1 is not valid: it must have"):
             COCO(f"{tmp_path}/a.json").images_with_boxes()
+
+
+def test_difficult_that_is_not_a_number(tmp_path):
+    source = write_voc(tmp_path / "voc", (1, 1, 9, 9))
+    path = tmp_path / "voc/Annotations/1.xml"
+    path.write_text(path.read_text().replace("<name>", "<difficult>true</difficult><name>"))
+    with pytest.raises(
+        ValueError, match=r"1\.xml is not an annotation of VOC: difficult is 'true', which must be 0 or"
+    ):
+        source.images_with_boxes()
 
 
 def test_annotations_outside_of_the_folder_are_not_read(tmp_path):
@@ -210,6 +265,29 @@ def test_many_rows_in_a_small_parquet_file(tmp_path):
             read()
 
 
+@pytest.mark.parametrize("kind", ["documents", "images"])
+def test_large_value_in_a_small_parquet_file(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_ALL", 10**6)
+    value = pa.array([b"a" * 3_000_000], pa.binary())
+    table = pa.table({"text": value, "image": value, "label": [0]})
+    pyarrow.parquet.write_table(table, path := tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(ValueError, match=r"a\.parquet needs more than 1,\d+,\d+ bytes: at most 1 MB and 100 times"):
+        list(Parquet(str(path)).documents()["train"]) if kind == "documents" else Parquet(str(path)).images()
+
+
+def scanned(count):
+    """Return a progressive JPEG file whose last scan is repeated."""
+    Image.new("L", (64, 64), 128).save(buffer := io.BytesIO(), "JPEG", progressive=True)
+    content = buffer.getvalue()
+    return content[:-2] + content[content.rindex(b"\xff\xda") : -2] * count + content[-2:]
+
+
+def test_many_scans_of_an_image():
+    assert decode(scanned(20), 1).shape == (64, 64, 1)
+    with pytest.raises(ValueError, match=r"cannot be read as an image: it has 5,00\d scans, of which a photo"):
+        decode(scanned(5000), 1)
+
+
 def test_short_lines_of_a_small_compressed_file(tmp_path):
     """Check that the memory of the texts counts, not only their characters."""
     with gzip.open(path := tmp_path / "a.tsv.gz", "wb") as file:
@@ -226,6 +304,16 @@ def test_line_of_many_values_in_a_small_compressed_file(kind, part, tmp_path):
             file.write(part)
     with pytest.raises(ValueError, match=r"a\.gz, line \d has more than 1\d,\d+,\d+ bytes: at most 10 MB and 100"):
         list(kind(str(path)).documents()["train"])
+
+
+def test_json_of_many_values_in_a_small_compressed_file(tmp_path):
+    """Check documents of many lines, of which none is too long."""
+    content = gzip.compress(b"[" + (b"[]," * 300_000 + b"\n") * 13 + b"[]]")
+    for name, read in JSON_READERS.items():
+        (path := tmp_path / f"{name}.gz").write_bytes(content)
+        if name != "images.json":  # whose files are not compressed
+            with pytest.raises(ValueError, match=r"\.gz has more than 1\d,\d+,\d+ characters: at most 10 MB and 100"):
+                read(str(path))
 
 
 def test_quote_without_end(tmp_path):

@@ -188,7 +188,11 @@ def test_impossible_questions_have_no_answers(tmp_path):
     what["is_impossible"] = False
     path.write_text(json.dumps(content))
     assert read_questions(str(path))[2].references == ["Normandy"]
-    what["answers"] = []
+    what["is_impossible"] = "false"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"a\.json, question 3: is_impossible is 'false', it must be true or false"):
+        read_questions(str(path))
+    what |= {"is_impossible": False, "answers": []}
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"a\.json, question 3: 'What\?' has no answer and is not marked as"):
         read_questions(str(path))

@@ -44,6 +44,9 @@ def test_conllu(tmp_path):
     (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
     with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one', not with an ID such as 1 or 1-2"):
         read_sentences(f"{tmp_path}/c.conllu")
+    (tmp_path / "d.conllu").write_text(CONLLU.replace("\n\n", "\n"))
+    with pytest.raises(ValueError, match=r"d.conllu, line \d+ has the ID 1 after \d: IDs must increase"):
+        read_sentences(f"{tmp_path}/d.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):
@@ -112,7 +115,7 @@ def test_words_without_tokens_become_mask_tokens():
 
 
 def test_sentences_are_texts_for_masked_lm(tmp_path):
-    (tmp_path / "a-train.conllu").write_text(CONLLU * 3)
+    (tmp_path / "a-train.conllu").write_text(f"{CONLLU}\n" * 3)
     (tmp_path / "a-dev.conllu").write_text(CONLLU)
     facts = load(CoNLLU(str(tmp_path)), MaskedLM(sequence_length=16), batch_size=1).facts
     assert facts.characters_per_token["validation"] * facts.tokens["validation"] == pytest.approx(24)

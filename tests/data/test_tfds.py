@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 import textwrap
@@ -232,3 +233,15 @@ def test_questions(prepare, tmp_path):
     source = loaded.splits["validation"].source
     assert [item.references for item in source.questions] == [["cat", "a cat"], []]
     assert source.per_sequence["start"].tolist() == [8, 0]
+
+
+def test_modules_that_a_data_set_names_are_not_imported(prepare, tmp_path, monkeypatch):
+    prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"one"}]})
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    (path,) = tmp_path.glob("prose/*/features.json")
+    for name in ("pythonClassName", "type"):
+        path.write_text(json.dumps({name: "stranger.Feature", "content": {}}))
+        with pytest.raises(ValueError, match=r"features\.json has a class of the module 'stranger': import it first"):
+            find_builder("prose", str(tmp_path))
+    assert not (tmp_path / "executed").exists()

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import cloudpickle
@@ -273,6 +274,14 @@ def damaged(path, change):
     path.write_bytes(data)
 
 
+def with_entry(index, **values):
+    """Replace values of the first entry of an index, and its checksum."""
+    shards = entries(index)
+    shards[0] |= values
+    crc32 = zlib.crc32(json.dumps(shards).encode())
+    index.write_text(json.dumps({"complete": True, "shards": shards, "crc32": crc32}))
+
+
 @pytest.mark.parametrize(
     ("lost", "damage"),
     [
@@ -282,6 +291,8 @@ def damaged(path, change):
         ("index", lambda shard, index: index.write_text("[1]")),
         ("index", lambda shard, index: index.write_text('{"complete": true, "shards": [{"tokens": 7}]}')),
         ("index", lambda shard, index: index.write_text(index.read_text().replace('"bytes": ', '"bytes": 1'))),
+        ("index", lambda shard, index: with_entry(index, tokens="a")),
+        ("index", lambda shard, index: with_entry(index, bytes=-1)),
         ("end", lambda shard, index: index.write_text(index.read_text().replace("true", "false"))),
     ],
 )

@@ -48,11 +48,8 @@ def test_default_workdirs_are_distinct():
         (["slurm", "submit", "--sweep"], "outputs/vit_digits_sweep"),
     ],
 )
-def test_a_sweep_and_a_run_have_different_default_workdirs(arguments, workdir, monkeypatch):
-    found = []
-    monkeypatch.setattr(launch, "execute", lambda options, changes, workdir: found.append(workdir) or 0)
-    launch.main(arguments)
-    assert found == [workdir]
+def test_a_sweep_and_a_run_have_different_default_workdirs(arguments, workdir):
+    assert launch.parsed(arguments)[2] == workdir
 
 
 def test_finished_run_has_all_files(finished):

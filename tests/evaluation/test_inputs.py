@@ -5,13 +5,14 @@ import json
 import re
 import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from lineage.data import Facts, Loader, Question
-from lineage.data.inputs import Inputs, from_files
+from lineage.data.inputs import Inputs, from_files, from_memory
 from lineage.evaluation.prediction import with_categories
 from lineage.train.experiment import Experiment
 
@@ -31,7 +32,7 @@ def test_tasks_without_predictions_are_refused(tiny):
         ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review; source.text_key"),
         ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
         ("a.jsonl", f'{{"text": {[0] * 99}}}\n', (), f"a.jsonl, line 1 has [{'0, ' * 19}0,: it must be a text."),
-        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
+        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object: Expecting"),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .parquet, .csv, .tsv, .jsonl, or a source such as NAME:"),
         ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .parquet, .csv, .tsv, .jsonl, or a source such"),
         ("b/a.txt", None, (), "There is no file"),
@@ -154,3 +155,26 @@ def test_model_needs_the_categories_of_a_file():
     assert with_categories(facts, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (9, 3)
     with pytest.raises(ValueError, match="The inputs have no category 'dog': the model's classes must be among theirs"):
         with_categories(facts, Inputs([], categories={"cat": 9}))
+
+
+def test_ids_that_occur_twice(tmp_path):
+    """Check questions and images: files of predictions have one entry for each id."""
+    asked = [{"id": id, "question": "Is it?"} for id in ("x", "y", "x")]
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "It is.", "qas": asked}]}]}))
+    with pytest.raises(ValueError, match="Several inputs have the id 'x': their ids must differ"):
+        from_files(str(tmp_path / "a.json"), "questions")
+    images = [{"id": 7, "file_name": name} for name in ("a.png", "b.png")]
+    content = {"images": images, "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"b\.json has categories with the same `id` or `name`"):
+        from_files(str(tmp_path / "b.json"), "images_with_boxes")
+    (tmp_path / "b.json").write_text(json.dumps({"images": images}))
+    with pytest.raises(ValueError, match="Several inputs have the id 7: their ids must differ"):
+        from_files(str(tmp_path / "b.json"), "images_with_boxes")
+
+
+@pytest.mark.parametrize("image", [np.ones((8, 8, 3), np.float32), np.ones((8, 8, 3), bool), np.ones((8, 8), np.uint8)])
+def test_arrays_that_are_no_images(image):
+    """Check pixels from 0 to 1, which would be black."""
+    with pytest.raises(ValueError, match=r"An image is an array \w+ \[8, 8.*\]: it must be uint8 \[h, w, c\]"):
+        from_memory([image], "images", 3).rows[0]

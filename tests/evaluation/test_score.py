@@ -1,7 +1,9 @@
 """The command `score`: scores of files match the metric functions, and invalid files raise."""
 
+import bz2
 import hashlib
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -375,3 +377,55 @@ def test_files_to_score_are_not_overwritten(tmp_path, capsys):
         assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 1
         assert f"--output is {output}, which is one of the files to score" in capsys.readouterr().err
     assert texts.read_text() == "a b\n"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.bz2", "out.jsonl.xz", "out.JSONL"])
+def test_format_of_a_file_does_not_depend_on_its_compression(name, tmp_path):
+    """Check that lines of JSON are not scored as texts."""
+    content = b'{"prediction": "a b"}\n{"prediction": "c d"}\n'
+    content = {".bz2": bz2.compress, ".xz": lzma.compress}.get(name[-4:].lstrip("l"), bytes)(content)
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "true.txt").write_text("a b\nc d\n")
+    assert score_files("d2l_bleu", str(tmp_path / name), [str(tmp_path / "true.txt")], [])["scores"]["d2l_bleu"] == 1
+
+
+def test_predictions_of_other_images_are_refused(tmp_path):
+    """Check that the images of predictions are those of the references, also if their number is the same."""
+    for name in ("a/1.png", "b/2.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).touch()
+    out = tmp_path / "out.jsonl"
+    for files, right in ((("a/1.png", "b/2.png"), True), (("1.png", "x/b/2.png"), True), (("2.png", "1.png"), False)):
+        out.write_text("".join(json.dumps({"file": file, "label": "a"}) + "\n" for file in files))
+        if right:
+            assert score_files("accuracy", str(out), [str(tmp_path / "images")], [])["scores"]["accuracy"] == 0.5
+        else:
+            with pytest.raises(ValueError, match=r"Entry \d is .*: predictions and references must be of the same ima"):
+                score_files("accuracy", str(out), [str(tmp_path / "images")], [])
+
+
+def test_ids_and_names_that_occur_twice(tmp_path):
+    def score(metric, predictions, references):
+        (tmp_path / "out.json").write_text(predictions)
+        (tmp_path / "true.json").write_text(json.dumps(references))
+        return score_files(metric, str(tmp_path / "out.json"), [str(tmp_path / "true.json")], [])["scores"]
+
+    truth = squad({"x": ["a"], "y": ["b"]})
+    with pytest.raises(ValueError, match=r"out\.json is not JSON: the key 'x' occurs twice in an object"):
+        score("squad", '{"x": "a", "y": "b", "x": "b"}', truth)
+    truth["data"][0]["paragraphs"][1]["qas"][0]["id"] = "x"
+    with pytest.raises(ValueError, match="the references have 2 questions with 1 ids: each needs its own"):
+        score("squad", '{"x": "a"}', truth)
+    truth["data"][0]["paragraphs"][1]["qas"][0]["id"] = 5  # as a number
+    assert score("squad", '{"x": "a", "5": "b"}', truth)["exact_match"] == 1
+    same = [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]
+    with pytest.raises(ValueError, match="references has categories with the same `id` or `name`"):
+        score("coco", "[]", {"images": [], "annotations": [], "categories": same})
+
+
+def test_empty_files_and_folders_are_refused(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "a.conllu").write_text("")
+    for metric, name in (("accuracy", "images"), ("tagging", "a.conllu")):
+        with pytest.raises(ValueError, match=f"{name} is empty: there is nothing to score"):
+            score_files(metric, str(tmp_path / name), [str(tmp_path / name)], [])

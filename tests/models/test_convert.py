@@ -216,6 +216,12 @@ def transposed(tensors):
         (TINY_GPT, {"activation_function": ["gelu"]}, r"activation_function is \['gelu'\]: it must be one of relu"),
         (TINY_GPT, {"activation_function": "x" * 9999}, "activation_function is 'xxx.*: it must be one of relu"),
         (TINY_GPT, {"n_head": [2]}, r"n_head is \[2\]: it must be an integer of at least 1"),
+        (TINY_VIT, {"qkv_bias": "yes"}, "qkv_bias is 'yes': it must be True"),
+        (
+            TINY_GPT,
+            {**LLAMA, "tie_word_embeddings": "false"},
+            "tie_word_embeddings is 'false': it must be true or false",
+        ),
         (TINY_VIT, {"id2label": 5}, "config.json is not that of a 'vit'"),
         (TINY_VIT, {"id2label": "absent", "num_labels": 10**12}, "num_classes is 1000000000000: it must be at most"),
         (TINY_VIT, {"id2label": "absent", "num_labels": "3"}, "num_labels is '3': it must be an integer"),

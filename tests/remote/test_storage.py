@@ -10,7 +10,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from tensorflow_datasets.core.dataset_info import DatasetInfoFileError
 
 from lineage import launch
 from lineage.configs import storage
@@ -126,6 +125,7 @@ def test_of_checkpoints_only_complete_ones_are_copied(bucket):
         ("BUCKET/missing", FileNotFoundError, "There is no BUCKET/missing"),
         ("BUCKET/*.csv", FileNotFoundError, r"There is no BUCKET/\*.csv"),
         ("foo://a/b", ValueError, "has the unknown scheme 'foo': it must be a local path, "),
+        ("reference://a::BUCKET/a.txt", ValueError, "reference://a::BUCKET/a.txt names several file systems"),
         ("s3:///a", ValueError, "is not a path on remote storage: it must have the form s3://"),
     ],
 )
@@ -168,8 +168,8 @@ def test_sources_read_remote_files(bucket):
 
 
 def test_of_prepared_data_sets_only_one_is_copied(bucket):
-    bucket.put({"one/1.0.0/features.json": b"", "two/1.0.0/features.json": b""})
-    with pytest.raises(DatasetInfoFileError):  # the file is not that of a data set
+    bucket.put({"one/1.0.0/features.json": b"{}", "two/1.0.0/features.json": b"{}"})
+    with pytest.raises(ValueError, match=r"one/1\.0\.0 cannot be read as a data set: "):
         SOURCES["tfds"](path="one", data_dir=bucket.url).read("documents")
     assert {name.partition("/")[0] for name in files(storage.copy_of(bucket.url, "files"))} == {"one"}
 

@@ -362,6 +362,26 @@ def test_number_of_charts_is_limited(tmp_path, monkeypatch):
     assert "2 of 5 metrics are shown." in write_report(tmp_path).read_text()
 
 
+def test_number_and_length_of_samples_are_limited(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (path := tmp_path / "artifacts/samples.jsonl").parent.mkdir()
+    samples = [{"step": 1, "prompt": "p" * 99_999, "text": "<old>"}]
+    samples += [{"step": step, "text": "t" * 99_999} for step in range(2, 32) for _ in range(1 if step < 31 else 200)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in samples))
+    body = write_report(tmp_path).read_text()
+    assert re.findall("t{500,}", body) == ["t" * 20_000] * (29 + 100)
+    assert "&lt;old&gt;" not in body
+
+
+def test_names_that_differ_in_their_punctuation_have_their_own_figures(tmp_path):
+    values = {f"{split}/{name}": 1.0 for split in ("train", "a_b", "a.b") for name in ("top_5", "top.5", "top__5")}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1} | values) + "\n")
+    body = write_report(tmp_path).read_text()
+    assert len(list((tmp_path / "report").glob("curve_top*.png"))) == 3
+    assert len(set(re.findall(r'download="(curve_\w+)\.csv"', body))) == 3
+    assert re.findall("step,train,a_b,a.b".replace(",", "(?:,|%2C)"), body)
+
+
 def test_numbers_of_settings_without_a_place_on_an_axis_are_words(tmp_path):
     for name, value in {"a": 10**400, "b": 2, "c": float("nan"), "d": float("inf")}.items():
         folder = write_small(tmp_path / name)

@@ -121,7 +121,7 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
         path.symlink_to(target)
     reads = {
         "run.json": folder.read_json,
-        "metrics.jsonl": folder.parse_metrics,
+        "metrics.jsonl": lambda path: list(folder.parse_metrics(path)),
         "growing": lambda path: GrowingMetrics(path).read(),
     }
     read = reads.get(name, lambda path: folder.read_record(path.parents[1]))

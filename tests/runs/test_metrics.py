@@ -99,8 +99,13 @@ def test_report_of_a_long_run_draws_few_points(tmp_path, parsed):
     assert len(page) < 200_000
 
 
-def test_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "LONGEST", 1000)
-    append(tmp_path / "metrics.jsonl", ['{"step": 1}', '{"step": 2, "train/loss": 1' + "0" * 2000])
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, has 1,000 bytes or more\."):
-        GrowingMetrics(tmp_path / "metrics.jsonl").read()
+def test_long_lines_and_many_evaluations(tmp_path, monkeypatch, parsed):
+    """Check a line that needs much memory, and more evaluations than a page shows."""
+    path = tmp_path / "metrics.jsonl"
+    monkeypatch.setattr(metrics, "MOST", 100)
+    append(path, (json.dumps({"step": step, "test/loss": 0.5}) for step in range(1, 10_001)))
+    assert len(GrowingMetrics(path).read()) == len(parsed) < 1200
+    append(path, [json.dumps({"step": 10_001, "test/loss": 0.5, "a": "a" * 10**7}), *lines(10_002, 10_005)])
+    for read in (GrowingMetrics(path).read, lambda: read_metrics(tmp_path)):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 10001, has more than 10,000,000 bytes"):
+            read()

@@ -63,7 +63,7 @@ def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, c
     cluster("squeue", "echo 7_0 PENDING; echo 7_1 RUNNING; echo 8 RUNNING")
     cluster("scancel", f"echo $@ >> {tmp_path}/canceled; [ $1 = 7_0 ] && echo no such job >&2; exit {int(ended)}")
     (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0", "b": "7_1", "c": "7_2"}))
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0", "b": "7_1", "c": "7_2", "d": [8]}))
     if ended:
         with pytest.raises(ValueError, match="scancel failed for some of 2 jobs: no such job"):
             slurm.cancel(tmp_path)

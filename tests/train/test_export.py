@@ -193,8 +193,9 @@ def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path
         {"feature_extractor_type": "ViTFeatureExtractor", "size": 16},
         {"image_processor_type": "DeiTImageProcessor", "size": 20, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "CLIPImageProcessor", "size": 16, "crop_size": 16, "do_center_crop": True},
+        {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "do_normalize": False},
     ],
-    ids=["ViT", "number", "DeiT", "CLIP"],
+    ids=["ViT", "number", "DeiT", "CLIP", "not normalized"],
 )
 def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     """Compare the pixels of an image that is not square, which some processors squash and others crop."""
@@ -221,6 +222,11 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
         {"image_mean": "abc"},
         {"image_mean": [float("nan")] * 3},
         {"image_std": [0.0] * 3},
+        {"resample": 1},
+        {"rescale_factor": 1 / 127.5},
+        {"do_rescale": False},
+        {"size": {"height": 16, "width": 8}},
+        {"size": 8, "crop_size": {"height": 8, "width": 4}, "do_center_crop": True},
     ],
     ids=str,
 )

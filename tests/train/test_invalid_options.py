@@ -87,6 +87,10 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ),
         ([GPT, "--config.compiler_options=('a',)"], "compiler_options contains 'a': it must be pairs (name, value)."),
         (
+            [GPT, "--config.compiler_options=(('xla_dump_to', 'x'),)"],
+            "compiler_options contains xla_dump_to: an option that names files must be given in the environment",
+        ),
+        (
             [GPT, "--config.compiler_options=(('xla_nonsense', 1),)"],
             "compiler_options: INVALID_ARGUMENT: No such compile option: 'xla_nonsense'",
         ),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 
 import lineage
 from lineage import launch, models
+from lineage.configs import adoption
 from lineage.configs.run import Mesh
 from lineage.data import SOURCES, Facts
 from lineage.data.inputs import from_memory
@@ -103,6 +105,26 @@ def test_student_without_its_teacher(tiny, tmp_path):
     (tmp_path / "teacher").rename(tmp_path / "gone")
     (found,) = lineage.load(tmp_path / "run").predict(["def <mask>:"])
     assert found["prediction"].startswith("def ")
+
+
+def test_runs_that_a_run_names_execute_nothing(tiny, tmp_path):
+    """Check a run without `imports`, whose config names a run with some."""
+    run, other, module = tmp_path / "run", tmp_path / "other", tmp_path / "own.py"
+    loop.train(tiny("gpt", {"total_steps": 1}), run, **ONE)
+    shutil.copytree(run, other)
+    module.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    config = json.loads((run / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"imports": [str(module)]}))
+    for role in ("draft", "contrast"):
+        sampling = config["sampling"] | {role: str(other)}
+        (run / "config.json").write_text(json.dumps(config | {"sampling": sampling}))
+        with pytest.raises(ValueError, match=r"the run in .*other would execute '.*own\.py': give --config\.imports="):
+            lineage.load(run).predict(["a"])
+    with pytest.raises(ValueError, match=r"the run in .*other would execute '.*own\.py'"):
+        adoption.model_of(str(other))  # of a teacher, or for the initial parameters
+    assert not (tmp_path / "executed").exists()
+    assert lineage.load(run, changes={"imports": str(module)}).predict(["a"])
+    assert (tmp_path / "executed").exists()
 
 
 def test_import_is_light():
