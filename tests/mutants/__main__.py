@@ -46,6 +46,7 @@ class Mutation:
         """Print the mutants of each module."""
         for name in self.options.modules:
             self.modules[name] = importlib.import_module(f"lineage.{name.removesuffix('.py').replace('/', '.')}")
+        gc.unfreeze()  # `conftest.py` freezes the functions of modules that tests import
         self.functions = [one for one in gc.get_objects() if type(one) is FunctionType]
         for item in session.items:
             fewer_examples(item)
