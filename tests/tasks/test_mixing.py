@@ -1,4 +1,4 @@
-"""Mixup and CutMix, soft labels and the binary cross-entropy."""
+"""Mixup and CutMix, soft labels, the binary cross-entropy and distillation."""
 
 import flax.linen as nn
 import jax
@@ -11,6 +11,7 @@ import torch
 from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
+from lineage.tasks.losses import divergence, weighted
 from lineage.train.step import TrainState, make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
@@ -140,6 +141,28 @@ def test_binary_targets_have_both_classes_of_a_mixed_image(monkeypatch):
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(mixed), torch.tensor(target))
     loss = found(given(logits, label), {"dropout": KEYS[0]}, binary=True, mixup=0.2)[0]
     assert float(loss) == pytest.approx(4 * expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_divergence_matches_pytorch(temperature):
+    teacher, student = np.random.default_rng(0).normal(size=(2, 4, 3, 7)).astype(np.float32)
+    log_p, log_q = (torch.log_softmax(torch.tensor(x) / temperature, -1) for x in (teacher, student))
+    expected = torch.nn.functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1) * temperature**2
+    found = divergence(jnp.asarray(teacher), jnp.asarray(student), temperature)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    hard = torch.nn.functional.cross_entropy(
+        torch.tensor(student).reshape(12, 7), torch.tensor(teacher.argmax(-1)).reshape(12), reduction="none"
+    )
+    found = divergence(jnp.asarray(teacher), jnp.asarray(student), 0.0)
+    np.testing.assert_allclose(found.reshape(12), hard, rtol=1e-5)
+
+
+def test_weighted_losses_are_reported_one_by_one():
+    losses = {"first": jnp.array([1.0, 2.0, 5.0]), "second": jnp.array([0.5, 4.0, 7.0])}
+    total, weight, aux = weighted((2.0, 0.25), losses, jnp.array([True, True, False]), accuracy=jnp.ones(3))
+    assert (float(total), float(weight)) == (7.125, 2)
+    means = {name: float(state.compute()) for name, state in aux.items()}
+    assert means == {"loss": 3.5625, "first": 1.5, "second": 2.25, "accuracy": 1.0}
 
 
 @pytest.mark.thorough
