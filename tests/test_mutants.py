@@ -1,4 +1,12 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 from tests.mutants.changes import Mutants
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_mutants_of_a_module():
@@ -14,3 +22,10 @@ def test_mutants_of_a_module():
         (7, False, "return -x -> return x"),
     ]
     assert all(mutant.decode().count("\n") == text.count("\n") for *_, mutant in found)
+
+
+@pytest.mark.thorough
+def test_tests_execute_the_mutants():
+    arguments = ["configs/directions.py", "--tests=tests/configs/test_directions.py", "--sample=4"]
+    found = subprocess.run([sys.executable, "-m", "tests.mutants", *arguments], cwd=ROOT, stdout=subprocess.PIPE)
+    assert b"4 of 4 mutants killed" in found.stdout

@@ -191,6 +191,7 @@ def test_overrides_are_typed(config):
         ("model.dept", "1", "unknown config key 'model.dept': did you mean 'model.depth'? The keys of model are "),
         ("model.xyz", "1", "unknown config key 'model.xyz'. The keys of model are "),
         ("total_step", "1", "unknown config key 'total_step': did you mean 'total_steps'?"),
+        ("modl.depth", "1", "unknown config key 'modl.depth': did you mean 'model.depth'?"),
         ("xyzzy.a", "1", "unknown config key 'xyzzy.a'. The keys of the config are "),
         ("learning_rate", "1", "unknown config key 'learning_rate'"),
         ("optimizer.learning_rate.x", "1", "unknown config key"),
@@ -211,6 +212,14 @@ def test_invalid_override_raises(config, key, value, message):
     assert config.to_json_best_effort() == before
 
 
+def test_initialized_run_keeps_its_model_if_the_folder_is_lost(config):
+    saved = config.to_dict()
+    saved["model"] |= {"width": 24, "depth": 2}
+    saved["init"]["path"] = "lost"
+    cli.override(config, {"init.path": "lost", "model.depth": 3}, saved)
+    assert (config.model.width, config.model.depth) == (24, 3)
+
+
 def test_overriding_a_duration_clears_the_other_unit(config):
     assert config.total_epochs is not None
     cli.override(config, {"total_steps": "7"})
@@ -227,6 +236,13 @@ def test_file_without_get_config_raises(tmp_path):
     (tmp_path / "x.py").write_text("a = 1")
     with pytest.raises(ValueError, match="has no get_config"):
         cli.load(str(tmp_path / "x.py"))
+
+
+def test_arguments_that_get_config_does_not_take_are_refused(tmp_path):
+    (tmp_path / "x.py").write_text("def get_config(path):\n    pass\n")
+    for file, wants in (("vit_digits:x", "takes no argument"), (f"{tmp_path}/x.py", "needs an argument, FILE:ARG")):
+        with pytest.raises(ValueError, match=rf"^get_config\(\) of .* {wants}"):
+            cli.load(file)
 
 
 def test_config_that_is_none_is_refused(tmp_path):

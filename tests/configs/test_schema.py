@@ -10,7 +10,18 @@ from ml_collections import ConfigDict
 
 from lineage import models
 from lineage.configs import base, cli, schema
-from lineage.configs.registry import Range, Registry, check_ranges, field_types, from_data, variants
+from lineage.configs.registry import (
+    Range,
+    Registry,
+    check_expressions,
+    check_matches,
+    check_ranges,
+    field_types,
+    from_data,
+    typed,
+    variants,
+)
+from lineage.configs.run import Run
 
 THINGS = Registry("thing")
 
@@ -111,6 +122,7 @@ def test_config_takes_precedence_over_data_variant_and_default(changes, given, e
         (lambda: THINGS.build("part", kind="sqare"), r"thing.kind is 'sqare'\. Did you mean 'square'\?"),
         (lambda: THINGS.build("part", size=-1.0), r"part\.size is -1\.0: it must be 0 or more and below 10\."),
         (lambda: Part(float("nan")), r"part\.size is nan"),
+        (lambda: Run(seed=-1), r"^seed is -1: it must be 0 or more\."),
     ],
 )
 def test_invalid_values_raise(build, message):
@@ -192,9 +204,17 @@ def test_keys_of_a_backbone_are_described_by_its_class():
     assert key.documentation == schema.documentation(models.MODELS["resnet"])["stem_width"]
 
 
+def test_part_of_another_class_has_the_defaults_of_that_class():
+    backbone = schema.section(models.MODELS, "detr").backbone
+    assert (backbone.name, backbone.frozen) == ("resnet", None)  # the variants set `frozen`
+    swin = schema.section(models.MODELS, "swin").to_dict()
+    assert schema.section(models.MODELS, "detr", backbone={"name": "swin"}).backbone.to_dict() == swin
+
+
 def test_optional_choices_show_none():
     assert schema.readable(Literal["dots", "full"] | None) == "'dots' | 'full' | None"
     assert schema.readable(Literal["dots", "full"]) == "'dots' | 'full'"
+    assert schema.describe(whole(), {})["note"][0].type == "str or None"
 
 
 def test_keys_show_their_range():
@@ -213,3 +233,52 @@ def test_registering_a_class_that_is_not_a_dataclass_raises():
 
     with pytest.raises(ValueError, match=r"The thing .*Undecorated must be a dataclass: add @dataclass"):
         THINGS.register("undecorated")(Undecorated)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("1e3", int, 1000),
+        (3, float, 3.0),
+        ("a,b", tuple, ("a", "b")),
+        ("[1, 2]", tuple, (1, 2)),
+        ("FALSE", bool, False),
+        ("5", str, "5"),
+        ("5", type(None), 5),
+        ("none", type(None), "none"),
+    ],
+)
+def test_values_are_converted_to_the_type_of_their_key(value, kind, expected):
+    found = typed("key", value, kind)
+    assert (found, type(found)) == (expected, type(expected))
+    assert typed("key", expected, kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("1.5", int), (True, int), (True, float), ("1", bool), ("", tuple), ("None", int), (1, str)]
+)
+def test_values_of_another_type_raise(value, kind):
+    with pytest.raises(ValueError, match=rf"^key is {value!r}: it must be of type {kind.__name__}\.$"):
+        typed("key", value, kind)
+    assert typed("key", "None", kind, optional=True) is None
+
+
+@pytest.mark.parametrize(
+    ("items", "paired", "message"),
+    [
+        (("a+", "("), False, r"key has '\(', which is not a regular expression: "),
+        ((("a+", 1.0), ("(", 1.0)), True, r"key has \('\(', 1.0\), which is not a regular expression: "),
+        ((("a+", 1.0), "ab"), True, "key has 'ab': it must be a pair of a regular expression and a value"),
+        ((("a+", 1.0, 2.0),), True, r"key has \('a\+', 1.0, 2.0\): it must be a pair"),
+    ],
+)
+def test_invalid_regular_expressions_raise(items, paired, message):
+    check_expressions("key", items[:-1], paired)
+    with pytest.raises(ValueError, match=message):
+        check_expressions("key", items, paired)
+
+
+def test_regular_expressions_must_match():
+    check_matches("key", ("b$", "^a"), ("a/c", "a/b"))
+    with pytest.raises(ValueError, match=r"^key has '\^b', which matches no parameter; one is 'a/c'\.$"):
+        check_matches("key", ("b$", "^b"), ("a/c", "a/b"))

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from lineage.data import fingerprint as module
-from lineage.data.fingerprint import crc, fingerprint, identity
+from lineage.data.fingerprint import crc, files_below, fingerprint, identity
 
 SETTLED = module.SETTLED
 
@@ -62,6 +62,35 @@ def test_files_that_were_just_written_are_read_again(corpus, tmp_path, monkeypat
         fingerprint([str(corpus[0])], cache_dir=tmp_path)
         (record,) = tmp_path.glob("fingerprints-*.json")
         assert [row != [None] for row in json.loads(record.read_text().partition("\n")[2])] == kept
+
+
+def test_checksums_are_kept_from_16_mib_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SETTLED", 0)
+    (tmp_path / "file").touch()
+    for size, kept in ((2**24 - 1, 0), (2**24, 1)):
+        os.truncate(tmp_path / "file", size)
+        fingerprint([str(tmp_path / "file")], cache_dir=tmp_path / "kept")
+        assert len(list(tmp_path.glob("kept/*"))) == kept
+
+
+def test_identity_does_not_depend_on_the_location(tmp_path):
+    places = [tmp_path / name for name in ("a/x", "b/x", "a/y", "c/x")]
+    for place in places:
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("other" if place.parent.name == "c" else "text")
+    first, moved, renamed, changed = (identity([place], 1) for place in places)
+    assert first == moved
+    assert len({first, renamed, changed, identity(places[:1], 2), identity(places[:2], 1)}) == 5
+
+
+def test_folders_are_visited_once(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").touch()
+    (tmp_path / "a" / "parent").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert list(files_below(tmp_path)) == [tmp_path / "a" / "x"]
+    with pytest.raises(FileNotFoundError):
+        list(files_below(tmp_path / "lost"))
 
 
 def test_files_are_read_from_4_kib_on(tmp_path):

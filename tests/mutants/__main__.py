@@ -44,8 +44,12 @@ class Mutation:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Print the mutants of each module."""
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        if bridge and bridge.backends_are_initialized():
+            raise pytest.UsageError("a file of tests uses JAX when it is imported: forked processes would wait forever")
         for name in self.options.modules:
             self.modules[name] = importlib.import_module(f"lineage.{name.removesuffix('.py').replace('/', '.')}")
+        gc.unfreeze()  # `conftest.py` freezes the functions of modules that tests import
         self.functions = [one for one in gc.get_objects() if type(one) is FunctionType]
         for item in session.items:
             fewer_examples(item)

@@ -208,3 +208,19 @@ def test_errors_of_deleted_coroutines_of_orbax_are_hidden(monkeypatch):
             coroutine = SimpleNamespace(cr_code=SimpleNamespace(co_filename=f"/lib/{library}/x.py"))
             sys.unraisablehook(SimpleNamespace(exc_value=ValueError("x"), object=coroutine))
     assert [error.object.cr_code.co_filename for error in seen] == ["/lib/other/x.py"]
+
+
+def test_tokenizer_that_is_not_that_of_the_run_raises(tmp_path):
+    path, data = tmp_path / "tokenizer.json", tmp_path / "data.json"
+    folder.check_tokenizer(tmp_path)  # there is none
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=f"^{data}, which has the SHA-256 of tokenizer.json, is missing or incomplete"):
+        folder.check_tokenizer(tmp_path)
+    folder.keep_data({}, tmp_path)
+    folder.check_tokenizer(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=f"^{path} is damaged: its SHA-256 is not that in data.json"):
+        folder.check_tokenizer(tmp_path)
+    data.write_text("{")
+    with pytest.raises(ValueError, match=rf"^{data} is damaged \(.*\): restore it, let the command `train` write it"):
+        folder.check_tokenizer(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from lineage.configs.sweeps import Choice, Floats, Integers, Search
 from lineage.report.comparison import finish
 from lineage.runs import search as module
+from lineage.runs.folder import METRICS
 from lineage.runs.locks import locked
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
 from lineage.runs.search import Trials, run_search
@@ -141,6 +142,7 @@ def test_trial_whose_folder_is_lost_is_repeated_to_its_end(tmp_path, monkeypatch
 
 
 def test_damaged_storage_is_named(tmp_path):
+    tmp_path /= "new/folder"
     run(tmp_path, trials=1)
     journal = tmp_path / module.STORAGE
     journal.write_bytes(journal.read_bytes().replace(b"{", b"(", 3))
@@ -158,26 +160,52 @@ def ended(run, state, *values, code=None):
 
 
 def test_trials_have_the_results_of_their_runs(tmp_path):
-    search = Search(SPACE, trials=6, prune=False, seed=1)
+    search = Search(SPACE, trials=7, prune=False, seed=1)
     trials = Trials(search, dict, tmp_path)
-    done, infinite, failed, diverged, large, stopped = trials.todo()
-    ended(done, "done", 4.0, 2.0)
+    done, infinite, failed, diverged, large, stopped, pruned = trials.todo()
+    ended(done, "done", 4.0, 3.0, 2.0)
     ended(infinite, "done", 1.0, float("inf"))
     ended(failed, "failed (1)", 3.0, code=1)
     ended(diverged, "failed (77)", code=NOT_FINITE)
     ended(large, "failed (78)", code=NO_MEMORY)
     ended(stopped, "stopped", 5.0)
-    for run in (*trials.runs, done, stopped):  # what is known is not reported again
+    ended(pruned, "pruned", 6.0)
+    for run in (*trials.runs, *trials.runs):  # what is known is not reported again
         assert trials.observe(run) is False
+    assert [run.state for run in (diverged, large)] == ["pruned", "pruned"]
     known = trials.study.get_trials()
-    assert [one.state.name for one in known] == ["COMPLETE", "FAIL", "RUNNING", "PRUNED", "PRUNED", "RUNNING"]
-    assert (known[0].value, known[0].intermediate_values) == (2.0, {1: 4.0, 2: 2.0})
+    states = ["COMPLETE", "FAIL", "RUNNING", "PRUNED", "PRUNED", "RUNNING", "PRUNED"]
+    assert [one.state.name for one in known] == states
+    assert (known[0].value, known[0].intermediate_values) == (2.0, {1: 4.0, 2: 3.0, 3: 2.0})
     assert known[5].intermediate_values == {1: 5.0}
+    (done.folder / METRICS).write_text('{"step": 1, "validation/loss": 4.0}\n')
     again = Trials(search, dict, tmp_path)
-    assert [run.state for run in again.runs] == ["done", "pruned", "waiting", "pruned", "pruned", "waiting"]
+    states = {"COMPLETE": "done", "RUNNING": "waiting"}
+    assert [run.state for run in again.runs] == [states.get(one.state.name, "pruned") for one in known]
     assert [run.changes for run in again.runs] == [run.changes for run in trials.runs]
+    assert again.runs[0].step == 1  # the table shows the results of runs that have ended
     with locked(stopped.folder):  # a run in progress comes first
         assert [run.name for run in again.todo()] == ["trial_005", "trial_002"]
+
+
+def test_completed_trial_without_its_folder_is_run_again_and_not_pruned(tmp_path):
+    search = Search(SPACE, trials=2, startup=1)
+    trials = Trials(search, dict, tmp_path)
+    for run, value in zip(trials.todo(), (1.0, 2.0)):
+        ended(run, "done", value)
+        trials.observe(run)
+    shutil.rmtree(run.folder)
+    again = Trials(search, dict, tmp_path)
+    assert [run.state for run in again.runs] == ["done", "waiting"]
+    ended(again.runs[1], "running", 9.0)
+    assert again.observe(again.runs[1]) is False
+
+
+def test_lock_of_a_killed_search_is_deleted(tmp_path, monkeypatch):
+    """Check that Optuna does not wait for the lock."""
+    (tmp_path / f"{module.STORAGE}.lock").symlink_to(tmp_path)
+    monkeypatch.setattr("optuna.storages.journal._file.time.sleep", lambda seconds: pytest.fail("the lock is held"))
+    assert len(list(Trials(Search(SPACE, trials=1), dict, tmp_path).todo())) == 1
 
 
 def test_search_stops_if_the_runs_do_not_have_its_metric(tmp_path):

@@ -1,4 +1,6 @@
-"""Mixup and CutMix, soft labels and the binary cross-entropy."""
+"""Mixup and CutMix, soft labels, the binary cross-entropy and distillation."""
+
+import functools
 
 import flax.linen as nn
 import jax
@@ -11,14 +13,20 @@ import torch
 from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
+from lineage.tasks.losses import divergence, weighted
 from lineage.train.step import TrainState, make_train_step
 
-KEYS = jax.random.split(jax.random.key(0), 400)
+
+@functools.cache
+def keys():
+    return jax.random.split(jax.random.key(0), 400)
+
+
 BOTH = {"mixup": 0.8, "cutmix": 1.0}
 
 
 def draws(size=(12, 10), mixup=0.0, cutmix=0.0):
-    pixels, share = jax.jit(jax.vmap(lambda key: mixing_ratios(key, size, mixup, cutmix)))(KEYS)
+    pixels, share = jax.jit(jax.vmap(lambda key: mixing_ratios(key, size, mixup, cutmix)))(keys())
     return np.asarray(pixels)[..., 0], np.asarray(share)
 
 
@@ -77,7 +85,7 @@ def test_label_weights_match_pixel_weights(options):
         return apply({"params": {"bias": bias}}, batch, rngs={"dropout": key})[0]
 
     # Predicting the fraction of pixels of each class is optimal: the gradient is zero.
-    losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(jnp.zeros(3), KEYS[:50])
+    losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(jnp.zeros(3), keys()[:50])
     np.testing.assert_allclose(gradients, 0, atol=1e-5)
     assert losses.max() > 1  # the labels are mixed
 
@@ -127,7 +135,7 @@ def test_soft_labels_and_binary_cross_entropy_match_pytorch():
     loss = found(given(logits, soft, mask), binary=True)[0]
     assert float(loss) == pytest.approx(5 * binary(torch_logits, torch_soft).item(), rel=1e-5)
     smooth = 0.9 * hot[:5] + 0.1 / 12
-    loss = found(given(logits, hard, mask), {"dropout": KEYS[0]}, binary=True, label_smoothing=0.1)[0]
+    loss = found(given(logits, hard, mask), {"dropout": keys()[0]}, binary=True, label_smoothing=0.1)[0]
     assert float(loss) == pytest.approx(5 * binary(torch_logits, torch.tensor(smooth)).item(), rel=1e-5)
 
 
@@ -138,8 +146,30 @@ def test_binary_targets_have_both_classes_of_a_mixed_image(monkeypatch):
     target = np.array([[1, 0, 0, 0, 1], [1, 1, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1]], np.float32)
     mixed = 0.7 * logits + 0.3 * np.roll(logits, 1, axis=0)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(mixed), torch.tensor(target))
-    loss = found(given(logits, label), {"dropout": KEYS[0]}, binary=True, mixup=0.2)[0]
+    loss = found(given(logits, label), {"dropout": keys()[0]}, binary=True, mixup=0.2)[0]
     assert float(loss) == pytest.approx(4 * expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_divergence_matches_pytorch(temperature):
+    teacher, student = np.random.default_rng(0).normal(size=(2, 4, 3, 7)).astype(np.float32)
+    log_p, log_q = (torch.log_softmax(torch.tensor(x) / temperature, -1) for x in (teacher, student))
+    expected = torch.nn.functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1) * temperature**2
+    found = divergence(jnp.asarray(teacher), jnp.asarray(student), temperature)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    hard = torch.nn.functional.cross_entropy(
+        torch.tensor(student).reshape(12, 7), torch.tensor(teacher.argmax(-1)).reshape(12), reduction="none"
+    )
+    found = divergence(jnp.asarray(teacher), jnp.asarray(student), 0.0)
+    np.testing.assert_allclose(found.reshape(12), hard, rtol=1e-5)
+
+
+def test_weighted_losses_are_reported_one_by_one():
+    losses = {"first": jnp.array([1.0, 2.0, 5.0]), "second": jnp.array([0.5, 4.0, 7.0])}
+    total, weight, aux = weighted((2.0, 0.25), losses, jnp.array([True, True, False]), accuracy=jnp.ones(3))
+    assert (float(total), float(weight)) == (7.125, 2)
+    means = {name: float(state.compute()) for name, state in aux.items()}
+    assert means == {"loss": 3.5625, "first": 1.5, "second": 2.25, "accuracy": 1.0}
 
 
 @pytest.mark.thorough
