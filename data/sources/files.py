@@ -201,7 +201,12 @@ def _most_bytes(least, *paths):
 
 
 def inside(folder: str | Path, name: str, source: str | Path) -> Path:
-    """Return the path of a file in a folder that the data file `source` names; raise ValueError for another folder."""
+    """Return the path of a file in a folder that the data file `source` names.
+
+    Raises ValueError for a file in another folder, and for a name that is too long for most file systems.
+    """
+    if max(map(len, os.fsencode(name).split(b"/"))) > 255:
+        raise ValueError(f"{source} names the file {name[:200]!r}, whose name is too long.")
     root, path = os.path.abspath(folder), os.path.abspath(os.path.join(folder, name))
     if os.path.commonpath([root, path]) != root:
         raise ValueError(f"{source} names the file {name[:200]!r}, which is not in {folder}.")

@@ -45,7 +45,7 @@ def preprocessing(folder: Path) -> dict[str, Any]:
     try:
         return _preprocessing(config)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {error}.") from None
+        raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {str(error)[:200]}.") from None
 
 
 def _preprocessing(config):

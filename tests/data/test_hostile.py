@@ -16,6 +16,7 @@ from PIL import EpsImagePlugin, Image
 from lineage.data.inputs import from_files
 from lineage.data.sources import files
 from lineage.data.sources.boxes import COCO, VOC
+from lineage.data.sources.files import inside
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
 from lineage.data.sources.parquet import Parquet
 from lineage.data.sources.raw_images import CIFAR, IDX
@@ -189,6 +190,11 @@ def test_images_outside_of_the_folder_are_not_read(name, tmp_path):
             read()
     if name[0] == "/":
         assert len(COCO(f"{folder}/a.json", images_path=str(tmp_path)).images_with_boxes().splits["train"]) == 1
+
+
+def test_names_that_are_too_long_for_a_file_are_refused():
+    with pytest.raises(ValueError, match=r"a\.json names the file 'x{200}', whose name is too long"):
+        inside("/data", "x" * 300, "a.json")
 
 
 def write_voc(folder, corners, name="1"):
