@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
-    with process.brief_errors(shown := "--traceback" in arguments):
-        return execute(arguments, shown)
+    with process.brief_errors("--traceback" in arguments):
+        return execute(arguments)
 
 
-def execute(arguments: Sequence[str], shown: bool) -> int:
-    """Run a command line by its function `run_COMMAND`; print user errors as one sentence, or their traceback."""
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command line by its function `run_COMMAND`; print user errors in one sentence."""
     try:
         with process.flushed():
             options, changes, workdir = parsed(arguments)
@@ -49,9 +49,11 @@ def execute(arguments: Sequence[str], shown: bool) -> int:
                 return globals()[f"run_{options.command}"](options, changes) or 0
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         return 1
-    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
+    except Exception as error:
+        if not process.is_reported(error):
+            raise
         said = process.printable(str(error) or type(error).__name__, kept="\n")
-        more = traceback.format_exc() if shown else "(use --traceback for the full traceback)"
+        more = traceback.format_exc() if "--traceback" in arguments else "(use --traceback for the full traceback)"
         print(f"\n{process.ERROR}{said}\n{more}", file=sys.stderr)
         return process.exit_code(error)
     except KeyboardInterrupt:
@@ -62,15 +64,14 @@ def execute(arguments: Sequence[str], shown: bool) -> int:
 def parsed(arguments: Sequence[str]) -> tuple[Options, Changes, str]:
     """Return the options of a command line, its overrides of the config, and its workdir."""
     options, changes = parse(arguments, displayed(LAUNCH))
-    given = vars(options)
     options.line = displayed([*LAUNCH, *arguments])
-    experiment = given.get("experiment")
-    options.named = given.get("config") or experiment
+    experiment = vars(options).get("experiment")
+    options.named = vars(options).get("config") or experiment
     options.file = options.named or DEFAULT  # name or path of the experiment
-    run = experiment if experiment and Path(experiment, CONFIG).is_file() else folder_of(given.get("run"))
-    folders = filter(None, [given.get("workdir"), run, *given.get("folders", ())])
-    is_sweep = options.command == "sweep" or given.get("sweep", False)
-    return options, changes, next(folders, default_workdir(options.file) + ("_sweep" if is_sweep else ""))
+    run = experiment if experiment and Path(experiment, CONFIG).is_file() else folder_of(vars(options).get("run"))
+    folders = filter(None, [vars(options).get("workdir"), run, *vars(options).get("folders", ())])
+    suffix = "_sweep" if options.command == "sweep" or vars(options).get("sweep") else ""
+    return options, changes, next(folders, default_workdir(options.file) + suffix)
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:

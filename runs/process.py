@@ -72,6 +72,12 @@ def flushed() -> Iterator[None]:
         raise
 
 
+def is_reported(error: Exception) -> bool:
+    """Return whether an error is reported in one sentence. A thread that cannot start is a plain RuntimeError."""
+    kinds = (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError)
+    return isinstance(error, kinds) or str(error) == "can't start new thread"
+
+
 def exit_code(error: Exception) -> int:
     """Return the exit code of a command that raised an error."""
     codes = {FloatingPointError: NOT_FINITE, MemoryError: NO_MEMORY}
