@@ -181,7 +181,7 @@ def last_step(workdir: Path) -> int:
 
 def checkpoints(workdir: Path) -> list[Path]:
     """Return the folders of the checkpoints in a run folder, oldest first."""
-    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal())
+    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
     return sorted(found, key=lambda path: int(path.name))
 
 

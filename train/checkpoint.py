@@ -39,11 +39,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         notify: callback for messages about errors that do not stop the run.
 
     Raises:
-        ValueError: `options.on_error` is "continue" in a run of several processes.
+        ValueError: `options.on_error` is "continue" in a run of several processes, or the path is not UTF-8.
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None):
         self.folder, self.notify = workdir.absolute() / "checkpoints", partial(print, file=sys.stderr)
+        if str(self.folder) != str(self.folder).encode(errors="replace").decode():  # refused by TensorStore
+            raise ValueError(f"the folder of the checkpoints is {str(self.folder)!r}: its name must be UTF-8.")
         self.options = options = options or Checkpoint()
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")

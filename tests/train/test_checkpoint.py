@@ -179,3 +179,8 @@ def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="it must be 'stop' in runs of several processes"):
         Checkpoints(tmp_path, Checkpoint(on_error="continue"))
+
+
+def test_path_that_is_not_utf8_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"a\\udce9/checkpoints': its name must be UTF-8"):
+        Checkpoints(tmp_path / "a\udce9")

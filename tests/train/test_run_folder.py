@@ -100,6 +100,7 @@ def test_parent_folder_of_a_relative_path_that_is_moved_is_noticed(tmp_path, mon
 def test_checkpoints_are_folders_named_by_decimal_numbers(tmp_path):
     for name in ("5", "12", "\N{SUPERSCRIPT TWO}", "20.tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "99").touch()
     assert [path.name for path in folder.checkpoints(tmp_path)] == ["5", "12"]
 
 
