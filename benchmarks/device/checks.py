@@ -19,12 +19,16 @@ import numpy as np
 from benchmarks.device import ours, process
 from benchmarks.device.ours import Rows, Settings
 from lineage.models import convert
+from lineage.models.bigbird import random_blocks
 from lineage.models.kernels.attention import kernels_for
+from lineage.models.kernels.triton_programs import BLOCK
 from lineage.models.layers.attend import DropWeights, Mask, dense
 from lineage.models.layers.attention import auto
+from lineage.models.layers.sparse import BlockSparse
 from lineage.train import profiling
 from lineage.train.loop import TrainingLoop
 
+WINDOW = 49  # number of tokens in a window of Swin
 FLOAT32_ERROR = 1e-4  # allowed relative error of outputs and gradients in float32
 SMALL = {"hidden_size": 64, "n_embd": 64, "num_hidden_layers": 2, "n_layer": 2, "num_attention_heads": 4, "n_head": 4}
 SMALL |= {"intermediate_size": 128, "vocab_size": 512}
@@ -47,6 +51,8 @@ def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str
     keys = jnp.arange(length) < jnp.linspace(length, length // 3, batch).astype(int)[:, None]
     segments = jnp.broadcast_to(jnp.arange(length) // (length // 3), (batch, length))
     bias = jax.random.normal(jax.random.key(9), (1, heads, length, length))
+    window, shifted = {"queries": WINDOW, "keys": WINDOW}, segments[:, :: length // WINDOW][:, :WINDOW]
+    blocks = {"queries": 12 * BLOCK, "keys": 12 * BLOCK, "pattern": BlockSparse(random_blocks(1, 12, 3, 0)[0], BLOCK)}
     return {
         "bidirectional": (Mask(), {}),
         "causal": (Mask(causal=True), {}),
@@ -64,6 +70,10 @@ def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str
         "odd length": (Mask(), {"queries": length + 37, "keys": length + 37}),
         "odd length, causal": (Mask(causal=True), {"queries": length + 37, "keys": length + 37}),
         "128 channels": (Mask(causal=True), {"channels": 128}),
+        "windows of Swin": (Mask(segments=shifted, bias=bias[..., :WINDOW, :WINDOW]), window),
+        "windows of Swin, dropout": (Mask(segments=shifted), window | {"rate": 0.1}),
+        "blocks of BigBird": (Mask(), blocks),
+        "blocks of BigBird, dropout": (Mask(), blocks | {"rate": 0.1}),
     }
 
 
@@ -74,7 +84,7 @@ def kernels(settings: Settings) -> Rows:
     """
     batch, length, heads, channels = (settings[name] for name in ("batch", "length", "heads", "channels"))
 
-    def prepare(mask, queries=length, keys=length, kv_heads=heads, channels=channels, rate=0.0):
+    def prepare(mask, queries=length, keys=length, kv_heads=heads, channels=channels, rate=0.0, pattern=None):
         drop = DropWeights(jnp.int32(1), rate) if rate else None
         shapes = [(queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads)]
         arrays = [
@@ -96,22 +106,23 @@ def kernels(settings: Settings) -> Rows:
                 exact = gradients(plain, mask, *(x.astype(jnp.float32) for x in arrays))
             return exact, {name: gradients(attend, mask, *arrays) for name, attend in implementations.items()}
 
-        plain = partial(dense, transform=drop)
-        implementations = {"dense": plain, **candidates(*arrays[:3], mask, drop)}
+        plain = partial(pattern.gathered if pattern else dense, transform=drop)
+        attend, find = (pattern, pattern.kernels) if pattern else (auto, kernels_for)
+        chosen = candidates(partial(attend, transform=drop), find(*arrays[:3], mask, drop), arrays[0].shape[-1])
+        implementations = {"dense": plain, **chosen}
         program = jax.jit(compare).lower(mask, *arrays).compile()
         return {}, lambda count: compared(*program(mask, *arrays))
 
     return {name: partial(prepare, mask, **sizes) for name, (mask, sizes) in masks(batch, length, heads).items()}
 
 
-def candidates(query: Any, key: Any, value: Any, mask: Mask, drop: DropWeights | None) -> dict[str, Any]:
-    """Return `auto`, named after its choice on this platform, and on a CPU also the emulated TPU kernel."""
+def candidates(attend: Any, found: dict[str, Any], channels: int) -> dict[str, Any]:
+    """Return the attention, named after the kernel of this platform, and on a CPU also the emulated TPU kernel."""
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    found = kernels_for(query, key, value, mask, drop)
     names = {platform: getattr(kernel, "func", kernel).__name__ for platform, kernel in found.items()}
-    chosen = {f"auto: {names.get(platform, 'no kernel')}": partial(auto, transform=drop)}
+    chosen = {f"auto: {names.get(platform, 'no kernel')}": attend}
     if platform == "cpu" and "tpu" in found:
-        chosen[f"{names['tpu']}, emulated"] = partial(found["tpu"], scale=query.shape[-1] ** -0.5, interpret=True)
+        chosen[f"{names['tpu']}, emulated"] = partial(found["tpu"], scale=channels**-0.5, interpret=True)
     return chosen
 
 
