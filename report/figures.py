@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -110,13 +111,13 @@ def chart(
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
     """
     figure, (axes,) = _plots()
+    title = textwrap.fill(title, 44, break_long_words=False)
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
     shown = []
     for split, (steps, values) in curves.items():
         place = splits.index(split) if split in splits else 0
         color, style = colors[place % len(colors)], ("-", "--", ":", "-.")[place // len(colors) % 4]
-        bad = ~np.isfinite(values)
-        for step in steps[bad & ~np.append(False, bad[:-1])][:50]:
+        for step in steps[np.diff(np.isfinite(values) * 1, prepend=1) < 0][:50]:
             axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":", gid=split)
         steps, values = points(steps, values)
         many = len(values) > 30
@@ -215,13 +216,15 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
             words = {value: f"{value:.4g}" for value in (shown if len(shown) <= 6 else (shown[0], shown[-1]))}
         else:
             at = {value: n for n, value in enumerate(shown)}
-            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in shown}
+            some = shown[:: -(-len(shown) // 16)]  # labels that do not overlap
+            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in some}
         low, wide = min(at.values()), max(at.values()) - min(at.values())
         at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
         heights.append([at[value if numbers else str(value)] for value in values])
         axes.plot([place, place], [0, 1], color=COLORS["rule"], linewidth=1.2, zorder=0)
         for value, word in words.items():
             axes.annotate(word, (place, at[value]), (-4, 0), textcoords="offset points", ha="right", va="center")
+        label = textwrap.fill(label, 20)
         axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLORS["soft"])
     for name, color, line in reversed([*zip(names, colors, zip(*heights))]):
         axes.plot(range(len(columns)), line, color=color, linewidth=1.7, alpha=0.85, gid=name)
@@ -306,10 +309,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: float = 1.08) -> Figure:
-    """Return small pictures, `side` inches wide, in rows and columns; the first row is the longest.
-
-    Each picture is a function `draw(axes, extent)`.
-    """
+    """Return pictures `draw(axes, extent)`, `side` inches wide, in rows and columns; the first row is the longest."""
     width, height = 1.07 * len(rows[0]), 1.07 * len(rows)
     figure = Figure(figsize=(side * width + 0.35, side * height + 0.35), layout="constrained")
     axes = figure.subplots()

@@ -163,3 +163,19 @@ def test_comparison_says_how_many_metrics_have_no_chart(tmp_path):
         write_run(tmp_path / name, [{"step": 1} | {f"test/m{n}": 1.0 for n in range(9)}], seconds=1.0)
     body = compare([tmp_path]).read_text()
     assert "Charts of 8 of 10 metrics; the table of runs has all." in body
+
+
+def test_long_titles_and_many_words_fit_into_figures():
+    points, title = (np.arange(3), np.arange(3.0)), "Validation summaries of functions expected calibration error"
+    figure = figures.chart(title, {"train": points}, ["train"], percent=False, smoothed=True)
+    figure.draw_without_rendering()
+    assert figure._suptitle.get_window_extent().x1 <= figure.bbox.x1
+    columns = {
+        "path": [f"file {n}" for n in range(200)],
+        "a_long_name_of_a_column_of_a_sweep": [*range(200)],
+        "b": [0] * 200,
+    }
+    figure = figures.parallel(columns, ["run"] * 200, ["black"] * 200)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert not [a for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
