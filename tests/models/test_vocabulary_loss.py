@@ -113,6 +113,7 @@ def test_sparse_losses_skip_blocks_without_weights(normal, small_blocks):
     total, expected = scored(x, table, None, targets)
     found_total, found = scored(x, table, None, targets, sparse=True)
     assert float(found_total) == pytest.approx(float(total), rel=1e-6)
+    assert float(total) == pytest.approx(float(expected.loss[weights].sum()), rel=1e-6)
     np.testing.assert_allclose(found.loss[weights], expected.loss[weights], rtol=1e-6)
     assert (found.normalizer == 0).sum() == 24 - 8  # one block of eight tokens was computed
 
@@ -170,6 +171,9 @@ def test_causal_language_models_may_fuse_the_loss(name, smoothing, variables, sm
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         # The gradient of a key's bias is zero but for rounding.
         np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6 * np.abs(other).max() + 1e-7)
+    unsmoothed = nn.apply(CausalLM(label_smoothing=0.0).loss, model)(params, batch)[0]
+    for each in (model, model.clone(fused_loss=True)):  # without dropout, labels are not smoothed
+        np.testing.assert_allclose(nn.apply(task.loss, each)(params, batch)[0], unsmoothed, rtol=1e-6)
 
 
 def test_block_sizes():
