@@ -276,6 +276,13 @@ def test_damaged_config_json_is_named(content, tmp_path):
         cli.load(str(path))
 
 
+def test_unknown_keys_of_a_config_are_named(config):
+    schema.update(config, {"model": {"depth": 3}})
+    assert config.model.depth == 3
+    with pytest.raises(ValueError, match=r"^Unknown config key 'model\.dept'\. Did you mean 'depth'\?"):
+        schema.update(config, {"model": {"dept": 3}})
+
+
 def test_argument_selects_the_sweep():
     path = ROOT / "configs" / "small" / "vit_ablations.py"
     config, sweep = cli.load(f"{path}:pooling,folder")

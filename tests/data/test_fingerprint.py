@@ -84,11 +84,11 @@ def test_identity_does_not_depend_on_the_location(tmp_path):
 
 
 def test_folders_are_visited_once(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x").touch()
-    (tmp_path / "a" / "parent").symlink_to(tmp_path)
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    assert list(files_below(tmp_path)) == [tmp_path / "a" / "x"]
+    for folder, link, target in (("one", "parent", "."), ("two", "b", "a")):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        (tmp_path / folder / "a" / "x").touch()
+        (tmp_path / folder / link).symlink_to(tmp_path / folder / target)
+        assert list(files_below(tmp_path / folder)) == [tmp_path / folder / "a" / "x"]
     with pytest.raises(FileNotFoundError):
         list(files_below(tmp_path / "lost"))
 
