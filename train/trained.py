@@ -19,6 +19,7 @@ from lineage.data import SOURCES, Facts, Loader
 from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, skip
+from lineage.data.sources.folder import is_image
 from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
@@ -128,7 +129,9 @@ class Trained:
         own = self.experiment.source
         kind = self.experiment.task.reads
         if text is not None and text.partition(":")[0] not in SOURCES:
-            return from_files(text, kind, columns, self.experiment.facts.channels, bad), fingerprint([text])
+            files, is_folder = fingerprint([text]), Path(local(text, ())).is_dir()  # which may also have the output
+            files = {name: value for name, value in files.items() if is_image(Path(name)) or not is_folder}
+            return from_files(text, kind, columns, self.experiment.facts.channels, bad), files
         source = own if text in (None, own.name) else schema.build(SOURCES, schema.parse(SOURCES, text))
         return from_source(source.read(kind), kind, split), fingerprint(source.files())
 

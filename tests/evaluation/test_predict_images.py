@@ -101,7 +101,7 @@ def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
     latin = os.fsdecode(b"caf\xe9.png")  # a name that UTF-8 cannot have
     (tmp_path / "one").mkdir()
     shutil.copy(images / "000.png", tmp_path / "one" / latin)
-    for output in ("one.jsonl", "two.json"):
+    for output in ("one.jsonl", "two.json", "one/own.jsonl", "one/own.jsonl"):  # an output is not an input
         assert predict(folder, tmp_path / "one", output=output)[0]["file"] == latin
     assert json.loads((tmp_path / "two.json").read_text(encoding="utf-8"))[0]["file"] == latin
     said = refused(folder, "--inputs=digits")
