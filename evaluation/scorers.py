@@ -171,6 +171,8 @@ def _regression(predictions, references):
         values, labels = (np.array(_texts(some), float) for some in (predictions, _single(references)))
     except ValueError as error:
         raise ValueError(f"The values must be numbers: {error}.") from None
+    if infinite := [each for each in (*values, *labels) if abs(each) > np.finfo(np.float32).max]:
+        raise ValueError(f"The values must be finite: one is {infinite[0]}.")
     return regression(values, labels)
 
 
@@ -258,9 +260,11 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
                 flags = [FLAGS[entry.get(key, 0)] for key in ("iscrowd", ignored)]
-                rest = (flags[0], entry["area"], flags[1]) if which else (entry["score"],)
-                images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
-    except (KeyError, TypeError) as error:
+                rest = (flags[0], float(entry["area"]), flags[1]) if which else (float(entry["score"]),)
+                left, top, width, height = map(float, entry["bbox"])
+                box = (left, top, width, height), numbers[entry["category_id"]], *rest
+                images[entry["image_id"]][which].append(box)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"the files are not in the formats of COCO: {type(error).__name__} {error}") from None
     state = Detections.empty(len(names))
     for image, (found, true) in images.items():

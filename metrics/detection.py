@@ -118,8 +118,9 @@ class Detections:
             count = true if name.startswith("true") else found
             if values.shape != (count,):
                 raise ValueError(f"The shape of {name} of image {image} is {values.shape}: it must be ({count},).")
-        if not np.isfinite(parts["scores"]).all():
-            raise ValueError(f"Image {image}: a score is not finite.")
+        for name, what in (("scores", "a score"), ("true_areas", "an area")):
+            if not np.isfinite(parts[name]).all():
+                raise ValueError(f"Image {image}: {what} is not finite.")
         classes = np.concatenate([parts["classes"], parts["true_classes"]])
         if len(wrong := classes[(classes < 0) | (classes >= self.num_classes)]):
             raise ValueError(f"A class of image {image} is {wrong[0]}: it must be from 0 to {self.num_classes - 1}.")

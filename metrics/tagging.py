@@ -3,6 +3,7 @@
 A tag is O, or a letter, "-" and the type of the span: B-PER, I-PER. A letter alone has the type "_".
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -58,9 +59,9 @@ def is_chunk(tag: str) -> bool:
 
 
 def word_accuracy(tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]]) -> float:
-    """Return the fraction of the words of some sentences whose tags are correct."""
+    """Return the fraction of the words of some sentences whose tags are correct; nan if there are no words."""
     words = [tag == true for pair in _pairs(tags, true_tags) for tag, true in zip(*pair)]
-    return sum(words) / len(words)
+    return sum(words) / len(words) if words else math.nan
 
 
 def _pairs(tags, true_tags):

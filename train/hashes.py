@@ -55,8 +55,11 @@ def _mixed(words):
 
 
 def check_size(arrays: Any, folder: Path) -> None:
-    """Raise ValueError if arrays, given as shapes and dtypes, need far more memory than the files in their folder."""
-    needed = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(arrays))
+    """Raise ValueError if arrays, given by Orbax's metadata, need far more memory than the files in their folder."""
+    needed = 0
+    for leaf in jax.tree.leaves(arrays):
+        chunk = leaf.storage.chunk_shape if leaf.storage else None  # a chunk, which is read as a whole, may be larger
+        needed += max(math.prod(leaf.shape), math.prod(chunk or ())) * np.dtype(leaf.dtype).itemsize
     if needed > 10**8 + 100 * sum(path.stat().st_size for path in folder.rglob("*")):
         raise ValueError(f"its arrays would need {needed:,} bytes")
 

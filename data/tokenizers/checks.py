@@ -10,6 +10,7 @@ import numpy as np
 
 MAX_GROWTH = 100  # factor by which replacements may make a text longer
 MAX_WORD = 1000  # characters of a word, for which WordPiece needs cubic time
+MAX_PIECE = 128  # characters of a piece of Unigram, which tries all pieces at each character of a text
 # Parts of a regular expression that may match an empty text, before every character.
 EMPTY = re.compile(r"[*?|^$]|\(\)|\{0?[,}]|\\[bBAzZGKyY]|^$")
 MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
@@ -29,6 +30,11 @@ def check(spec: Mapping[str, Any]) -> None:
             raise ValueError(f"a merge has {second!r}, which must begin with continuing_subword_prefix, {prefix!r}")
     if (longest := model.get("max_input_chars_per_word") or 0) > MAX_WORD:
         raise ValueError(f"max_input_chars_per_word is {longest}, which must be at most {MAX_WORD:,}")
+    if (
+        model.get("type") == "Unigram"
+        and (longest := max((len(piece) for piece, _ in model["vocab"]), default=0)) > MAX_PIECE
+    ):
+        raise ValueError(f"a piece has {longest:,} characters, of which there must be at most {MAX_PIECE}")
     growth = 1
     for part in chain(*(_nested(spec.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder"))):
         charsmap = base64.b64decode(part["precompiled_charsmap"]) if part.get("type") == "Precompiled" else b""

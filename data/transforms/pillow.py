@@ -112,6 +112,8 @@ def _check_size(image, size):
         image.fp.seek(0)
         if (scans := image.fp.read().count(b"\xff\xda")) > 100 + size // 10_000:  # each passes over all pixels
             raise OSError(f"it has {scans:,} scans, of which a photo has a few")
+    if size > 10**6 and image.tile and image.tile[0][0] == "ppm_plain":
+        raise OSError("it is a plain PPM file, in which each number is a text, of more than 1 MB")
     tags = getattr(image, "tag_v2", {})
     tile = [tags.get(tag) for tag in TILE]
     width, height = (max(ours, side) if isinstance(side, int) else ours for ours, side in zip(image.size, tile))

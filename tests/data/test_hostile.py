@@ -294,6 +294,11 @@ def test_many_scans_of_an_image():
         decode(scanned(5000), 1)
 
 
+def test_large_image_of_numbers_as_texts():
+    with pytest.raises(ValueError, match="it is a plain PPM file, in which each number is a text, of more than 1 MB"):
+        decode(b"P3 500 500 255\n" + b"0 0 0\n" * 500**2, 3)
+
+
 def test_short_lines_of_a_small_compressed_file(tmp_path):
     """Check that the memory of the texts counts, not only their characters."""
     with gzip.open(path := tmp_path / "a.tsv.gz", "wb") as file:

@@ -341,6 +341,10 @@ def test_sound_table_of_replacements(tmp_path):
             {"model": {"vocab": {}, "max_input_chars_per_word": 10**9}},
             "max_input_chars_per_word is 1000000000, which must be at most 1,000",
         ),
+        (
+            {"model": {"type": "Unigram", "vocab": [["a" * size, -1.0] for size in range(1, 200)]}},
+            "a piece has 199 characters, of which there must be at most 128",
+        ),
     ],
 )
 def test_hostile_files_are_one_sentence(tmp_path, spec, message):

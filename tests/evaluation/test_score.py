@@ -22,6 +22,7 @@ OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the 
 TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
 OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
 CROWD = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "area": 12, "iscrowd": "no"}
+FOUND = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "score": 0.5}
 IMAGES = {"images": [{"id": 7}, {"id": 3}], "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}]}
 
 
@@ -345,6 +346,16 @@ def test_damaged_files(name, content, message, tmp_path):
         ("squad", {"1": "a"}, {"1": 5}, "the references are not in the format of SQuAD: TypeError"),
         ("coco", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
         ("voc", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
+        ("coco", ["a"], IMAGES | {"annotations": []}, "the files are not in the formats of COCO: AttributeError"),
+        ("coco", {"a": 1}, IMAGES | {"annotations": []}, "the files are not in the formats of COCO: AttributeError"),
+        ("coco", [FOUND | {"bbox": {"a": 1}}], IMAGES | {"annotations": []}, "the files are not in .*: ValueError"),
+        ("voc", [FOUND | {"bbox": [1, 2, 3]}], IMAGES | {"annotations": []}, "the files are not in .*: ValueError"),
+        ("coco", [FOUND | {"score": 10**400}], IMAGES | {"annotations": []}, "the files are not in .*: OverflowError"),
+        ("coco", [FOUND | {"score": None}], IMAGES | {"annotations": []}, "the files are not in .*: TypeError"),
+        ("coco", [], IMAGES | {"annotations": [CROWD | {"iscrowd": 0, "area": None}]}, "the files are not in .*: Type"),
+        ("coco", [], IMAGES | {"annotations": [CROWD | {"iscrowd": 0, "area": np.nan}]}, "Image 7: an area is not fin"),
+        ("regression", ["1e400", "1"], ["1", "2"], "The values must be finite: one is inf"),
+        ("regression", ["1", "2"], ["1", "1e39"], r"The values must be finite: one is 1e\+39"),
         ("fill_mask", ["a"], ["a"], "Text 1 is not a prediction with `masks`"),
         ("fill_mask", [{"masks": [[{"token": 5}]]}], ["a"], "Text 1 is not a prediction with `masks`"),
         ("fill_mask", [{"masks": [[{"token": "a"}]]}], [["a"]], "Text 1 is not a prediction with `masks`"),
@@ -429,3 +440,5 @@ def test_empty_files_and_folders_are_refused(tmp_path):
     for metric, name in (("accuracy", "images"), ("tagging", "a.conllu")):
         with pytest.raises(ValueError, match=f"{name} is empty: there is nothing to score"):
             score_files(metric, str(tmp_path / name), [str(tmp_path / name)], [])
+    (tmp_path / "a.txt").write_text("\n\n")  # sentences without words
+    assert score_files("tagging", f"{tmp_path}/a.txt", [f"{tmp_path}/a.txt"], [])["scores"]["accuracy"] is None
