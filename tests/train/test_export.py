@@ -162,7 +162,7 @@ def assert_same_pixels(task, folder, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
     theirs = processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    transform = task.evaluation_transform(Facts(mean=(0.4,), std=(0.2,)))
+    transform = task.evaluation_transform(Facts(mean=task.mean or (0.4,), std=task.std or (0.2,)))
     ours = transform({"image": [image]}, np.zeros((1, 2), np.uint32))["image"]
     assert theirs.shape == ours.shape == (1, 16, 16, 3)
     np.testing.assert_allclose(theirs, ours, atol=1.01 / 255 / 0.2)
