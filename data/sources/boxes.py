@@ -1,5 +1,6 @@
 """Images with boxes in the formats of COCO and Pascal VOC; the images are read as RGB."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -223,10 +224,10 @@ def _image_folder(path: str, first: str, folder: str) -> Path:
     """Return the folder of the images of a COCO file, see `COCO.images_path`."""
     root, name = _root(path), Path(path).stem.removeprefix("instances_")
     places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
-    if found := next((place for place in places if (place / first).is_file()), None):
+    if found := next((place for place in places if os.path.isfile(place / first)), None):
         return found
     listed = ", ".join(map(str, places))
-    raise FileNotFoundError(f"The image {first} of {path} is not in {listed}: set source.images_path.")
+    raise FileNotFoundError(f"The image {first[:200]} of {path} is not in {listed}: set source.images_path.")
 
 
 def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tuple[float, ...], bool]]]:

@@ -1,7 +1,7 @@
-"""Attention between 33 to 64 queries and keys for NVIDIA GPUs, in Triton, as within the windows of Swin.
+"""Attention with 33 to 64 queries and keys for NVIDIA GPUs, in Triton, as within the windows of Swin.
 
-A program computes all weights of a head in one example after the other, so that they need not be stored, and sums the
-gradients of the bias over these examples.
+Each program computes the attention of one head, in one example after the other. The weights are not stored, and the
+gradients of the bias are summed over these examples.
 """
 
 import math

@@ -197,6 +197,13 @@ def test_names_that_are_too_long_for_a_file_are_refused():
         inside("/data", "x" * 300, "a.json")
 
 
+def test_image_of_coco_whose_name_is_too_long(tmp_path):
+    content = {"images": [{"id": 1, "file_name": "x" * 300}], "annotations": [], "categories": []}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(FileNotFoundError, match=r"The image x{200} of .*a\.json is not in"):
+        COCO(f"{tmp_path}/a.json").images_with_boxes()
+
+
 def write_voc(folder, corners, name="1"):
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (folder / part).mkdir(parents=True)
