@@ -165,7 +165,7 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
                     answers = item["answers"] if answered else ()
                     answers = [(answer["answer_start"], answer["text"]) for answer in answers]
                     if (impossible := item.get("is_impossible")) not in (None, False, True):
-                        raise ValueError(f"is_impossible is {str(impossible)[:60]!r}, it must be true or false.")
+                        raise ValueError(f"is_impossible is {str(impossible)[:60]!r}: it must be true or false.")
                     if answered and impossible is False and not answers:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
                     answers = [] if impossible else answers

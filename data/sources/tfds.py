@@ -1,6 +1,5 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
+from lineage.data.sources.files import parse_json
 from lineage.data.transforms.pillow import Picture
 
 CLASS_KEYS = "pythonClassName", "python_class_name", "type"  # of the classes of features, in features.json
@@ -223,10 +223,7 @@ def find_builder(name: str, data_dir: str = "") -> Any:
 
 def _check_classes(path: Any) -> None:
     """Raise ValueError if a file of features names classes in modules that TensorFlow Datasets would import."""
-    try:
-        left = [json.loads(path.read_text())]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
+    left = [parse_json(path.read_bytes().decode(errors="replace"), str(path))]
     while left:
         value = left.pop()
         left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

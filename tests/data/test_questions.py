@@ -190,7 +190,7 @@ def test_impossible_questions_have_no_answers(tmp_path):
     assert read_questions(str(path))[2].references == ["Normandy"]
     what["is_impossible"] = "false"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"a\.json, question 3: is_impossible is 'false', it must be true or false"):
+    with pytest.raises(ValueError, match=r"a\.json, question 3: is_impossible is 'false': it must be true or false"):
         read_questions(str(path))
     what |= {"is_impossible": False, "answers": []}
     path.write_text(json.dumps(content))
