@@ -6,9 +6,10 @@ python -m benchmarks.accelerator --only gpt2 llama --set gpt2:loader.batch_size=
 python -m benchmarks.accelerator --tiny --out=outputs/rehearsal
 
 The two sides of a section compile in separate processes and are then timed in turns, a few steps at a time, while no
-other process computes; the median over the rounds is reported. Compilation and warm-up are not timed. If a side fails,
-only its row is lost, and contains the reason. Rows are written as they are measured: `rows.jsonl` has all figures,
-`table.md` is for RESULTS.md, and `failures.txt` has the output of processes that failed.
+other process computes or has a large part of the device's memory; the median over the rounds is reported. Compilation
+and warm-up are not timed. If a side fails, only its row is lost, and contains the reason. Rows are written as they are
+measured: `rows.jsonl` has all figures, `table.md` is for RESULTS.md, and `failures.txt` has the output of processes
+that failed.
 
 The ratio is the time of Lineage over that of the peer. MFU uses the model FLOPs of `lineage describe` for both sides,
 without savings from a causal mask, and the data sheet's peak for bfloat16 (on an unknown device, a measured peak).
@@ -59,6 +60,8 @@ def main() -> None:
                     worker.prepare(limit)
                 for name, pair in pairs.items():
                     measure(name, pair, options, deadline, report)
+                    for worker in pair.values():
+                        worker.stop()
             finally:
                 for worker in workers:
                     worker.stop()
@@ -161,11 +164,14 @@ class Worker:
             else:
                 self.facts[message["row"]] = message["facts"]
 
-    def run(self, row: str, count: int, deadline: float) -> Any:
-        """Return the seconds of `count` repetitions, or the result of a check; raise RuntimeError if it fails."""
+    def run(self, row: str, seconds: float, deadline: float) -> Any:
+        """Return the time of a step, measured for some seconds, or the results of a check.
+
+        Raise RuntimeError if the row has failed.
+        """
         if problem := self.errors.get(row) or self.errors.get(None):
             raise RuntimeError(problem)
-        self.process.stdin.write(json.dumps([row, count]) + "\n")
+        self.process.stdin.write(json.dumps([row, seconds]) + "\n")
         self.process.stdin.flush()
         message = self.receive(deadline)
         if "error" in message:
@@ -190,15 +196,15 @@ def measure(name: str, pair: dict[str, Worker], options: argparse.Namespace, dea
                 if side in errors:
                     continue
                 try:
-                    count = max(1, round(options.seconds / worker.facts.get(row, {}).get("seconds", options.seconds)))
-                    value = worker.run(row, count, min(deadline + RESERVE, time.monotonic() + options.limit / 2))
+                    limit = min(deadline + RESERVE, time.monotonic() + options.limit / 2)
+                    value = worker.run(row, options.seconds, limit)
                 except (RuntimeError, OSError) as error:
                     errors[side] = str(error)
                     continue
                 if isinstance(value, dict):
                     values = value
                 else:
-                    times[side].append(value / count)
+                    times[side].append(value)
         facts = {side: worker.facts.get(row, {}) for side, worker in pair.items()}
         report.add(name, row, facts, times, values, errors)
 

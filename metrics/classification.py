@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
     """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan."""
+    logits = logits.astype(jnp.float32)  # as in `cross_entropy`, which finds the same maximum
     return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits.max(axis=-1))
 
 

@@ -12,6 +12,7 @@ from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.fields import Count, Implementation, Positions, Rate, Size, Tokens
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned, sinusoidal
+from lineage.models.layers.quantized import take_rows
 
 UNUSED = 2  # unused first rows of the position tables: fairseq counts positions from the id of the padding token
 
@@ -90,7 +91,7 @@ class BART(EncoderDecoder):
         self.check_length(tokens.shape[1])
         x = self.embed(tokens)
         if self.position == "learned":
-            x = x + jnp.take(getattr(self, f"{side}_position")(), UNUSED + positions, axis=0)
+            x = x + take_rows(getattr(self, f"{side}_position")(), UNUSED + positions)
         else:
             table = sinusoidal(self.max_length, self.width)
             table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)  # sines before cosines, as Marian's

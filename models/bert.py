@@ -18,6 +18,7 @@ from lineage.models.fields import Count, Epsilon, Implementation, Natural, Rate,
 from lineage.models.layers import Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import Learned
+from lineage.models.layers.quantized import take_rows
 
 Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
 # Heads that predict tokens, heads that use the pooled first token, and the number of outputs of each classifier.
@@ -153,7 +154,7 @@ class BERT(StackModel):
         *batch, length = tokens.shape
         self.check_length(length)
         positions = self.positions(tokens) if positions is None else positions
-        x = self.embed(tokens) + jnp.take(self.position(), positions + self.first_position, axis=0)
+        x = self.embed(tokens) + take_rows(self.position(), positions + self.first_position)
         if self.num_segments:
             x = x + self.segment(jnp.zeros_like(tokens) if segments is None else segments)
         drop = self.embed_dropout

@@ -4,7 +4,6 @@ from functools import partial
 from typing import ClassVar
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS
@@ -12,6 +11,7 @@ from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Epsilon, Implementation, Positions, Size, Tokens
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned
+from lineage.models.layers.quantized import take_rows
 
 
 @MODELS.register("gpt")
@@ -59,4 +59,4 @@ class GPT(DecoderOnly):
         self.unembed = self.embed
 
     def embedded(self, tokens: Tokens, positions: Positions) -> Float[Array, "B T D"]:
-        return self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
+        return self.embed(tokens) + take_rows(self.position(), positions)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Real
 from lineage.models.base import MODELS, Layers
 from lineage.models.fields import Count, Image, Natural, Rate, Size
 from lineage.models.layers import patches, sincos_2d
-from lineage.models.vit import ViT
+from lineage.models.vit import ViT, tokens_at
 
 
 @MODELS.register("mae")
@@ -89,7 +89,7 @@ class MAE(ViT):
         first, kept = x[:, :special], x[:, special:]
         masked = (len(x), rank.shape[1] - kept.shape[1], self.decoder_width)
         x = jnp.concatenate([kept, jnp.broadcast_to(self.mask_token.astype(x.dtype), masked)], axis=1)
-        x = jnp.take_along_axis(x, rank[..., None], axis=1)
+        x = tokens_at(x, rank)
         x = x + jnp.asarray(self._resampled(sincos_2d(side, side, self.decoder_width), grid), x.dtype)
         x = jnp.concatenate([first, x], axis=1)
         self.sow("intermediates", "decoder_embedding", x)

@@ -19,6 +19,7 @@ from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Posit
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, Stack, dot_product
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.quantized import take_rows
 
 INIT = nn.initializers.normal(0.02)
 SIZES = {
@@ -258,4 +259,4 @@ def between_tokens(values: Float[Array, "N H"], window: int) -> Float[Array, "1 
     side = math.isqrt(len(values))
     position = np.mgrid[:window, :window].reshape(2, -1)
     row, column = position[:, :, None] - position[:, None] + side // 2
-    return values[row * side + column].transpose(2, 0, 1)[None]
+    return take_rows(values, row * side + column).transpose(2, 0, 1)[None]

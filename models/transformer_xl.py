@@ -107,8 +107,10 @@ def by_key(relative: Float[Array, "S H C"], length: int) -> Float[Array, "T S H 
     more data and is slow on TPUs.
     """
     keys = len(relative)
-    rows = jnp.pad(relative[::-1], [(0, length - 1), (0, 0), (0, 0)])
-    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - jnp.arange(length))
+    # In float32 because the gradients of a vector are summed: in 16 bits, this is inexact, and slow on GPUs.
+    rows = jnp.pad(relative[::-1].astype(jnp.float32), [(0, length - 1), (0, 0), (0, 0)])
+    found = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - jnp.arange(length))
+    return found.astype(relative.dtype)
 
 
 @MODELS.register("transformer_xl")

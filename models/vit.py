@@ -155,7 +155,7 @@ class ViT(ImageModel, StackModel):
         places, table = self._positions(tuple(grid))
         x = x.reshape(batch, -1, width) + jnp.asarray(table, x.dtype)
         if seen is not None:
-            x = jnp.take_along_axis(x, seen[..., None], axis=1)
+            x = tokens_at(x, seen)
         first = [token + place for token, place in zip(self.special, places)]
         first += [*self.registers] if self.num_registers else []
         if first:
@@ -222,3 +222,8 @@ class AttentionPool(nn.Module):
         x, _ = self.attention(relative=None, name="attention")(query, tokens)
         x = x + self.mlp(name="mlp")(self.norm(name="norm")(x))
         return x[:, 0]
+
+
+def tokens_at(x: Float[Array, "B P D"], indices: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+    """Return the tokens at indices that differ within an example, so that no two gradients have to be added."""
+    return jax.vmap(lambda x, indices: x.at[indices].get(mode="promise_in_bounds", unique_indices=True))(x, indices)

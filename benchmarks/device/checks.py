@@ -111,7 +111,7 @@ def kernels(settings: Settings) -> Rows:
         chosen = candidates(partial(attend, transform=drop), find(*arrays[:3], mask, drop), arrays[0].shape[-1])
         implementations = {"dense": plain, **chosen}
         program = jax.jit(compare).lower(mask, *arrays).compile()
-        return {}, lambda count: compared(*program(mask, *arrays))
+        return {}, lambda _: compared(*program(mask, *arrays))
 
     return {name: partial(prepare, mask, **sizes) for name, (mask, sizes) in masks(batch, length, heads).items()}
 
@@ -182,7 +182,7 @@ def parity(settings: Settings) -> Rows:
         with jax.default_matmul_precision("highest"):
             program = jax.jit(jax.grad(loss, has_aux=True)).lower(variables["params"], mine.numpy()).compile()
 
-        def run(count):
+        def run(_):
             grads, logits = program(variables["params"], mine.numpy())
             errors = {"forward": relative(logits, expected[0]), "backward": relative(grads, expected[1])}
             return {"ok": max(errors.values()) < FLOAT32_ERROR, "errors": {"float32": errors}}
@@ -218,7 +218,7 @@ def trace(settings: Settings) -> Rows:
                 loop.state, _ = loop.step_function(loop.state, batch)
             jax.block_until_ready(loop.state)
 
-        def run(count):
+        def run(_):
             seconds = []
             for work in (alone, partial(advance, steps + 1)):
                 start = time.perf_counter()

@@ -15,6 +15,7 @@ from lineage.models.decoding.generate import generate
 from lineage.models.jaxpr_costs import bytes_of, flops
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.attention import auto
+from lineage.models.layers.quantized import take_rows
 from lineage.models.resnet import Conv
 from lineage.train.compiler.chips import chip_of
 from lineage.train.compiler.compile import without_data
@@ -25,10 +26,10 @@ from lineage.train.sharding import to_mesh
 from lineage.train.step import cast
 
 Settings = Mapping[str, Any]
-Run = Callable[[int], Any]  # number of repetitions -> seconds, or the results of a check
+Run = Callable[[float], Any]  # seconds to measure for -> seconds per repetition, or the results of a check
 Rows = dict[str, Callable[[], tuple[dict[str, Any], Run]]]
 
-WARM_UP = 3  # repetitions before timing starts
+WARM_UP = 3  # repetitions before the first measurement
 
 
 def check(settings: Settings) -> None:
@@ -46,20 +47,29 @@ def experiment(settings: Settings, devices: Any = None, workdir: Path | None = N
 
 
 def random_batch(of: Experiment) -> dict[str, np.ndarray]:
-    """Return a batch of random tokens, images and labels, without padding."""
+    """Return a batch of random tokens, with frequencies as in text, images and labels, without padding."""
     model, random = of.model, np.random.default_rng(0)
     length = getattr(of.task, "sequence_length", None)
-    limits = dict.fromkeys(("tokens", "targets"), model.data_options["vocab_size"])
-    limits |= {"masked_positions": length, "segments": 2, "label": model.data_options["num_classes"]}
+    words = dict.fromkeys(("inputs", "tokens", "targets"), model.data_options["vocab_size"])
+    limits = {"masked_positions": length, "segments": 2, "label": model.data_options["num_classes"] or 2}
+    limits |= {"noise": np.iinfo(np.int32).max}
 
     def array(name, like):
         if like.dtype == bool:
             return np.ones(like.shape, bool)
+        if name in words:
+            return zipf(random, like.shape, words[name])
         if jnp.issubdtype(like.dtype, jnp.integer):
             return random.integers(0, limits[name], like.shape, like.dtype)
         return random.standard_normal(like.shape, like.dtype)
 
     return {name: array(name, like) for name, like in jax.eval_shape(of.zeros).items()}
+
+
+def zipf(random: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> np.ndarray:
+    """Return tokens whose frequencies are proportional to the inverse of their ranks, as those of words are."""
+    weights = 1 / np.arange(1, vocabulary + 1)
+    return random.choice(vocabulary, shape, p=weights / weights.sum()).astype(np.int32)
 
 
 def measured_peak() -> float:
@@ -84,43 +94,66 @@ def device() -> dict[str, Any]:
     return {"device": kind, "peak_flops": peak, "peak_bandwidth": (chip and chip.bandwidth) or None}
 
 
-def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
-    """Warm up, and return facts and a function that times repeated calls."""
+def timed(function: Callable[[], Any], *, lazy: bool = False, **facts: Any) -> tuple[dict[str, Any], Run]:
+    """Return facts, and a function that times repeated calls; unless `lazy`, warm up."""
+    run = measured(function, jax.block_until_ready)
+    if not lazy:
+        run(0)
+    return {**device(), **facts}, run
 
-    def run(count: int) -> float:
+
+def measured(function: Callable[[], Any], wait: Callable[[Any], Any]) -> Run:
+    """Return a function that times repeated calls, after a warm-up when it is first called.
+
+    `wait` waits for the result of a call.
+    """
+
+    def repeated(count: int) -> float:
         start = time.perf_counter()
         for _ in range(count):
             out = function()
-        jax.block_until_ready(out)
+        wait(out)
         return time.perf_counter() - start
 
-    run(WARM_UP)
-    return {**device(), **facts, "seconds": run(1)}, run
+    @cache
+    def estimate() -> float:
+        repeated(WARM_UP)
+        return repeated(1)
+
+    def run(seconds: float) -> float:
+        count = max(1, round(seconds / estimate()))
+        return repeated(count) / count
+
+    return run
 
 
 def training(settings: Settings) -> Rows:
-    """Time the training step of an experiment on a random batch on the device."""
+    """Time the training step of an experiment on a random batch on the device.
+
+    The first step that is measured allocates the memory.
+    """
 
     def prepare():
         of = experiment(settings)
-        state = jax.jit(of.make_state, out_shardings=of.state_shardings)()
-        batch = to_mesh(random_batch(of), of.mesh)
-        step = compile_step(of, state)
-        kept = [state]
-        del state
+        arrays = random_batch(of)
+        make_state = jax.jit(of.make_state, out_shardings=of.state_shardings).lower().compile()
+        step = compile_step(of, of.abstract_state)
+        kept = []
 
         def once():
-            kept[0], metrics = step(kept[0], batch)
+            first = not kept
+            if first:
+                kept[:] = make_state(), to_mesh(arrays, of.mesh)
+            kept[0], metrics = step(*kept)
+            if first and not np.isfinite(loss := float(metrics["loss"])):
+                raise FloatingPointError(f"the loss is {loss} in the first step.")
             return metrics
 
-        loss = float(once()["loss"])
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} in the first step.")
-        shape = batch["image" if "image" in batch else "tokens"].shape
+        shape = arrays["image" if "image" in arrays else "tokens"].shape
         count = sum(array.size for array in jax.tree.leaves(of.abstract_state.params))
-        each = "pixels" if "image" in batch else "tokens"
+        each = "pixels" if "image" in arrays else "tokens"
         sizes = f"{count / 1e6:,.0f}M parameters, {shape[0]} x {shape[1]:,} {each}"
-        return timed(once, flops=experiment_budget(of).flops["training"]["model"], sizes=sizes, loss=loss)
+        return timed(once, lazy=True, flops=experiment_budget(of).flops["training"]["model"], sizes=sizes)
 
     return {"training step": prepare}
 
@@ -186,6 +219,28 @@ def convolutions(settings: Settings) -> Rows:
 def convolution_name(pixels: int, inputs: int, features: int, size: int, stride: int) -> str:
     """Return the row name of a convolution."""
     return f"{size}x{size} of stride {stride}, {inputs} to {features} channels, {pixels} pixels"
+
+
+def embeddings(settings: Settings) -> Rows:
+    """Time the gradient of a table of bfloat16 vectors that tokens select."""
+
+    def prepare(tokens, vocabulary, width):
+        table = jax.random.normal(jax.random.key(0), (vocabulary, width), jnp.bfloat16)
+        cotangent = jax.random.normal(jax.random.key(1), (tokens, width), jnp.bfloat16)
+
+        def gradient(table, indices):
+            return jax.vjp(lambda table: take_rows(table, indices), table)[1](cotangent)
+
+        indices = zipf(np.random.default_rng(0), (tokens,), vocabulary)
+        once = partial(jax.jit(gradient), table, jnp.asarray(indices))
+        return timed(once, bytes=table.nbytes + cotangent.nbytes)
+
+    return {embedding_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
+def embedding_name(tokens: int, vocabulary: int, width: int) -> str:
+    """Return the row name of an embedding."""
+    return f"{tokens:,} tokens, {vocabulary:,} vectors of {width}"
 
 
 def attention(settings: Settings) -> Rows:

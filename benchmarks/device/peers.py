@@ -6,7 +6,6 @@ flash attention if possible. Sizes are those of the same experiment, which this 
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.device import ours
-from benchmarks.device.ours import WARM_UP, Rows, Run, Settings
+from benchmarks.device.ours import Rows, Run, Settings, measured
 
 Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
@@ -34,21 +33,13 @@ def check(settings: Settings) -> None:
 
 
 def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
-    """Warm up, and return facts and a function that times repeated calls."""
-
-    def run(count: int) -> float:
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            function()
-        synchronize()
-        return time.perf_counter() - start
-
-    run(WARM_UP)
-    return {**facts, "seconds": run(1)}, run
+    """Return facts, and a function that times repeated calls; warm up."""
+    run = measured(function, synchronize)
+    run(0)
+    return facts, run
 
 
-def synchronize() -> None:
+def synchronize(_: Any = None) -> None:
     """Wait for the device."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -64,33 +55,43 @@ def compiled(function: Callable, settings: Settings, mode: str | None = None) ->
 
 
 def training(settings: Settings) -> Rows:
-    """Time the training step of an experiment: loss, gradients, clipping and the update by a fused optimizer."""
+    """Time the training step of an experiment: loss, gradients, clipping and the update by a fused optimizer.
+
+    A first step compiles; then the model is in the memory of the host until it is measured.
+    """
 
     def prepare():
         of = ours.experiment(settings)
         torch.manual_seed(0)
         model, loss_of = PEERS[type(of.model).__name__](of, settings)
-        model = model.to(DEVICE).train()
-        batch = {name: torch.from_numpy(array).to(DEVICE) for name, array in ours.random_batch(of).items()}
+        model.train()
+        batch = {name: torch.from_numpy(array) for name, array in ours.random_batch(of).items()}
         if "image" in batch:
             model = model.to(memory_format=torch.channels_last)
-            image = batch["image"].permute(0, 3, 1, 2)
-            batch["image"] = image.contiguous(memory_format=torch.channels_last)
-        optimizer, clip = optimizer_of(of, model), of.config.optimizer.clip_norm
-        loss_of = compiled(loss_of, settings)
+            batch["image"] = batch["image"].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+        loss_of, clip = compiled(loss_of, settings), of.config.optimizer.clip_norm
         low = of.run.precision == "bfloat16"
+        placed = {}
 
         def once():
+            if not placed:
+                model.to(DEVICE)
+                placed["optimizer"] = optimizer_of(of, model)
+                placed["batch"] = {name: array.to(DEVICE) for name, array in batch.items()}
             with torch.autocast(DEVICE.type, torch.bfloat16, enabled=low):
-                loss = loss_of(batch)
+                loss = loss_of(placed["batch"])
             loss.backward()
             if clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            placed["optimizer"].step()
+            placed["optimizer"].zero_grad(set_to_none=True)
             return loss
 
-        return timed(once, loss=once().item())
+        once()
+        placed.clear()
+        model.to("cpu")
+        torch.cuda.empty_cache()
+        return {}, measured(once, synchronize)
 
     return {"training step": prepare}
 
@@ -261,6 +262,20 @@ def convolutions(settings: Settings) -> Rows:
         return timed(lambda: torch.autograd.grad(convolve(), (image, kernel), cotangent))
 
     return {ours.convolution_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
+def embeddings(settings: Settings) -> Rows:
+    """Time the gradient of PyTorch's table of float32 vectors, which mixed precision does not convert."""
+
+    def prepare(tokens, vocabulary, width):
+        table = torch.randn((vocabulary, width), device=DEVICE, requires_grad=True)
+        indices = ours.zipf(np.random.default_rng(0), (tokens,), vocabulary)
+        indices = torch.from_numpy(indices).long().to(DEVICE)
+        found = functional.embedding(indices, table)
+        cotangent = torch.randn_like(found)
+        return timed(lambda: torch.autograd.grad(found, table, cotangent, retain_graph=True))
+
+    return {ours.embedding_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
 
 
 def attention(settings: Settings) -> Rows:

@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
 def training(
     title: str,
-    peer: str,
+    peer: str | None,
     config: str,
     changes: dict[str, Any],
     tiny: dict[str, Any],
@@ -148,6 +148,14 @@ SECTIONS = {
         },
         ON_CPU,
     ),
+    "t5": training(
+        "T5 base",
+        None,
+        "t5_c4",
+        {"loader.batch_size": 32},
+        {**SMALL, "model.vocab_size": 512, "task.sequence_length": 128},
+    ),
+    "bigbird": training("BigBird", None, "bigbird_longdoc", {"loader.batch_size": 8}, TEXT),
     "parity": Section(
         "float32 on the device against `transformers` on the CPU", "parity", None, {"small": False}, {"small": True}
     ),
@@ -157,6 +165,13 @@ SECTIONS = {
         "torch",
         {"batch": 8, "length": 2048, "heads": 16, "channels": 64},
         {"batch": 1, "length": 128, "heads": 4, "channels": 16},
+    ),
+    "embeddings": Section(
+        "gradient of embeddings",
+        "embeddings",
+        "torch",
+        {"shapes": ((32768, 50304, 768), (32768, 256, 768), (32768, 2, 768))},
+        {"shapes": ((256, 64, 16), (256, 2, 16))},
     ),
     "convolutions": Section(
         "convolution, forward and backward",

@@ -5,15 +5,20 @@ python -m benchmarks.device.worker SIDE JOB SETTINGS
 The process prepares the rows, runs the row named in each line of standard input, and answers in JSON lines.
 """
 
+import gc
 import importlib
 import json
 import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 THREADS = 4  # number of rows that compile concurrently
+ATTEMPTS, PAUSE = 20, 3.0  # number of attempts to prepare a row, and seconds between them
 MODULES = {"lineage": ("benchmarks.device.ours", "benchmarks.device.checks"), "peer": ("benchmarks.device.peers",)}
 
 
@@ -33,7 +38,10 @@ def main() -> None:
         with ThreadPoolExecutor(THREADS) as pool:
             # The state of torch.compile and signal handlers are per thread.
             alone = side == "peer" or len(rows) == 1
-            prepared = {row: prepare if alone else pool.submit(prepare).result for row, prepare in rows.items()}
+            prepared = {
+                row: partial(patiently, prepare) if alone else pool.submit(patiently, prepare).result
+                for row, prepare in rows.items()
+            }
             for row, result in prepared.items():
                 try:
                     facts, runs[row] = result()
@@ -44,11 +52,27 @@ def main() -> None:
         tell(row=None, error=explained(error))
     tell(ready=True)
     for line in sys.stdin:
-        row, count = json.loads(line)
+        row, seconds = json.loads(line)
         try:
-            tell(value=runs[row](count))
+            tell(value=runs[row](seconds))
         except Exception as error:
             tell(error=explained(error))
+
+
+def patiently(prepare: Callable[[], Any]) -> Any:
+    """Prepare a row, again if other processes that prepare theirs have the memory of the device."""
+    for _ in range(ATTEMPTS):
+        try:
+            return prepare()
+        except Exception as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            print(f"again: {explained(error)}", file=sys.stderr)
+        gc.collect()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
+        time.sleep(PAUSE)
+    return prepare()
 
 
 def explained(error: Exception) -> str:

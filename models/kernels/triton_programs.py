@@ -174,7 +174,7 @@ def call(
         grid=(tokens // BLOCK, width // shape.channels, batch // examples),
         in_specs=[_part(shape, name, x.shape, examples) for name, x in inputs.items()],
         out_specs=[_part(shape, name, x.shape, examples) for name, x in outputs.items()],
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=shape.interpret,
         name=f"flash_attention{kernel.__name__}",
     )

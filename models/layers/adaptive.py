@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.vocabulary import Scores, Targets, TokenLosses, scored
 from lineage.models.layers.placement import gathered
+from lineage.models.layers.quantized import take_rows
 
 
 class Cluster(NamedTuple):
@@ -83,12 +84,12 @@ class AdaptiveEmbed(nn.Module):
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         """Return the vectors of tokens, multiplied by sqrt(D)."""
         if self.divisor == 1:
-            return jnp.take(self.table, tokens, axis=0) * self.width**0.5
+            return take_rows(self.table, tokens) * self.width**0.5
         vectors = 0
         for start, stop, table, inputs, *_ in self._clusters():
             inside = ((tokens >= start) & (tokens < stop))[..., None]
-            rows = jnp.take(table, jnp.clip(tokens - start, 0, stop - start - 1), axis=0)
-            vectors += jnp.where(inside, rows, 0) @ inputs
+            chosen = take_rows(table, jnp.clip(tokens - start, 0, stop - start - 1))
+            vectors += jnp.where(inside, chosen, 0) @ inputs
         return vectors * self.width**0.5
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:

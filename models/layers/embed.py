@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from lineage.models.kernels.vocabulary import Targets, TokenLosses, token_losses
 from lineage.models.layers.linear import Linear, product
 from lineage.models.layers.placement import gathered
-from lineage.models.layers.quantized import dequantized, rows
+from lineage.models.layers.quantized import dequantized, take_rows
 
 
 class Embed(nn.Module):
@@ -27,7 +27,7 @@ class Embed(nn.Module):
         self.table = gathered(self, "table", table)
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        vectors = rows(self.table, tokens)
+        vectors = take_rows(self.table, tokens)
         return vectors * self.width**0.5 if self.scale else vectors
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.linear import FEW, fewer
+from lineage.models.layers.quantized import take_rows
 
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 
@@ -202,7 +203,7 @@ class RelativeBuckets(nn.Module):
         index = bucket[jnp.minimum(distance, self.max_distance)]
         if self.bidirectional:
             index = jnp.where(before < 0, index + count, index)
-        return jnp.moveaxis(table[index], -1, 1)
+        return jnp.moveaxis(take_rows(table, index), -1, 1)
 
 
 def resample(table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Array, "Q D"]:

@@ -4,8 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
+
+FEW_ROWS = 32  # maximum number of rows of a table whose rows are selected by a matrix product
 
 
 @struct.dataclass
@@ -59,10 +62,14 @@ def vectors(entries: Any) -> Float[Array, "*B C"]:
     return entries.values.astype(entries.dtype) * entries.scale[..., None]
 
 
-def rows(table: Any, indices: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+def take_rows(table: Any, indices: Int[Array | np.ndarray, "*B"]) -> Float[Array, "*B D"]:
     """Return the rows of a table at these indices."""
     if not isinstance(table, Quantized):
-        return jnp.take(table, indices, axis=0)
+        # The gradient of a gather adds the gradients of repeated rows: in 16 bits, this is inexact, and slow on GPUs.
+        if len(table) <= FEW_ROWS:
+            return jnp.matmul(jax.nn.one_hot(indices, len(table), dtype=table.dtype), table, precision="highest")
+        wide = jnp.promote_types(table.dtype, jnp.float32)
+        return jnp.take(table.astype(wide), indices, axis=0).astype(table.dtype)
     flat = indices.reshape(-1)
     if indices.size == 1:  # on TPUs, XLA would copy the whole table into another layout for a single row
         flat = jax.lax.optimization_barrier(jnp.tile(flat, 2))

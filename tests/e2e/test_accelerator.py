@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.device import worker
 from benchmarks.device.checks import idle_fraction
 from benchmarks.device.report import Report
 from benchmarks.device.sections import SECTIONS
@@ -40,6 +41,25 @@ def test_settings_are_texts_on_the_command_line_only(section):
         assert all(settings.get(key, settings["changes"].get(key)) == value for key, value in changes.items())
     numbers = {key: value for key, value in section.settings.items() if isinstance(value, int)}
     assert numbers.items() <= section.resolved({key: str(value) for key, value in numbers.items()}).items()
+
+
+def test_a_row_without_memory_is_prepared_again(monkeypatch):
+    monkeypatch.setattr(worker, "PAUSE", 0.0)
+    errors = [RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), RuntimeError("CUDA out of memory")]
+
+    def prepare():
+        if errors:
+            raise errors.pop(0)
+        return "prepared"
+
+    assert worker.patiently(prepare) == "prepared"
+    errors += [ValueError("another")]
+    with pytest.raises(ValueError, match="another"):
+        worker.patiently(prepare)
+    errors += [MemoryError("out of memory")] * 100
+    with pytest.raises(MemoryError):
+        worker.patiently(prepare)
+    assert len(errors) == 100 - worker.ATTEMPTS - 1
 
 
 @pytest.mark.slow

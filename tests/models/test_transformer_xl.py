@@ -36,6 +36,12 @@ def test_distances_of_queries_to_keys_match_a_loop():
             np.testing.assert_array_equal(found[t, j], relative[2 + t - j] if j <= 2 + t else 0)
 
 
+def test_gradients_of_distances_are_summed_exactly():
+    relative = jnp.zeros((300, 1, 1), jnp.bfloat16)
+    gradient = jax.grad(lambda x: by_key(x, 300).astype(jnp.float32).sum())(relative)
+    np.testing.assert_array_equal(gradient[:, 0, 0], (300 - jnp.arange(300)).astype(jnp.bfloat16))
+
+
 def test_segments_match_the_whole_text_if_memory_is_long_enough(params):
     """Check a memory that holds all previous tokens."""
     whole = TINY.clone(memory_length=20)

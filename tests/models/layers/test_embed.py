@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lineage.models.layers.embed import Embed, PatchEmbed
+from lineage.models.layers.quantized import take_rows
 
 
 def test_embed_looks_up_and_scales_rows(variables):
@@ -12,6 +13,15 @@ def test_embed_looks_up_and_scales_rows(variables):
     table = np.asarray(params["params"]["table"])
     np.testing.assert_array_equal(Embed(5, 16).apply(params, tokens), table[np.asarray(tokens)])
     np.testing.assert_allclose(Embed(5, 16, scale=True).apply(params, tokens), 4 * table[np.asarray(tokens)])
+
+
+@pytest.mark.parametrize("rows", [2, 100])
+def test_gradients_of_a_repeated_row_are_summed_exactly(rows):
+    table, indices = jnp.zeros((rows, 4), jnp.bfloat16), jnp.ones((2, 2048), jnp.int32)
+    gradient = jax.jit(jax.grad(lambda table: take_rows(table, indices).astype(jnp.float32).sum()))(table)
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(gradient[1], 4096.0)  # a sum in bfloat16 would stop at 256
+    np.testing.assert_array_equal(np.delete(gradient, 1, axis=0), 0.0)
 
 
 def test_tied_logits_are_products_with_the_table(variables, normal):
