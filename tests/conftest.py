@@ -11,16 +11,15 @@ from importlib import metadata
 
 from packaging.version import Version
 
-# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations and, in
-# versions that have a choice, XLA's newer emitters of fusions; `.ci/run` runs the thorough tier with the latter. On a busy machine, simulated devices
-# may wait for each other for more than 40 s, after which XLA would abort the process. Flags of the caller come later
-# and override these. The environment is inherited by the xdist workers and by the processes that tests start, so that
-# all of them share the compilation cache of the run.
-EMITTERS = f"--xla_cpu_use_fusion_emitters={os.environ.get('FUSION_EMITTERS', 'false')}"
+# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations and, where
+# there is a choice, XLA's newer emitters of fusions. On a busy machine, simulated devices may wait for each other for
+# more than 40 s, after which XLA would abort the process. Flags of the caller come later and override these. The
+# environment is inherited by the xdist workers and by the processes that tests start, so that all of them share the
+# compilation cache of the run.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
-        EMITTERS if Version(metadata.version("jaxlib")) < Version("0.11") else "",
+        "--xla_cpu_use_fusion_emitters=false" if Version(metadata.version("jaxlib")) < Version("0.11") else "",
         "--xla_cpu_collective_call_terminate_timeout_seconds=600",
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import plans
+from lineage.configs import cli
 from lineage.train.compiler import compile, targets
 from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
@@ -321,6 +322,30 @@ def test_steps_compile_for_a_tpu(step):
     assert figures["donated"] >= figures["leaves"]
     assert figures["estimated"] > figures["roofline"]
     assert step == "decode" or "all-reduce" in {one["kind"] for one in figures["collectives"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("bert_pretrain", ["8x512x768"]),  # gradients of masked positions, of which only those of padding repeat
+        ("t5_c4", []),
+        ("transformer_xl_wikitext103", []),
+    ],
+)
+def test_gradients_of_repeated_vectors_are_summed_in_float32(name, allowed):
+    config, _ = cli.load(name)
+    cli.override(config, {"model.depth": 1, "model.unroll": 1, "loader.batch_size": 8, "grad_accum_steps": 1})
+    of = Experiment(compile.without_data(config), None, jax.devices()[:1])
+    text = compile.lower(of, "train")[0].as_text()
+    sums = [
+        (shape, kind)
+        for options, shape, kind in re.findall(
+            r'"stablehlo\.scatter"\((.*?)\}\) : \(tensor<([\dx]+)x(\w+)>', text, re.DOTALL
+        )
+        if "unique_indices = true" not in options
+    ]
+    assert "f32" in {kind for _, kind in sums}
+    assert [shape for shape, kind in sums if kind == "bf16"] == allowed
 
 
 @pytest.mark.slow
