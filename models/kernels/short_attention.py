@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from lineage.models.kernels import triton_programs
 from lineage.models.kernels.devices import MASKED, SAVED, Shape, on_devices
@@ -70,8 +69,17 @@ class ShortProgram(Program):
 
     def load(self, name: str, example: Any) -> Float[Array, "R C"]:
         """Return the tokens of an example, with zeros for those that are missing."""
-        ref = self.refs[name]
-        return triton.load(ref.at[example, pl.ds(0, BLOCK), :], mask=_exists(ref), other=0)
+        mask = self.exists(name, self.refs[name])
+        return triton.load(self.refs[name].at[example, :, :], mask=mask, other=0)
+
+    def store(self, outputs: dict[str, Any], name: str, example: Any, value: Float[Array, "R C"]) -> None:
+        """Write the tokens of an example that exist."""
+        ref = outputs[name]
+        triton.store(ref.at[example, :, :], value.astype(ref.dtype), mask=self.exists(name, ref))
+
+    def exists(self, name: str, ref: Any) -> Bool[Array, "R C"]:
+        """Return which elements of the block of an array exist."""
+        return jax.lax.broadcasted_iota(jnp.int32, ref.shape[1:], 0) < self.lengths[name]
 
     def weights(self, example: Any, query: Array, key: Array) -> tuple[Float[Array, "R K"], Any]:
         """Return the weights before dropout, and whether each query sees a key."""
@@ -81,22 +89,12 @@ class ShortProgram(Program):
         return powers * (1 / powers.sum(axis=1))[:, None], largest > MASKED
 
 
-def _exists(ref):
-    """Return which of the tokens [R, C] of a block exist."""
-    return jax.lax.broadcasted_iota(jnp.int32, (BLOCK, ref.shape[2]), 0) < ref.shape[1]
-
-
-def _store(ref, example, value):
-    """Write the tokens of an example that exist."""
-    triton.store(ref.at[example, pl.ds(0, BLOCK), :], value.astype(ref.dtype), mask=_exists(ref))
-
-
 def _forward(program: ShortProgram, outputs: dict[str, Any]) -> None:
     """Write the outputs of an example."""
     example = jnp.int32(0)
     query, key, value = (program.load(name, example) for name in ("query", "key", "value"))
     weights = program.drop(ALL, program.weights(example, query, key)[0] * program.shape.factor)
-    _store(outputs["out"], example, triton.dot(weights.astype(value.dtype), value))
+    program.store(outputs, "out", example, triton.dot(weights.astype(value.dtype), value))
 
 
 def _backward(program: ShortProgram, outputs: dict[str, Any]) -> None:
@@ -110,9 +108,9 @@ def _backward(program: ShortProgram, outputs: dict[str, Any]) -> None:
         d_weights = program.drop(ALL, triton.dot(gradient, value, trans_b=True) * factor, example)
         d_scores = weights * (d_weights - (weights * d_weights).sum(axis=1)[:, None])
         d_scores = jnp.where(sees[:, None], d_scores, 0)
-        _store(outputs["query"], example, triton.dot(d_scores.astype(key.dtype), key) * scale)
-        _store(outputs["key"], example, triton.dot(d_scores.astype(query.dtype), query, trans_a=True) * scale)
-        _store(outputs["value"], example, triton.dot(dropped, gradient, trans_a=True))
+        program.store(outputs, "query", example, triton.dot(d_scores.astype(key.dtype), key) * scale)
+        program.store(outputs, "key", example, triton.dot(d_scores.astype(query.dtype), query, trans_a=True) * scale)
+        program.store(outputs, "value", example, triton.dot(dropped, gradient, trans_a=True))
         return d_bias + d_scores
 
     start = jnp.zeros((BLOCK, BLOCK), jnp.float32)

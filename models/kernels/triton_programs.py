@@ -47,6 +47,7 @@ class Program:
 
     shape: Shape
     refs: Arrays  # references to the parts of the arrays that the program reads
+    lengths: dict[str, int]  # number of tokens in each array
     block: Any  # index of the block
     head: Any  # index of the head
     first: Any  # index of the first example; methods take indices relative to it
@@ -162,10 +163,11 @@ def call(
     """
     batch, _, width = inputs["query"].shape
     flops = 2 * products * batch * width * program.num_pairs(shape, inputs) * BLOCK**2
+    lengths = {name: x.shape[1] for name, x in (inputs | outputs).items() if x.ndim == 3}
 
     def run(*refs):
         block, head, part = (pl.program_id(axis) for axis in range(3))
-        one = program(shape, dict(zip(inputs, refs)), block, head, part * examples)
+        one = program(shape, dict(zip(inputs, refs)), lengths, block, head, part * examples)
         kernel(one, dict(zip(outputs, refs[len(inputs) :])))
 
     attend = pl.pallas_call(
@@ -193,4 +195,5 @@ def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
         return pl.BlockSpec((examples if varies else 1, size[1]), lambda block, head, example: (example * varies, 0))
     if name in PER_QUERY:
         return pl.BlockSpec((examples, 1, size[2]), lambda block, head, example: (example, head, 0))
-    return pl.BlockSpec((examples, size[1], shape.channels), lambda block, head, example: (example, 0, head))
+    whole = -(-size[1] // BLOCK) * BLOCK
+    return pl.BlockSpec((examples, whole, shape.channels), lambda block, head, example: (example, 0, head))

@@ -66,10 +66,12 @@ def take_rows(table: Any, indices: Int[Array | np.ndarray, "*B"]) -> Float[Array
     """Return the rows of a table at these indices."""
     if not isinstance(table, Quantized):
         # The gradient of a gather adds the gradients of repeated rows: in 16 bits, this is inexact, and slow on GPUs.
+        wide = table.astype(jnp.promote_types(table.dtype, jnp.float32))
         if len(table) <= FEW_ROWS:
-            return jnp.matmul(jax.nn.one_hot(indices, len(table), dtype=table.dtype), table, precision="highest")
-        wide = jnp.promote_types(table.dtype, jnp.float32)
-        return jnp.take(table.astype(wide), indices, axis=0).astype(table.dtype)
+            chosen = jnp.matmul(jax.nn.one_hot(indices, len(table), dtype=wide.dtype), wide, precision="highest")
+        else:
+            chosen = jnp.take(wide, indices, axis=0)
+        return chosen.astype(table.dtype)
     flat = indices.reshape(-1)
     if indices.size == 1:  # on TPUs, XLA would copy the whole table into another layout for a single row
         flat = jax.lax.optimization_barrier(jnp.tile(flat, 2))

@@ -309,7 +309,7 @@ def test_large_image_of_numbers_as_texts():
 def test_short_lines_of_a_small_compressed_file(tmp_path):
     """Check that the memory of the texts counts, not only their characters."""
     with gzip.open(path := tmp_path / "a.tsv.gz", "wb") as file:
-        file.write(b"ab\tcd\n" * 2_000_000)
+        file.write(b"ab\tcd\n" * 3_000_000)
     with pytest.raises(ValueError, match=r"a\.tsv\.gz needs more than 10\d,\d+,\d+ bytes: at most 100 MB and 100"):
         read_pairs(str(path))
 

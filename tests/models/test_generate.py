@@ -192,7 +192,8 @@ def test_no_weight_and_no_cache_is_copied_for_a_token():
     processors, prompts = LogitsProcessors.create(model, temperature=0.0), jnp.zeros((2, 8), jnp.int32)
     arguments = model, variables, prompts, None, None, processors, np.uint32(0), np.int32(0), 1.0
     lowered = _generate.lower(*arguments, num_beams=1, max_new_tokens=32)
-    text = lowered.compile({"xla_cpu_use_fusion_emitters": True}).as_text()
+    options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}  # see tests/conftest.py
+    text = lowered.compile(options).as_text()
     (body,) = re.findall(r" while\(.* body=%([\w.-]+)", text)
     lines = re.search(rf"^%{re.escape(body)} .*?^}}", text, re.MULTILINE | re.DOTALL).group().splitlines()[1:]
     found = re.findall(r" = (f32\[[\d,]+\])\S* (\w[\w-]*)\(", "\n".join(lines))

@@ -157,10 +157,10 @@ def test_a_program_for_tpus_has_the_kernel_that_fits(mask, shapes, dropout, name
     assert "tpu_custom_call" not in traced.lower(lowering_platforms=("cpu",)).as_text()
 
 
-def test_a_program_for_gpus_has_the_kernel_with_dropout():
+def test_a_program_for_gpus_has_the_kernel_with_dropout(gpu_program):
     given = arrays(length=512, keys=512, size=64, dtype=jnp.bfloat16)
     attend = partial(output_and_gradients, partial(auto, transform=DROPOUT), Mask(causal=True))
-    text = jax.jit(attend).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    text = gpu_program(attend, *given)
     assert text.count("@__gpu$xla.gpu.triton(") == 3
     assert "exponential" not in text
 

@@ -93,7 +93,7 @@ def test_devices_compute_the_same_as_one(axes):
     ("size", "dropout", "attend", "expected"),
     [(64, 0.25, "auto", 3), (64, 0.0, "auto", 3), (64, 0.0, "portable", 0), (32, 0.25, "auto", 0)],
 )
-def test_a_program_for_gpus_has_the_kernel(size, dropout, attend, expected):
+def test_a_program_for_gpus_has_the_kernel(size, dropout, attend, expected, gpu_program):
     blocks = BLOCKS * 64 // size
     pattern = BlockSparse(random_blocks(1, blocks, 2, seed=0)[0], size)
     attention = BlockSparseAttention(num_heads=2, dropout=dropout, attend=attend)
@@ -103,6 +103,6 @@ def test_a_program_for_gpus_has_the_kernel(size, dropout, attend, expected):
     def loss(params, x):
         return attention.apply(params, x, pattern=pattern, rngs={"dropout": jax.random.key(1)})[0].sum()
 
-    text = jax.jit(jax.grad(loss)).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
+    text = gpu_program(jax.grad(loss), params, x)
     assert text.count("@__gpu$xla.gpu.triton(") == expected
     assert ("exponential" in text) == (not expected)
