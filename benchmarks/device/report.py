@@ -53,8 +53,6 @@ class Report:
                 found[side]["mfu"] = known["flops"] / middle / known["peak_flops"]
             if "bytes" in known:
                 found[side]["bandwidth"] = known["bytes"] / middle
-            if "loss" in facts[side]:
-                found[side]["loss"] = facts[side]["loss"]
         if "lineage" in found and "peer" in found:
             found["ratio"] = statistics.median(a / b for a, b in zip(times["lineage"], times["peer"]))
         self.rows.append(found)

@@ -47,7 +47,7 @@ class Program:
 
     shape: Shape
     refs: Arrays  # references to the parts of the arrays that the program reads
-    lengths: dict[str, int]  # number of tokens in each array
+    lengths: dict[str, int]  # number of tokens in each array of queries, keys, values or outputs
     block: Any  # index of the block
     head: Any  # index of the head
     first: Any  # index of the first example; methods take indices relative to it
@@ -163,7 +163,7 @@ def call(
     """
     batch, _, width = inputs["query"].shape
     flops = 2 * products * batch * width * program.num_pairs(shape, inputs) * BLOCK**2
-    lengths = {name: x.shape[1] for name, x in (inputs | outputs).items() if x.ndim == 3}
+    lengths = {name: x.shape[1] for name, x in (inputs | outputs).items() if x.ndim == 3 and name not in PER_QUERY}
 
     def run(*refs):
         block, head, part = (pl.program_id(axis) for axis in range(3))
