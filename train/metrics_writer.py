@@ -38,7 +38,8 @@ class MetricsWriter(AbstractContextManager):
         workdir: folder of the run; created if it does not exist.
         resume_step: step of the checkpoint that the run resumes from, 0 for a new run. Lines of later steps are
             deleted, and lines of this step, such as an evaluation repeated after a kill, are not written twice.
-        wandb: Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
+        wandb: Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run,
+            unless its folder is a copy of one that still exists.
         config: config of the run, for Weights & Biases; the run is named after the workdir.
         primary: whether this process writes (`jax.process_index() == 0`).
 
@@ -90,12 +91,9 @@ class MetricsWriter(AbstractContextManager):
         if wandb:
             from wandb import init
 
-            id_file = workdir / "wandb_id.txt"
-            if resume_step == 0 or not id_file.exists():
-                write_atomic(id_file, uuid.uuid4().hex[:12])
             # W&B ignores steps that it already has; a resumed run has the same values for them.
-            settings = {"id": id_file.read_text(), "name": workdir.name, "config": config, "resume": "allow"}
-            self._wandb = init(project=wandb, dir=str(workdir), **settings)
+            identity = {"id": _wandb_id(workdir, resume_step > 0), "name": workdir.name, "resume": "allow"}
+            self._wandb = init(project=wandb, dir=str(workdir), config=config, **identity)
 
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
@@ -337,3 +335,14 @@ def _truncated_history(path: Path, resume_step: int) -> tuple[list[dict[str, Any
     kept = [line for line in lines if line["step"] <= resume_step]
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept, [line for line in lines if line["step"] > resume_step]
+
+
+def _wandb_id(workdir: Path, resumes: bool) -> str:
+    """Return the id of the W&B run of a folder: a new one if the run starts, or is a copy of one that still exists."""
+    file, place = workdir / "wandb_id.txt", str(workdir.resolve())
+    known, *places = file.read_text().splitlines() if resumes and file.exists() else [""]
+    other = Path(places[0], file.name) if places and places[0] != place else None
+    if not known or (other and other.exists() and other.read_text().startswith(known)):
+        known = uuid.uuid4().hex[:12]
+    write_atomic(file, f"{known}\n{place}\n")
+    return known

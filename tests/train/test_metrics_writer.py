@@ -6,6 +6,7 @@ import json
 import math
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from lineage.runs.folder import MEASURED, clock, number, read_metrics
 from lineage.train import metrics_writer
-from lineage.train.metrics_writer import MetricsWriter, ProgressBar
+from lineage.train.metrics_writer import MetricsWriter, ProgressBar, _wandb_id
 
 
 def _history(workdir):
@@ -226,6 +227,20 @@ def test_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     ids = [call["id"] for call in starts]
     assert ids[0] == ids[1] != ids[2]
     assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
+
+
+def test_copied_run_has_its_own_wandb_run(tmp_path):
+    run, copy, moved = (tmp_path / name for name in ("run", "copy", "moved"))
+    run.mkdir()
+    first = _wandb_id(run, resumes=False)
+    assert _wandb_id(run, resumes=True) == first
+    shutil.copytree(run, copy)
+    second = _wandb_id(copy, resumes=True)
+    assert second != first
+    assert _wandb_id(copy, resumes=True) == second
+    assert _wandb_id(run.rename(moved), resumes=True) == first
+    (moved / "wandb_id.txt").write_text(first)  # as written by earlier versions
+    assert _wandb_id(moved, resumes=True) == first
 
 
 class _Stream(io.StringIO):
