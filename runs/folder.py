@@ -76,14 +76,14 @@ def folder_of(run: str | None) -> str | None:
 
 
 def make(workdir: Path) -> None:
-    """Create the folder of a run if it does not exist; raise OSError if it cannot be written."""
-    files = [path for path in (workdir, *workdir.parents) if path.is_file()]
-    if files:
+    """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
+    if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
+    if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints
+        raise ValueError(f"the workdir {workdir.absolute()} has {min(bad)!r} in its path: choose another workdir.")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=workdir):
-            pass
+        tempfile.TemporaryFile(dir=workdir).close()
     except OSError as error:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 

@@ -21,6 +21,7 @@ from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
 from lineage.runs.process import PREEMPTED, StopSignal
 
 LONGEST_NAME = 100  # bytes
+FOLDER = str.maketrans({" ": None, "/": "_", "[": "(", "]": ")", **dict.fromkeys("*?\\", "_")})  # see folder.make
 TICK = 0.2  # seconds
 Share = tuple[set[int], dict[str, str]]
 BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # TPU_CHIPS_PER_PROCESS_BOUNDS by the number of chips
@@ -95,7 +96,7 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     for changes in overrides:
         parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]
-        name = ",".join(parts).replace("/", "_").replace(" ", "") or "base"
+        name = ",".join(parts).translate(FOLDER) or "base"
         if len(name.encode()) > LONGEST_NAME or name in names:
             name = name.encode()[:LONGEST_NAME].decode(errors="ignore")
             name = f"{name}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"

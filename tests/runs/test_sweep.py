@@ -482,6 +482,9 @@ def test_run_names_are_valid_folder_names():
     first, second = run_names([{"source": "a/b"}, {"source": "a_b"}])
     assert first == "source=a_b"
     assert second.startswith("source=a_b~")
+    lists = run_names([{"layers": layers, "prompt": "a* b?\\"} for layers in ([0, 2], (0,))])
+    assert lists == ["layers=(0,2)", "layers=(0,)"]
+    assert run_names([{"prompt": "a* b?\\"}, {"prompt": ""}]) == ["prompt=a_b__", "prompt="]
     long = run_names([{"init.path": "x" * 300 + letter} for letter in "ab"])
     assert len(set(long)) == 2
     assert all(len(name) < 120 for name in long)

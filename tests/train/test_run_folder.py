@@ -34,6 +34,16 @@ def test_second_run_in_a_workdir_raises(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("name", ["layers=[0,2]", "why?", "a*", "a\\b"])
+def test_folder_whose_path_orbax_takes_for_a_pattern_is_refused(tmp_path, monkeypatch, name):
+    """Orbax would merge the files of other folders into a checkpoint, or none."""
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    with pytest.raises(ValueError, match=r"/run has '.*' in its path: choose another workdir"):
+        folder.make(Path("run"))
+    assert not Path("run").exists()
+
+
 def test_lock_of_a_killed_run_is_released(tmp_path):
     hold = f"""
 import sys
