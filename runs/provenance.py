@@ -1,6 +1,7 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
@@ -53,7 +54,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def checkout(folder: Path) -> dict[str, Any]:
     """Return `root`, `commit` and `dirty` (with changes or new files) of the git repository around a folder, or {}."""
     try:
-        root, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
+        root, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").rstrip("\n").rsplit("\n", 1)
         dirty = bool(_git(folder, "status", "--porcelain"))
         return {"root": str(Path(root).resolve()), "commit": commit, "dirty": dirty}
     except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
@@ -62,4 +63,4 @@ def checkout(folder: Path) -> dict[str, Any]:
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    return os.fsdecode(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)

@@ -3,6 +3,7 @@
 import subprocess
 
 import jax
+import pytest
 
 from lineage.runs.provenance import PROJECT, checkout, provenance
 
@@ -27,6 +28,14 @@ def test_repository_with_uncommitted_changes(tmp_path):
     found = provenance(tmp_path / "a")
     assert found["config_git"] == clean | {"dirty": True}
     assert found["packages"]["jax"] == jax.__version__
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "caf\udce9"])
+def test_repository_with_an_unusual_name(tmp_path, name):
+    (tmp_path / name).mkdir()
+    git(tmp_path / name, "init")
+    git(tmp_path / name, "commit", "--allow-empty", "-m", "first")
+    assert checkout(tmp_path / name)["root"] == str(tmp_path / name)
 
 
 def test_project_is_its_own_repository(tmp_path):
