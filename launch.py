@@ -54,10 +54,10 @@ def execute(arguments: Sequence[str]) -> int:
             raise
         said = process.printable(str(error) or type(error).__name__, kept="\n")
         more = traceback.format_exc() if "--traceback" in arguments else "(use --traceback for the full traceback)"
-        print(f"\n{process.ERROR}{said}\n{more}", file=sys.stderr)
+        process.say(f"\n{process.ERROR}{said}\n{more}")
         return process.exit_code(error)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        process.say("\ninterrupted")
         return 130
 
 
@@ -130,8 +130,7 @@ def run_train(options: Options, changes: Changes) -> int:
         with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
-        with contextlib.suppress(OSError):  # the terminal has been closed
-            print(stopped, file=sys.stderr)
+        process.say(f"{stopped}")
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")

@@ -96,6 +96,12 @@ def for_terminal(text: Any) -> str:
     return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if sys.stdout.isatty() else str(text)
 
 
+def say(text: str) -> None:
+    """Print a line to standard error, which may be a closed pipe or terminal, or on a full disk."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def show(text: Any) -> None:
     """Print a text that may contain names or texts from somebody else's files."""
     print(for_terminal(text))

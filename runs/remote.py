@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -23,6 +22,7 @@ from lineage.configs import storage
 from lineage.configs.storage import RECORD, is_hidden, is_remote, readable_errors, step_of
 from lineage.runs.folder import last_step
 from lineage.runs.locks import LOCK, locked_file
+from lineage.runs.process import say
 
 SECONDS = 30.0  # between two uploads of files that grow
 HEARTBEAT = 15.0  # seconds between two changes of the lock file
@@ -151,7 +151,7 @@ class Mirror:
                     self._files.download(self.folder)
                 except FileNotFoundError:  # a new run
                     shutil.rmtree(self.folder, ignore_errors=True)
-            self._lock()
+            self._lock(found)
             yield from self._uploading()
 
     def _uploading(self):
@@ -237,12 +237,12 @@ class Mirror:
 
     def _is_of_last_run(self, found: dict[str, Any]) -> bool:
         """Return whether the last run in the local folder wrote the lock file; the folder is then the newer copy."""
-        return bool(found) and self.folder.is_dir() and found.get("id") == self.lease.read_text()
+        return bool(found) and self.folder.is_dir() and found.get("id") in self.lease.read_text().split()
 
     def _is_alive(self, found: dict[str, Any]) -> bool:
         """Wait until the lock file changes; return False if it does not change or is deleted."""
         host = ascii(found.get("host"))
-        print(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for its heartbeat", file=sys.stderr)
+        say(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for its heartbeat")
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
             time.sleep(1)
@@ -258,12 +258,17 @@ class Mirror:
             except (FileNotFoundError, ValueError, TypeError):
                 return {}
 
-    def _lock(self):
-        print(f"{self.url} does not support locks: the file {LOCK} is renewed to keep other runs out", file=sys.stderr)
+    def _lock(self, found):
+        """Lock the folder, whose lock file has been `found` to be that of a dead run, or {}."""
+        say(f"{self.url} does not support locks: the file {LOCK} is renewed to keep other runs out")
+        # If the folder is the newer copy, it is known by both ids, since this process can end before the lock file has
+        # the new one. They are written at once, without truncating the file, which cannot be replaced while locked.
+        before = found["id"] if self._is_of_last_run(found) else ""
+        with self.lease.open("r+") as file:
+            file.write(f"{self._id} {before:32}")
         self._renew_lock()
         if self._locked().get("id") != self._id:
             raise ValueError(f"another run has just begun in {self.url}: choose another workdir.")
-        self.lease.write_text(self._id)
 
     def _holds_lock(self) -> bool:
         """Return whether this run still holds the lock file; a run that is suspended for too long loses it."""
@@ -296,6 +301,6 @@ class Mirror:
                     self.push()
             except OSError as error:
                 if not warned:
-                    print(f"{error} The run continues, and uploads later.", file=sys.stderr)
+                    say(f"{error} The run continues, and uploads later.")
                 warned = True
             due = time.monotonic() + max(SECONDS, 5 * (time.monotonic() - start))

@@ -11,7 +11,7 @@ from pathlib import Path
 from lineage.configs.storage import is_remote
 from lineage.runs.folder import METRICS, last_step
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import HUNG, MOVED, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals
+from lineage.runs.process import HUNG, MOVED, PREEMPTED, STOP_SIGNALS, end_with_parent, handle_signals, say
 from lineage.runs.remote import Mirror
 
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable that marks a supervised run
@@ -66,12 +66,6 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def say(text: str) -> None:
-    """Print a line to standard error, which may be a closed pipe or on a full disk."""
-    with suppress(OSError):
-        os.write(2, f"{text}\n".encode())
 
 
 def reached(workdir: Path) -> int:

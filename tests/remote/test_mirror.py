@@ -165,6 +165,58 @@ def test_changes_that_were_not_uploaded_are_kept_for_the_next_start(bucket, monk
     assert bucket.get() == checkpoint(1)
 
 
+def test_changes_that_were_not_uploaded_survive_a_start_that_ends_while_it_locks(bucket, monkeypatch):
+    system = storage.Files(bucket.url).system
+    pipe_file = system.pipe_file
+
+    def start():
+        with remote.opened(bucket.url, training=True) as folder:
+            write(folder, checkpoint(1))
+            raise Killed
+
+    def killed(*arguments):
+        pipe_file(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.Mirror, "_close", lambda mirror, _: mirror._ended.set())
+        patch.setattr(remote.Mirror, "push", lambda *_: None)
+        with pytest.raises(Killed):
+            start()
+        for _ in range(2):
+            patch.setattr(system, "pipe_file", killed)
+            with pytest.raises(Killed):
+                start()
+    monkeypatch.setattr(remote, "SILENCE", 0.0)
+    with remote.opened(bucket.url, training=True) as folder:
+        assert last_step(folder) == 1
+    assert bucket.get() == checkpoint(1)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_uploads_continue_without_a_place_for_messages(bucket, monkeypatch):
+    monkeypatch.setattr(remote, "SECONDS", 0.1)
+    system = storage.Files(bucket.url).system
+    put_file, failed = system.put_file, []
+
+    def failing(*_):
+        failed.append(1)
+        raise RuntimeError("no connection")
+
+    with open("/dev/full", "w", buffering=1) as full, remote.opened(bucket.url, training=True) as folder:
+        monkeypatch.setattr("sys.stderr", full)
+        monkeypatch.setattr(system, "put_file", failing)
+        write(folder, {"metrics.jsonl": b"line"})
+        deadline = time.monotonic() + 60
+        while not failed:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        monkeypatch.setattr(system, "put_file", put_file)
+        while "metrics.jsonl" not in bucket.get():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 def test_files_of_an_earlier_run_do_not_come_back(bucket, cache):
     """Start a new run after the remote folder was deleted."""
     with remote.opened(bucket.url, training=True) as folder:
