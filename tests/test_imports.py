@@ -55,7 +55,7 @@ RULES = {
     "runs.locks": (set(), set()),
     "runs.provenance": (set(), set()),
     "runs.process": ({"runs.folder", "runs.locks"}, set()),
-    "runs.remote": ({"runs.folder", "runs.locks"}, set()),
+    "runs.remote": ({"runs.folder", "runs.locks", "runs.process"}, set()),
     "runs": (
         {"runs.folder", "runs.locks", "runs.process", "runs.remote"},
         {"numpy", "rich", "optuna", "submitit"},

@@ -1,10 +1,12 @@
 """Folders of runs that are mirrored to remote storage: uploads, local copies and locks."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,7 +205,8 @@ def test_uploads_continue_without_a_place_for_messages(bucket, monkeypatch):
         failed.append(1)
         raise RuntimeError("no connection")
 
-    with open("/dev/full", "w", buffering=1) as full, remote.opened(bucket.url, training=True) as folder:
+    full = Mock(**{"write.side_effect": OSError(errno.ENOSPC, "No space left on device")})
+    with remote.opened(bucket.url, training=True) as folder:
         monkeypatch.setattr("sys.stderr", full)
         monkeypatch.setattr(system, "put_file", failing)
         write(folder, {"metrics.jsonl": b"line"})
