@@ -61,6 +61,12 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
     return str(folder / inside)
 
 
+def uncompressed(name: str) -> str:
+    """Return the name or path of a file without its compression suffix."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix in COMPRESSED else name
+
+
 def _snapshot(path: str, repository: str, revision: str, kind: str, allowed: list[str]) -> Path:
     """Return the cache folder with the allowed files of a repository."""
     try:

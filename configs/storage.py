@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lineage.configs import cache
+from lineage.configs import cache, hub
 
 REMOTE = re.compile(r"hf:|[A-Za-z][\w+.-]*://")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the project
@@ -53,8 +53,6 @@ def local(path: str | os.PathLike, suffixes: tuple[str, ...] | None = None) -> s
 @functools.cache
 def _local(url: str, suffixes: tuple[str, ...] | None) -> str:
     if url.startswith("hf:"):
-        from lineage.configs import hub
-
         return hub.download(url, suffixes)
     files = Files(url)
     place = copy_of(files.url, "files")
@@ -165,7 +163,7 @@ class Files:
             suffixes: suffixes of the files to copy, before any compression suffix; (): all.
         """
         found = self.listed()
-        wanted = [name for name in found if not suffixes or not name or _ends(name, suffixes)]
+        wanted = [name for name in found if not suffixes or not name or hub.uncompressed(name).endswith(suffixes)]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: self._fetch(name, found[name], place / name), wanted))
         if "" in found:
@@ -221,7 +219,3 @@ def step_of(name: str) -> str:
 def is_hidden(name: str) -> bool:
     """Return whether a file, or a folder around it, is hidden or temporary, or has no name, as in "/a" and "a//b"."""
     return any(not part or part.startswith(".") or ".orbax-checkpoint-tmp" in part for part in name.split("/"))
-
-
-def _ends(name: str, suffixes: tuple[str, ...]) -> bool:
-    return name.endswith(suffixes) or os.path.splitext(name)[0].endswith(suffixes)

@@ -1,6 +1,7 @@
 """Locations, splits and lines of data files."""
 
 import bz2
+import contextlib
 import glob
 import gzip
 import io
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lineage.configs.hub import COMPRESSED
+from lineage.configs.hub import COMPRESSED, uncompressed
 from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
@@ -67,7 +68,7 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
         found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
-        found = [file for file in found if not suffixes or _decompressed(file).endswith(suffixes)]
+        found = [file for file in found if not suffixes or uncompressed(file.name).endswith(suffixes)]
     else:
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     return sorted(file for file in found if file.is_file())
@@ -124,24 +125,35 @@ def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
     long for the size of the file. `bad` is called before a line that is not UTF-8, whose invalid bytes are replaced.
     """
     most = _most_bytes(_LINE, path)
+    with opened(Path(path)) as file:
+        for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
+            if len(line) == most:
+                raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}.")
+            encoding = "utf-8" if number > 1 else "utf-8-sig"
+            try:
+                yield line.decode(encoding)
+            except UnicodeDecodeError as error:
+                byte, where = f"byte {error.object[error.start]:#04x}", f"offset {error.start} of the line"
+                bad(ValueError(f"{path}, line {number} is not UTF-8 text: {byte} at {where} ({error.reason})."))
+                yield line.decode(encoding, "replace")
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of bytes, which may be compressed; raise ValueError if it cannot be decompressed."""
     try:
-        with _opened(path) as file:
-            for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
-                if len(line) == most:
-                    raise ValueError(
-                        f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}."
-                    )
-                encoding = "utf-8" if number > 1 else "utf-8-sig"
-                try:
-                    yield line.decode(encoding)
-                except UnicodeDecodeError as error:
-                    byte, where = f"byte {error.object[error.start]:#04x}", f"offset {error.start} of the line"
-                    bad(ValueError(f"{path}, line {number} is not UTF-8 text: {byte} at {where} ({error.reason})."))
-                    yield line.decode(encoding, "replace")
+        if path.suffix == ".zst":
+            import pyarrow  # imported here because it is slow to import
+
+            file = io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
+        else:
+            file = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix, open)(path, "rb")
+        with file:
+            yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        if not path.endswith(COMPRESSED):
+        if path.suffix not in COMPRESSED:
             raise
-        raise ValueError(f"{path} is not a complete {Path(path).suffix} file: {error}.") from None
+        raise ValueError(f"{path} is not a complete {path.suffix} file: {error}.") from None
 
 
 def read_lines(path: str) -> list[str]:
@@ -213,20 +225,6 @@ def inside(folder: str | Path, name: str, source: str | Path) -> Path:
     return Path(folder, name)
 
 
-def _opened(path: str) -> BinaryIO:
-    suffix = Path(path).suffix
-    if suffix == ".zst":
-        import pyarrow  # imported here because it is slow to import
-
-        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
-    return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)(path, "rb")
-
-
 def suffix_of(path: str) -> str:
     """Return the last suffix of a path before any suffix of compression."""
-    return Path(_decompressed(Path(path))).suffix
-
-
-def _decompressed(file: Path) -> str:
-    """Return the name of a file without its compression suffix."""
-    return file.stem if file.suffix in COMPRESSED else file.name
+    return Path(uncompressed(path)).suffix

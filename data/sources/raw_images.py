@@ -1,10 +1,8 @@
 """CIFAR-10, CIFAR-100, and MNIST and its variants, in the files that their authors publish."""
 
-import gzip
 import hashlib
 import math
 import pickletools
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 
 from lineage.data.content import Arrays, Images
 from lineage.data.sources.base import SOURCES, PathSource
-from lineage.data.sources.files import gathered, read_lines
+from lineage.data.sources.files import gathered, opened, read_lines
 
 
 @SOURCES.register("cifar")
@@ -195,13 +193,9 @@ def _array(path: Path) -> np.ndarray:
 
 def _content(path: Path) -> bytes:
     """Return the content of a file or, if it does not exist, of the gzipped file next to it."""
-    if (zipped := _place(path)) == path:
-        return path.read_bytes()
-    try:
-        with gzip.open(zipped) as file:
-            return b"".join(gathered(iter(partial(file.read, 1 << 20), b""), zipped))
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{zipped} cannot be decompressed: {error}.") from None
+    place = _place(path)
+    with opened(place) as file:
+        return b"".join(gathered(iter(partial(file.read, 1 << 20), b""), place))
 
 
 def _place(path: Path) -> Path:
