@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import UnionType
@@ -61,6 +62,10 @@ class Documents:
                 before = piece
             yield before, True
 
+    def pieces(self) -> "Documents":
+        """Return the pieces as documents, so that no whole document has to be in memory."""
+        return Documents(lambda: (piece for piece, _ in self.parts()))
+
     def chunks(self) -> Iterator[list[tuple[str, bool]]]:
         """Yield the `parts` in groups of about 1 Mi characters."""
         group, size = [], 0
@@ -83,16 +88,6 @@ class Documents:
                 digest.update(f"{len(text)} {text}".encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Pieces of documents, so that no whole document has to be in memory."""
-
-    documents: Documents
-
-    def __iter__(self) -> Iterator[str]:
-        return (piece for piece, _ in self.documents.parts())
 
 
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:
@@ -189,18 +184,11 @@ class Arrays(ExampleSource):
         return {name: value[indices] for name, value in self.features.items()}
 
 
-@dataclass(frozen=True)
-class _Chain:
-    parts: Sequence[Iterable[str]]
-
-    def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self.parts)
-
-
-def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Iterable[str]]:
+def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Documents]:
     """Return the concatenated texts of each split in several mappings; they may be read several times."""
     splits = dict.fromkeys(split for part in texts for split in part)
-    return {split: _Chain([part[split] for part in texts if split in part]) for split in splits}
+    parts = {split: [part[split] for part in texts if split in part] for split in splits}
+    return {split: Documents(partial(chain.from_iterable, part)) for split, part in parts.items()}
 
 
 def are_several(texts: Iterable[str]) -> bool:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, write_atomic
-from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.registry import Natural, Registry, check_ranges
 from lineage.configs.storage import local
-from lineage.data.content import Documents, Pieces, are_several
+from lineage.data.content import Documents, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -49,7 +49,7 @@ class TokenizerKind:
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
-        backend = self.backend(Pieces(texts) if isinstance(texts, Documents) else texts, names)
+        backend = self.backend(texts.pieces() if isinstance(texts, Documents) else texts, names)
         if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
             needed = f"it must be at least {least}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
@@ -75,7 +75,7 @@ class VocabularyKind(TokenizerKind):
         vocab_size: number of tokens, including special tokens.
     """
 
-    vocab_size: Annotated[int, Range(0)] = 0
+    vocab_size: Natural = 0
 
     alphabet: ClassVar[int] = 1  # the minimum number of tokens that are not special
 
