@@ -55,10 +55,12 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     if split not in splits and (split or len(splits) > 1):
         raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
     part = splits[split or next(iter(splits))]
-    if isinstance(part, ExampleSource):
-        return Inputs(part, [{"image_id": number} for number in range(len(part))] if kind == BOXES else ())
-    part = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
-    return Inputs(rows := list(part), _about(rows, kind))
+    if isinstance(part, PairedTexts):
+        part = part.inputs
+    elif isinstance(part, LabeledTexts):
+        part = part.texts
+    rows = part if isinstance(part, ExampleSource) else list(part)
+    return Inputs(rows, _about(rows, kind))
 
 
 def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None, bad: int = 0) -> Inputs:
@@ -102,8 +104,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     if isinstance(values, str | bytes) or not len(values):
         raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
     if kind not in KINDS:
-        about = [{"image_id": number} for number in range(len(values))] if kind == BOXES else ()
-        return Inputs(_MemoryImages(values, channels), about)
+        return Inputs(_MemoryImages(values, channels), _about(values, kind))
     reading = KINDS[kind]
     single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
@@ -159,7 +160,9 @@ class _MemoryImages(ExampleSource):
 
 def _about(rows, kind):
     """Return the entries that identify each row (see `Kind.about`), if the kind has any; {} for errors."""
-    if not (about := KINDS[kind].about):
+    if kind == BOXES:
+        return [{"image_id": number} for number in range(len(rows))]
+    if kind not in KINDS or not (about := KINDS[kind].about):
         return ()
     return [{} if isinstance(row, ValueError) else about(number, row) for number, row in enumerate(rows)]
 
@@ -241,8 +244,8 @@ def _rows(path, row, suffix, names, allowed):
         raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")
     for number, values in lines:
         try:
-            for error in failed:
-                raise error
+            if failed:
+                raise failed[0]
             found = row(values, f"{path}, line {number}")
         except ValueError as error:
             skip(errors, allowed, len(errors), found := error)
