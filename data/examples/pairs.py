@@ -29,16 +29,20 @@ class EncodedPairs(ExampleSource):
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @staticmethod
+    def size(inputs: np.ndarray, targets: np.ndarray) -> int:
+        """Return the number of tokens that a pair needs: those of its longer side and the end."""
+        return max(len(inputs), len(targets)) + 1
+
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of the longer side of each pair, including its end, int64 [N]."""
-        longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
-        return np.minimum(longest, self.length)
+        """Number of tokens of each pair (see `size`) after truncation, int64 [N]."""
+        return np.minimum(list(map(self.size, self.inputs, self.targets)), self.length)
 
     @property
     def cut(self) -> int:
         """Number of pairs that are truncated."""
-        return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
+        return sum(size > self.length for size in map(self.size, self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         inputs, inputs_mask = with_end([self.inputs[index] for index in indices], self.length, self.end)
@@ -66,14 +70,10 @@ class Continuations(EncodedPairs):
     target and its end. Inputs are truncated to make room for the target.
     """
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each sequence without its last one, int64 [N]."""
-        return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
-
-    @property
-    def cut(self) -> int:
-        return sum(len(a) + len(b) >= self.length for a, b in zip(self.inputs, self.targets))
+    @staticmethod
+    def size(inputs: np.ndarray, targets: np.ndarray) -> int:
+        """Return the number of tokens that a pair needs: its sequence without the last token."""
+        return len(inputs) + len(targets) + 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         rows = np.full((len(indices), self.length + 1), self.end, np.int32)
@@ -121,8 +121,7 @@ def encode(
     if tokenizer.end_of_text is None:
         raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)
-    add = sum if kind is Continuations else max
-    kept = [i for i in range(len(inputs)) if not drop or add((len(inputs[i]), len(targets[i]))) < length]
+    kept = [i for i in range(len(inputs)) if not drop or kind.size(inputs[i], targets[i]) <= length]
     if not kept:
         raise ValueError(f"None of {len(inputs)} pairs fits task.sequence_length, which is {length}: increase it.")
     inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
