@@ -1,6 +1,6 @@
 """Training examples from several sources in fixed proportions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -95,15 +95,16 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
             found = " and ".join(f"{str(values[number])[:80]} in {names[number]!r}" for number in (0, other))
             raise ValueError(f"The sources of a mixture must have the same {key}: it is {found}.")
 
-    def named(of: Callable[[Examples], Mapping[str, Any]]) -> dict[str, Any]:
-        return {f"{split}_{name}": value for name, part in examples.items() for split, value in of(part).items()}
+    def named(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the values for each split of each source, by "SPLIT_NAME"."""
+        return {f"{split}_{name}": value for name, part in zip(names, values) for split, value in part.items()}
 
-    facts = {key: named(lambda part, key=key: getattr(part.facts, key)) for key in BY_SPLIT}
+    facts = {key: named(getattr(part.facts, key) for part in parts) for key in BY_SPLIT}
     facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
-    evaluated = named(lambda part: {name: one for name, one in part.splits.items() if name != "train"})
+    evaluated = named({split: one for split, one in part.splits.items() if split != "train"} for part in parts)
     transform = first.evaluation_transform
     if isinstance(transform, Mapping):
-        transform = named(lambda part: part.evaluation_transform)
+        transform = named(part.evaluation_transform for part in parts)
     mixed = Mixed(training, proportions([len(part) for part in training]))
     facts = replace(first.facts, **facts)
     return replace(first, splits={"train": mixed, **evaluated}, facts=facts, evaluation_transform=transform)
