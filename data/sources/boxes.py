@@ -94,14 +94,16 @@ class VOC(PathSource):
     difficult: bool = False
 
     def images_with_boxes(self) -> Images:
-        sets = dict(zip(SPLITS, (self.train_set, self.validation_set, self.test_set)))
-        found = {split: self._annotations(name) for split, name in sets.items() if name or split == "train"}
-        found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
-        for split, files in found.items():
-            if not files:
-                raise FileNotFoundError(f"There is no set {sets[split]}.txt in {self.path}/ImageSets/Main with images.")
-            if split != "train" and (both := set(files) & set(found["train"])):
-                raise ValueError(f"The sets {sets['train']} and {sets[split]} share {len(both)} images.")
+        found: dict[str, list[Path]] = {}
+        for split, name in zip(SPLITS, (self.train_set, self.validation_set, self.test_set)):
+            if not name and split != "train":
+                continue
+            if files := self._annotations(name):
+                if both := set(files) & set(found.get("train", ())):
+                    raise ValueError(f"The sets {self.train_set} and {name} share {len(both)} images.")
+                found[split] = files
+            elif (split, name) != ("test", "test"):
+                raise FileNotFoundError(f"There is no set {name}.txt in {self.path}/ImageSets/Main with images.")
         rows = {split: [_voc_example(file) for file in files] for split, files in found.items()}
         names = sorted({name for _, _, objects in rows["train"] for name, *_ in objects})
         return Images({split: self._images(part, names) for split, part in rows.items()}, names)
@@ -118,12 +120,12 @@ class VOC(PathSource):
 
     def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
         number, objects = {name: number for number, name in enumerate(names)}, []
-        files, sizes, found = zip(*rows)
-        for file, each in zip(files, found):
-            if unknown := {name for name, *_ in each} - number.keys():
+        for file, _, found in rows:
+            if unknown := {name for name, *_ in found} - number.keys():
                 raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
-            objects.append([(box, number[name], difficult and not self.difficult) for name, box, difficult in each])
-        return BoxedImages(files, sizes, [boxed(each) for each in objects])
+            objects.append(boxed([(box, number[name], flag and not self.difficult) for name, box, flag in found]))
+        files, sizes, _ = zip(*rows)
+        return BoxedImages(files, sizes, objects)
 
 
 @dataclass(frozen=True)

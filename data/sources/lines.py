@@ -225,10 +225,10 @@ def read_rows(
         rows = gathered(_json_rows(path, keys, optional), path)
     elif suffix == ".tsv":
         for number, line in enumerate(read_lines(path), 1):
-            row = tuple(line.split("\t"))
-            if line.strip() and len(row) not in (len(keys), len(keys) - bool(optional)):
-                raise ValueError(f"{path}, line {number} has {len(row)} columns: it must have {columns}.")
-            rows += [row] if line.strip() else []
+            if line.strip():
+                rows.append(tuple(line.split("\t")))
+                if len(rows[-1]) not in (len(keys), len(keys) - bool(optional)):
+                    raise ValueError(f"{path}, line {number} has {len(rows[-1])} columns: it must have {columns}.")
     else:
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
     if not rows:

@@ -30,10 +30,8 @@ def check(spec: Mapping[str, Any]) -> None:
             raise ValueError(f"a merge has {second!r}, which must begin with continuing_subword_prefix, {prefix!r}")
     if (longest := model.get("max_input_chars_per_word") or 0) > MAX_WORD:
         raise ValueError(f"max_input_chars_per_word is {longest}, which must be at most {MAX_WORD:,}")
-    if (
-        model.get("type") == "Unigram"
-        and (longest := max((len(piece) for piece, _ in model["vocab"]), default=0)) > MAX_PIECE
-    ):
+    pieces = model["vocab"] if model.get("type") == "Unigram" else ()
+    if (longest := max((len(piece) for piece, _ in pieces), default=0)) > MAX_PIECE:
         raise ValueError(f"a piece has {longest:,} characters, of which there must be at most {MAX_PIECE}")
     growth = 1
     for part in chain(*(_nested(spec.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder"))):
