@@ -84,8 +84,7 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     if init.layers:
         taken = taken | {"depth": len(init.layers)}
     for key, value in taken.items():
-        own = any(f"{one}.".startswith(f"model.{key}.") for one in typed)
-        if key in section and key not in (*NOT_COPIED, *fixed) and not own:
+        if key in section and key not in (*NOT_COPIED, *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
     for key, value in _preparation(path, model).items():
         if value is not None and key in config.task and f"task.{key}" not in typed:
@@ -98,13 +97,15 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
 def _adopt_saved(config, typed, saved):
     if not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", saved["model"]["name"])
-    for part, keys in (
-        ("model", saved["model"].keys() - {"name", *NOT_COPIED}),
-        ("task", {*PREPARATION, "sequence_length"}),
-    ):
-        values = {key: saved[part][key] for key in keys & saved[part].keys() & {*config[part]}}
-        own = {key for key in values if any(f"{one}.".startswith(f"{part}.{key}.") for one in typed)}
-        schema.update(config[part], {key: value for key, value in values.items() if key not in own})
+    copied = {"model": saved["model"].keys() - {"name", *NOT_COPIED}, "task": {*PREPARATION, "sequence_length"}}
+    for part, keys in copied.items():
+        values = {key: value for key, value in saved[part].items() if key in keys and key in config[part]}
+        schema.update(config[part], {k: v for k, v in values.items() if not _is_typed(f"{part}.{k}", typed)})
+
+
+def _is_typed(key, typed):
+    """Return whether a key, or a key in this section, is one of those set on the command line."""
+    return any(f"{one}.".startswith(f"{key}.") for one in typed)
 
 
 def _set(section, key, value):
