@@ -22,8 +22,7 @@ def steps(
 
     Fractions of a step are rounded up. Percentages are of `total_steps`.
     """
-    given = {unit: section.get(f"{name}_{unit}") for unit in UNITS}
-    given = {unit: value for unit, value in given.items() if value is not None}
+    given = {unit: value for unit in UNITS if (value := section.get(f"{name}_{unit}")) is not None}
     if not given and default is not None:
         return default
     if len(given) != 1:
