@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
-from lineage.configs.registry import Count, Natural, Range, Rate, check_expressions, check_ranges
+from lineage.configs.registry import Count, Natural, Positive, Range, Rate, check_expressions, check_ranges
 from lineage.data import Loader
 
 MaybeNatural = Annotated[int | None, Range(0)]
@@ -176,7 +176,7 @@ class Sampling(Options):
     temperature: Annotated[float, Range(0)] = 1.0
     top_k: Natural = 0
     top_p: Annotated[float, Range(0, 1)] = 0.0
-    repetition_penalty: Annotated[float, Range(above=0)] = 1.0
+    repetition_penalty: Positive = 1.0
     no_repeat_ngram_size: Natural = 0
     min_new_tokens: Natural = 0
     forced_first_token: MaybeNatural = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from lineage.configs.registry import Range, check_ranges
+from lineage.configs.registry import Count, Natural, Range, check_ranges
 from lineage.data import shuffle
 
 Batch = dict[str, np.ndarray]
@@ -35,13 +35,13 @@ class Loader:
         threads: number of threads in each process that read ahead. Without workers and threads, nothing is read ahead.
     """
 
-    batch_size: Annotated[int, Range(1)] = 128
-    evaluation_batch_size: Annotated[int, Range(0)] = 0
+    batch_size: Count = 128
+    evaluation_batch_size: Natural = 0
     order: Literal["", "stream"] = ""
     buckets: Annotated[tuple[int, ...], Range(1)] = ()
-    repeats: Annotated[int, Range(1)] = 1
-    workers: Annotated[int, Range(0)] = 0
-    threads: Annotated[int, Range(0)] = 0
+    repeats: Count = 1
+    workers: Natural = 0
+    threads: Natural = 0
 
     def __post_init__(self):
         check_ranges("loader", self)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Rate
 from lineage.data.content import Images
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
@@ -51,7 +51,7 @@ class ImageNet(PathSource):
             is the split `test`; 0: `val` is the split `validation`.
     """
 
-    validation_fraction: Annotated[float, Range(0, below=1)] = 0.0
+    validation_fraction: Rate = 0.0
 
     def images(self) -> Images:
         root = Path(self.path)

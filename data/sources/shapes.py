@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Count
 from lineage.data import shuffle
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
@@ -33,7 +32,7 @@ class Shapes(Source):
         image_size: height and width of the images in pixels.
     """
 
-    image_size: Annotated[int, Range(1)] = 64
+    image_size: Count = 64
 
     def images_with_boxes(self) -> Images:
         return Images({split: DrawnShapes(split, self.image_size) for split in SIZES}, list(SHAPES))

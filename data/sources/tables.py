@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural, Rate
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
@@ -39,8 +39,8 @@ class Table(DataFiles):
     label_key: str = "label"
     input_key: str = "input"
     target_key: str = "target"
-    validation_fraction: Annotated[float, Range(0, below=1)] = 0.0
-    max_bytes: Annotated[int, Range(0)] = 0
+    validation_fraction: Rate = 0.0
+    max_bytes: Natural = 0
 
     def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value."""

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural, Rate
 from lineage.data.content import Documents, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
@@ -34,8 +33,8 @@ class Text(SplitFiles):
         max_bytes: maximum number of bytes to read for each split, in whole files; 0: no limit.
     """
 
-    validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
-    max_bytes: Annotated[int, Range(0)] = 0
+    validation_fraction: Rate = 0.1
+    max_bytes: Natural = 0
 
     def documents(self) -> dict[str, Documents]:
         files = self.each(lambda path: _within(find_files(path), path, self.max_bytes))
@@ -54,8 +53,8 @@ class StandardLibrary(Source):
         max_bytes: maximum number of bytes to read, in whole modules; 0: no limit.
     """
 
-    validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
-    max_bytes: Annotated[int, Range(0)] = 0
+    validation_fraction: Rate = 0.1
+    max_bytes: Natural = 0
 
     def documents(self) -> dict[str, Documents]:
         files = _within(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
@@ -44,7 +44,7 @@ class TFDS(PathSource):
     text_key: str = "text"
     label_key: str = "label"
     image_key: str = "image"
-    max_bytes: Annotated[int, Range(0)] = 0
+    max_bytes: Natural = 0
 
     def copied(self) -> "TFDS":
         return self  # only one data set of a remote `data_dir` is copied

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural, Range
 from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
@@ -112,7 +112,7 @@ class Flip:
 class Shift(Checked):
     """Translate each image by up to `pixels` in each direction; the border is filled with 0."""
 
-    pixels: Annotated[int, Range(0)]
+    pixels: Natural
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         n, (batch, height, width, _) = self.pixels, images.shape

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Count
 from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.pillow import from_pillow, to_pillow
@@ -54,7 +54,7 @@ class Flip:
 class Resize(Checked):
     """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0: no limit)."""
 
-    low: Annotated[int, Range(1)]
+    low: Count
     high: int
     longest: int = 0
 
@@ -78,7 +78,7 @@ class Crop(Checked):
     The image is resized first, so that its shorter side is a little longer than `low` to `high` pixels.
     """
 
-    low: Annotated[int, Range(1)]
+    low: Count
     high: int
 
     def __post_init__(self):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural, Range
 from lineage.data.transforms.calls import Checked
 from lineage.data.transforms.pillow import PerImage, from_pillow, to_pillow
 
@@ -21,7 +21,7 @@ class RandAugment(Checked, PerImage):
     2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
     """
 
-    layers: Annotated[int, Range(0)] = 2  # number of operations for each image
+    layers: Natural = 2  # number of operations for each image
     magnitude: Annotated[float, Range(0, 10)] = 10  # strength of the operations
     deviation: Annotated[float, Range(0)] = 0.0  # standard deviation of the magnitude
     probability: Annotated[float, Range(0, 1)] = 1.0  # probability of applying each operation that was drawn
