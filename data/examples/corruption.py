@@ -80,10 +80,8 @@ def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) 
 
 def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `kept` tokens of each sequence and `end`, int32 [B, length], padded with `end`, and their mask."""
-    ids = np.full((len(tokens), length), end, np.int32)
-    rows, columns = np.nonzero(kept)
-    ids[rows, (np.cumsum(kept, axis=1) - 1)[rows, columns]] = tokens[rows, columns]
-    return ids, np.arange(length) <= kept.sum(axis=1)[:, None]
+    ids, mask = with_end([row[chosen] for row, chosen in zip(tokens, kept)], length, end)
+    return ids.astype(np.int32), mask
 
 
 @dataclass(frozen=True)
