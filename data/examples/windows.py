@@ -13,7 +13,7 @@ import numpy as np
 
 from lineage.data import shuffle
 from lineage.data.content import Documents, check_length
-from lineage.data.examples.encoded import longest_first
+from lineage.data.examples.encoded import join, longest_first
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
@@ -146,10 +146,9 @@ class PairSentences:
         draws = shuffle.draw(keys, 5)
         label = (draws[:, 0] % np.uint64(2)).astype(np.int32)
         for row, first in enumerate(batch["first"]):
-            a, b = self._pair(int(first), bool(label[row]), *map(int, draws[row, 1:]))
-            whole = [coder.cls, *a, coder.sep, *b, coder.sep]
+            whole, second = join(coder, *self._pair(int(first), bool(label[row]), *map(int, draws[row, 1:])))
             tokens[row, : len(whole)] = whole
-            segments[row, len(a) + 2 : len(whole)] = 1
+            segments[row, second : len(whole)] = 1
             real[row, : len(whole)] = batch["mask"][row]
         return self.masked.hide(tokens, real, shuffle.fold(keys, 5)) | {"segments": segments, "label": label}
 
