@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 
 from lineage.configs import cache
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.storage import local, name
 
 LIMIT = 1 << 30
@@ -50,19 +50,17 @@ def _cached(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share
     """
     key = hashlib.sha256(repr((share, [str(file) for file in files])).encode()).hexdigest()[:24]
     path, now, before = folder / f"fingerprints-{key}.json", time.time_ns(), None
-    with contextlib.suppress(OSError, ValueError):
-        checksum, _, text = path.read_text(encoding="utf-8").partition("\n")
-        before = json.loads(text) if checksum == str(zlib.crc32(text.encode())) else None
+    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
+        before = unsealed(json.loads(path.read_text(encoding="utf-8")))["files"]
     sums = [
         row[-1] if row[:-1] == [*stamp] else crc(file, share)
         for file, stamp, row in zip(files, stamps, before or repeat([None]))
     ]
     after = [[*stamp, value] if max(stamp[1:]) < now - SETTLED else [None] for stamp, value in zip(stamps, sums)]
     if after != before:
-        text = json.dumps(after)
         with contextlib.suppress(OSError):  # the folder may be read-only
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, f"{zlib.crc32(text.encode())}\n{text}")
+            write_atomic(path, json.dumps(sealed({"files": after})))
     return sums
 
 
