@@ -113,9 +113,9 @@ def test_module_reads_computations_loops_and_donation():
     main = module.computations["main"]
     assert module.trips(main["loop"]) == 12
     assert main["row"].operands == ("w", "i")
-    assert module.moved(main["row"], main) == 4096 + 4096 + 4  # the slice read, the result, the index
+    assert module.moved(main["row"]) == 4096 + 4096 + 4  # the slice read, the result, the index
     body = module.computations["body"]
-    assert module.products(body["dot"], body) == (2 * 64**3, False)
+    assert module.products(body["dot"]) == (2 * 64**3, False)
     assert body["dot"].label == "mlp/up/dot"
 
 
@@ -192,14 +192,13 @@ def test_flops_of_a_program_compiled_here():
 
     def add(name, times):
         nonlocal found
-        operations = module.computations[name]
-        for one in operations.values():
+        for one in module.computations[name].values():
             if one.kind == "while":
                 add(one.called("body"), times * module.trips(one))
             elif one.kind == "call":
                 add(one.called("to_apply"), times)
             else:
-                found += times * module.products(one, operations)[0]
+                found += times * module.products(one)[0]
 
     add(module.entry, 1)
     assert found == 5 * 2 * 16 * 32 * 32 + 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)

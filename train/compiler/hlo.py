@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ class Operation(NamedTuple):
     shape: str
     kind: str
     operands: tuple[str, ...]
+    inputs: tuple[str, ...]  # shapes of the operands
     attributes: str
 
     def called(self, attribute: str = "calls") -> str | None:
@@ -66,7 +66,8 @@ class Module:
             elif found := OPERATION.match(line):
                 name, shape, kind, rest = found.groups()
                 operands = tuple(re.findall(r"%([\w.\-]+)", rest.split("), ")[0]))
-                current[name] = Operation(name, shape, kind, operands, rest)
+                inputs = tuple(current[operand].shape for operand in operands if operand in current)
+                current[name] = Operation(name, shape, kind, operands, inputs, rest)
         aliases = re.search(r"input_output_alias=\{(.*?)\}, entry", text)
         self.donated = aliases.group(1).count("alias)") if aliases else 0
 
@@ -78,17 +79,16 @@ class Module:
         constants = [o.attributes.split(")")[0] for o in condition.values() if o.kind == "constant"]
         return max((int(text) for text in constants if text.isdigit()), default=1)
 
-    def products(self, operation: Operation, operations: Mapping[str, Operation]) -> tuple[int, bool]:
+    def products(self, operation: Operation) -> tuple[int, bool]:
         """Return the FLOPs of the matrix products in an operation, and whether any of them has float32 inputs."""
         if operation.kind == "fusion":
             inside = self.computations.get(operation.called() or "", {})
-            each = [self.products(one, inside) for one in inside.values()]
+            each = [self.products(one) for one in inside.values()]
             return sum(flops for flops, _ in each), any(wide for _, wide in each)
         library = any(name in operation.attributes[:2000] for name in ("gemm", "matmul"))
-        known = [operations[name].shape for name in operation.operands[:2] if name in operations]
-        if len(known) < 2 or not (operation.kind in ("dot", "convolution") or library):
+        if len(operation.inputs) < 2 or not (operation.kind in ("dot", "convolution") or library):
             return 0, False
-        left, right = known
+        left, right = operation.inputs[:2]
         wide = left.startswith("f32") and right.startswith("f32")
         outputs = prod(dimensions(operation.shape))
         if operation.kind == "convolution":
@@ -101,11 +101,11 @@ class Module:
         contracted = [int(axis) for axis in re.findall(r"\d+", axes.group(1))] if axes else [-1]
         return 2 * outputs * prod(dimensions(left)[axis] for axis in contracted), wide
 
-    def moved(self, operation: Operation, operations: Mapping[str, Operation]) -> int:
+    def moved(self, operation: Operation) -> int:
         """Return the bytes that an operation reads and writes; for a sliced input, only the slice is counted."""
-        if not operation.called():
-            return sum(size(operations[o].shape) for o in operation.operands if o in operations) + size(operation.shape)
-        inside = self.computations[operation.called() or ""]
+        if not (called := operation.called()):
+            return sum(map(size, operation.inputs)) + size(operation.shape)
+        inside = self.computations[called]
         users: dict[str, list[tuple[int, Operation]]] = defaultdict(list)
         for one in inside.values():
             for position, name in enumerate(one.operands):

@@ -125,7 +125,7 @@ class Plan:
                 self._add_buffers(operation, times)
                 if self._is_communication(operation, operations, pending, times):
                     continue
-                seconds, estimated, kind = self._cost(operation, operations)
+                seconds, estimated, kind = self._cost(operation)
                 pending |= {name: one._replace(hidden=one.hidden + seconds) for name, one in pending.items()}
                 if seconds:
                     shape = re.sub(r"\{[^}]*\}", "", operation.shape)
@@ -172,7 +172,7 @@ class Plan:
         kind = next((kind for kind in COLLECTIVES if found.kind.startswith(kind)), None)
         if kind is None or operation.kind.endswith("-done"):
             return kind is not None
-        number = _bytes_sent(operation, inside, kind, operations)
+        number = _bytes_sent(operation, inside, kind)
         seconds = number * (2 if kind == "all-reduce" else 1) / self.chip.link
         collective = Collective(kind, number, times, seconds, 0.0, operation.label)
         if operation.kind.endswith("-start") or "start" in operation.name:
@@ -181,11 +181,11 @@ class Plan:
             self.collectives.append(collective)
         return not computes
 
-    def _cost(self, operation: Operation, operations: Mapping[str, Operation]) -> tuple[float, bool, str]:
+    def _cost(self, operation: Operation) -> tuple[float, bool, str]:
         """Return the seconds of one execution, whether the compiler estimated them, and the kind of the operation."""
         if FREE.fullmatch(operation.kind):
             return 0.0, True, operation.kind
-        flops, wide = self.module.products(operation, operations)
+        flops, wide = self.module.products(operation)
         kind = ("f32 matmul" if wide else "matmul") if flops else operation.kind
         cycles, microseconds = operation.number("estimated_cycles"), operation.number("exec_time_us")
         if self.chip.clock and cycles is not None:
@@ -195,20 +195,18 @@ class Plan:
             kind = target.group(1) if target else kind
             if FREE_CALL.fullmatch(kind):
                 return 0.0, True, kind
-            if cost := self._kernel(operation, operations, kind):
+            if cost := self._kernel(operation, kind):
                 return cost, False, kind
         if microseconds is not None:
             return microseconds * 1e-6, True, kind
         peak = self.chip.peak / 2 if wide and self.chip.gpu else self.chip.peak
-        moved = self._moved(operation, operations, bool(flops))
+        moved = self._moved(operation, bool(flops))
         return max(flops / peak / MATMUL_EFFICIENCY, moved / self.chip.bandwidth), False, kind
 
-    def _kernel(self, operation: Operation, operations: Mapping[str, Operation], kind: str) -> float | None:
+    def _kernel(self, operation: Operation, kind: str) -> float | None:
         """Return the seconds of a kernel with known cost: one with a cost estimate, or attention; None for others."""
-        read = sum(size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations)
-        moved = read + size(operation.shape, in_main_memory=True)
-        inputs = [operations[o].shape for o in operation.operands if o in operations]
-        shapes = [dimensions(shape) for shape in inputs if shape.startswith(("bf16", "f16", "f32"))]
+        moved = sum(size(shape, in_main_memory=True) for shape in (*operation.inputs, operation.shape))
+        shapes = [dimensions(shape) for shape in operation.inputs if shape.startswith(("bf16", "f16", "f32"))]
         if cost := re.search(r'cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)', operation.attributes):
             flops, moved = map(int, cost.groups())
         elif kind == "tpu_custom_call" and re.search("splash|flash", operation.name):
@@ -231,9 +229,9 @@ class Plan:
             return None
         return max(flops / self.chip.peak / ATTENTION_EFFICIENCY, moved / self.chip.bandwidth)
 
-    def _moved(self, operation: Operation, operations: Mapping[str, Operation], product: bool) -> int:
+    def _moved(self, operation: Operation, product: bool) -> int:
         """Return the bytes that an operation reads and writes in main memory."""
-        read = [size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations]
+        read = [size(shape, in_main_memory=True) for shape in operation.inputs]
         if operation.kind in ("gather", "dynamic-slice") or "gather" in operation.name:
             return 2 * size(operation.shape)
         if operation.kind == "scatter" or "scatter" in operation.name:
@@ -242,7 +240,7 @@ class Plan:
         if operation.kind == "dynamic-update-slice":
             return 2 * min(read, default=0)
         if operation.kind == "fusion" or product:
-            return self.module.moved(operation, operations)
+            return self.module.moved(operation)
         return sum(read) + size(operation.shape, in_main_memory=True)
 
 
@@ -254,11 +252,10 @@ def _sources(operation: Operation, operations: Mapping[str, Operation]) -> Itera
             yield from operations[name].operands
 
 
-def _bytes_sent(operation: Operation, inside: Operation | None, kind: str, operations: Mapping[str, Operation]) -> int:
+def _bytes_sent(operation: Operation, inside: Operation | None, kind: str) -> int:
     """Return the bytes that a collective sends or receives."""
     if inside:
         return size(inside.shape)
     if operation.kind.endswith("-start") and kind in ("all-gather", "collective-permute"):
         return max((size(f"{dtype}[{axes}]") for dtype, axes, _ in ARRAY.findall(operation.shape)), default=0)
-    read = sum(size(operations[name].shape) for name in operation.operands if name in operations)
-    return max(size(operation.shape), read)
+    return max(size(operation.shape), sum(map(size, operation.inputs)))
