@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from lineage.configs.registry import Range, Registry, check_ranges, did_you_mean
+from lineage.configs.registry import Natural, Registry, check_ranges, did_you_mean
 from lineage.data import Data, EvaluationBatches, Facts, Loader, Tokenizer, TrainBatches
 from lineage.models import Model
 from lineage.runs.folder import UnknownMetricError
@@ -116,7 +116,7 @@ class Evaluator:
     returns: ClassVar[tuple[str, ...] | None] = None
 
     split: str = ""
-    every: Annotated[int, Range(0)] = 1
+    every: Natural = 1
     source: str = ""
 
     def __post_init__(self):

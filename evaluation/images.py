@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Count, Positive
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 from lineage.metrics.detection import Detections, coco
 from lineage.tasks.object_detection import objects_of
@@ -93,8 +93,8 @@ class Neighbors(Probe):
 
     metric = "knn"
 
-    count: Annotated[int, Range(1)] = 20
-    temperature: Annotated[float, Range(above=0)] = 0.07
+    count: Count = 20
+    temperature: Positive = 0.07
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         from sklearn.neighbors import KNeighborsClassifier
@@ -134,7 +134,7 @@ class FewShot(LinearProbe):
         shots: number of examples per class, the first ones of the training set.
     """
 
-    shots: Annotated[int, Range(1)] = 10
+    shots: Count = 10
 
     @property
     def metric(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Count
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
@@ -51,7 +51,7 @@ class ObjectDetection(ImageTask):
     }
 
     shorter_side: Natural = 0
-    max_boxes: Annotated[int, Range(1)] = 100
+    max_boxes: Count = 100
     weights: Weights = (1.0, 5.0, 2.0)
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:

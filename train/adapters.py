@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Range, Registry, check_expressions, check_matches, check_ranges
+from lineage.configs.registry import Count, Range, Registry, check_expressions, check_matches, check_ranges
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> numbers of its input and output axes
@@ -171,7 +171,7 @@ class LoRA(MatrixAdapter):
     """
 
     own = "lora"
-    rank: Annotated[int, Range(1)] = 8
+    rank: Count = 8
     alpha: Annotated[float, Range(0)] = 16.0
 
     def _init_matrix(self, matrix, key):

@@ -3,18 +3,16 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lineage.configs.registry import Range, Registry, check_expressions, check_matches, check_ranges
+from lineage.configs.registry import Natural, Registry, check_expressions, check_matches, check_ranges
 from lineage.models import Model
 from lineage.models.quantization import Inputs
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
-
-Decay = Annotated[float, Range(0, below=1)]
 
 OPTIMIZERS = Registry("optimizer")
 
@@ -48,7 +46,7 @@ class Optimizer:
     no_decay: tuple[str, ...] = ("bias$", "scale$")
     clip_norm: NonNegative = 1.0
     frozen: tuple[str, ...] = ()
-    frozen_layers: Annotated[int, Range(0)] = 0
+    frozen_layers: Natural = 0
     layer_decay: NonNegative = 0.0
     lr_multipliers: tuple[tuple[str, float], ...] = ()
 

@@ -12,8 +12,8 @@ import optax
 from optax import contrib
 from optax.contrib import MuonDimensionNumbers
 
-from lineage.configs.registry import Positive, Range
-from lineage.train.optimizer.base import OPTIMIZERS, Decay, Optimizer, Setting, map_paths
+from lineage.configs.registry import Count, Natural, Positive, Range, Rate
+from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting, map_paths
 from lineage.train.optimizer.rules import AdamW
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
 
@@ -32,8 +32,8 @@ class Muon(AdamW):
             updates by sqrt(max(1, outputs / inputs)), as in the original code.
     """
 
-    momentum: Decay = 0.95
-    iterations: Annotated[int, Range(1)] = 5
+    momentum: Rate = 0.95
+    iterations: Count = 5
     rms: NonNegative = 0.2
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
@@ -73,9 +73,9 @@ class AdEMAMix(AdamW):
             steps of the run); 0: constant values.
     """
 
-    b3: Decay = 0.9999
+    b3: Rate = 0.9999
     alpha: NonNegative = 5.0
-    rise_steps: Annotated[int, Range(0)] = 0
+    rise_steps: Natural = 0
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         alpha, b3 = self.alpha, self.b3
@@ -112,11 +112,11 @@ class Sophia(Optimizer):
         interval: number of steps between two estimates of the diagonal.
     """
 
-    b1: Decay = 0.96
-    b2: Decay = 0.99
+    b1: Rate = 0.96
+    b2: Rate = 0.99
     gamma: Positive = 0.01
     epsilon: Positive = 1e-12
-    interval: Annotated[int, Range(1)] = 10
+    interval: Count = 10
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         settings = {"update_interval": self.interval, "hessian_diagonal_fn": _hessian_diagonal()}

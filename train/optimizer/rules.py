@@ -6,7 +6,8 @@ from functools import partial
 import jax
 import optax
 
-from lineage.train.optimizer.base import OPTIMIZERS, Decay, Optimizer, Setting
+from lineage.configs.registry import Rate
+from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting
 from lineage.train.optimizer.schedules import NonNegative
 
 
@@ -20,8 +21,8 @@ class AdamW(Optimizer):
         epsilon: constant added to the root of the second moment.
     """
 
-    b1: Decay = 0.9
-    b2: Decay = 0.999
+    b1: Rate = 0.9
+    b2: Rate = 0.999
     epsilon: NonNegative = 1e-8
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
@@ -36,7 +37,7 @@ class _Momentum(Optimizer):
         b1: momentum; 0 disables it.
     """
 
-    b1: Decay = 0.9
+    b1: Rate = 0.9
 
 
 @OPTIMIZERS.register("sgd")
@@ -68,7 +69,7 @@ class Lion(_Momentum):
         b2: decay of the momentum.
     """
 
-    b2: Decay = 0.999
+    b2: Rate = 0.999
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         return optax.scale_by_lion(self.b1, self.b2)
