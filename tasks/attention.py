@@ -1,14 +1,15 @@
 """Attention weights of a trained model, for the report."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from lineage.data import Tokenizer
+from lineage.data import Facts, Tokenizer
 from lineage.models import Model, hidden_states
 from lineage.tasks.base import Pictures
+from lineage.tasks.images import to_pixels
 
 IMAGES, TOKENS = 6, 32  # maximum number of images, and of tokens of a text
 MOST_BYTES = 1 << 29  # of the weights of all images, half of what a report reads
@@ -25,9 +26,7 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
     return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
 
 
-def attention_of_images(
-    model: Model, variables: Mapping[str, Any], image: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]
-) -> Pictures:
+def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.ndarray, facts: Facts) -> Pictures:
     """Return the attention weights of each layer for some images; {} if the model does not record them.
 
     There are fewer images if the weights of all would be too large for a report, {} if those of one are.
@@ -41,7 +40,7 @@ def attention_of_images(
         return {}
     image, weights = image[:count], weights[:, :count]
     rows, columns = (size // model.patch_size for size in image.shape[1:3])
-    arrays = {"image": to_pixels(image), "weights": weights, "has_class_token": model.has_class_token}
+    arrays = {"image": to_pixels(image, facts), "weights": weights, "has_class_token": model.has_class_token}
     return {"attention_image": arrays | {"grid": (rows, columns)}}
 
 

@@ -63,7 +63,7 @@ class ImageClassification(LabeledImageTask):
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
-        model, facts, first = context.model, split.facts, split.batches[0]
+        model, facts = context.model, split.facts
         names = np.asarray(facts.class_names)
         predict = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
         confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
@@ -83,7 +83,7 @@ class ImageClassification(LabeledImageTask):
             probability, image, label, prediction = map(np.stack, zip(*mistakes))
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
             found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
-        return found | attention_of_images(model, variables, first["image"], lambda image: to_pixels(image, facts))
+        return found | attention_of_images(model, variables, split.batches[0]["image"], facts)
 
 
 @TASKS.register("distilled_image_classification")
