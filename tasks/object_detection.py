@@ -97,19 +97,21 @@ class ObjectDetection(ImageTask):
         """Return the objects of each image; boxes are (left, top, width, height) in pixels of the image."""
         *objects, sizes = outputs
         ids = facts.category_ids or range(1, facts.num_classes + 1)
-        keys, predictions = ("category_id", "category", "bbox", "score"), []
+        predictions = []
         for found, size in zip(found_objects(*objects, facts.num_classes), sizes):
             boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
-            columns = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
-            rows = [(ids[number], facts.class_names[number], box, score) for number, box, score in columns]
-            predictions.append({"objects": [dict(zip(keys, row)) for row in rows]})
+            rows = [
+                {"category_id": ids[number], "category": facts.class_names[number], "bbox": box, "score": score}
+                for number, box, score in zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
+            ]
+            predictions.append({"objects": rows})
         return predictions
 
     def document(self, predictions: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Return the objects of all images in the format of COCO's evaluation."""
-        keys = "category_id", "bbox", "score"
-        objects = ((image["image_id"], each) for image in predictions for each in image.get("objects", ()))
-        return ({"image_id": image} | {key: each[key] for key in keys} for image, each in objects)
+        """Yield the objects of all images in the format of COCO's evaluation."""
+        for image in predictions:
+            for found in image.get("objects", ()):
+                yield {"image_id": image["image_id"]} | {key: found[key] for key in ("category_id", "bbox", "score")}
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images with their true objects and the confident predictions.
