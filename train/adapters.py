@@ -120,7 +120,7 @@ class MatrixAdapter(Adapter):
             new, constant = self._init_matrix(matrix, jax.random.fold_in(key, number))
             own, parts = own | new, parts | constant
         frozen = {"params": unflatten_dict({path: flat[path] for path in flat.keys() - direct}, sep="/")}
-        return unflatten_dict(own, sep="/"), frozen | unflatten_dict(parts, sep="/") | self._constants()
+        return unflatten_dict(own, sep="/"), frozen | unflatten_dict(parts, sep="/")
 
     def apply(self, frozen, trained):
         own = dict(trained)
@@ -137,7 +137,7 @@ class MatrixAdapter(Adapter):
         trained = {path: flat.get(path, value) for path, value in flatten_dict(trained, sep="/").items()}
         frozen = flatten_dict(frozen, sep="/")
         frozen = {path: flat.get(path.removeprefix("params/"), value) for path, value in frozen.items()}
-        return unflatten_dict(trained, sep="/"), unflatten_dict(frozen | self._decomposed(frozen, flat), sep="/")
+        return unflatten_dict(trained, sep="/"), unflatten_dict(frozen, sep="/")
 
     def reference(self, frozen):
         return frozen["params"]
@@ -146,17 +146,9 @@ class MatrixAdapter(Adapter):
         """Return the trained and the frozen arrays of one matrix, by path."""
         raise NotImplementedError
 
-    def _constants(self) -> dict[str, Any]:
-        """Return the frozen arrays that belong to no matrix."""
-        return {}
-
     def _product(self, owner: str, factors: dict[str, Any], constants: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Return `left`, `scale` and `right` of `_add_product` for a kernel, from all trained and all frozen arrays."""
         raise NotImplementedError
-
-    def _decomposed(self, frozen: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
-        """Return the frozen arrays that are computed from the model's parameters, by path."""
-        return {}
 
 
 @ADAPTERS.register("lora")
@@ -182,10 +174,8 @@ class LoRA(MatrixAdapter):
         noise = jax.random.normal(key, (*matrix.layers, *matrix.inputs, self.rank))
         a = noise * math.prod(matrix.inputs) ** -0.5
         b = jnp.zeros((*matrix.layers, self.rank, *matrix.outputs))
-        return {f"lora/{matrix.owner}/a": a, f"lora/{matrix.owner}/b": b}, {}
-
-    def _constants(self):
-        return {"factor": jnp.float32(self.alpha / self.rank)}
+        factor = jnp.float32(self.alpha / self.rank)
+        return {f"lora/{matrix.owner}/a": a, f"lora/{matrix.owner}/b": b}, {"factor": factor}
 
     def _product(self, owner, factors, constants):
         return factors[f"{owner}/a"], constants["factor"], factors[f"{owner}/b"]
@@ -209,6 +199,19 @@ class SVF(MatrixAdapter):
         vectors = {f"svf/{owner}/{part}": jnp.zeros((*matrix.layers, *size)) for part, size in sizes.items()}
         return {f"svf/{owner}/scale": jnp.ones((*matrix.layers, full))}, vectors
 
+    def rebase(self, trained, frozen, params):
+        trained, frozen = super().rebase(trained, frozen, params)
+        kernels, flat = flatten_dict(params, sep="/"), flatten_dict(frozen, sep="/")
+        for path in [path for path in flat if path.startswith("svf/") and path.endswith("/u")]:
+            owner = path.removeprefix("svf/").removesuffix("/u")
+            kernel, left, right = kernels[f"{owner}/kernel"], flat[path], flat[f"svf/{owner}/v"]
+            layers = right.shape[: left.ndim + right.ndim - 2 - kernel.ndim]
+            matrix = kernel.reshape(*layers, math.prod(left.shape[len(layers) : -1]), -1)
+            u, s, v = jnp.linalg.svd(matrix.astype(jnp.float32), full_matrices=False)
+            arrays = {"u": u.reshape(left.shape), "s": s, "v": v.reshape(right.shape)}
+            flat |= {f"svf/{owner}/{part}": value for part, value in arrays.items()}
+        return trained, unflatten_dict(flat, sep="/")
+
     def _product(self, owner, factors, constants):
         u, s, v = (constants[f"svf/{owner}/{part}"] for part in "usv")
         return u, (factors[f"{owner}/scale"] - 1) * s, v
@@ -222,19 +225,6 @@ class SVF(MatrixAdapter):
         if jax.tree.structure(frozen) != jax.tree.structure(other):
             return False
         return all(jax.tree.leaves(jax.tree.map(np.array_equal, frozen["svf"], other["svf"])))
-
-    def _decomposed(self, frozen, flat):
-        found = {}
-        for path, vectors in frozen.items():
-            if path.startswith("svf/") and path.endswith("/u"):
-                owner = path.removeprefix("svf/").removesuffix("/u")
-                kernel, others = flat[f"{owner}/kernel"], frozen[f"svf/{owner}/v"]
-                layers = others.shape[: vectors.ndim + others.ndim - 2 - kernel.ndim]
-                matrix = kernel.reshape(*layers, math.prod(vectors.shape[len(layers) : -1]), -1)
-                u, s, v = jnp.linalg.svd(matrix.astype(jnp.float32), full_matrices=False)
-                arrays = {"u": u.reshape(vectors.shape), "s": s, "v": v.reshape(others.shape)}
-                found |= {f"svf/{owner}/{part}": value for part, value in arrays.items()}
-        return found
 
 
 def _add_product(kernel, left, scale, right):
