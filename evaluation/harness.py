@@ -74,7 +74,7 @@ class Harness(TemplateLM):
         return [(each.log, each.is_greedy) for each in self.language_model.of_tokens(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        return [each.log for each in self.language_model.of_texts([text for (text,) in (r.args for r in requests)])]
+        return [each.log for each in self.language_model.of_texts([request.args[0] for request in requests])]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.

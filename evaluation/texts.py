@@ -80,10 +80,8 @@ class QuestionAnswering(Evaluator):
     returns = ("exact_match", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        source = split.batches.source
-        found = context.task.predict(logits(context, variables, split), source, split.facts)
-        answers = [each["prediction"] for each in found]
-        references = [question.references for question in source.questions]
+        answers = [each["prediction"] for each in predicted(context, variables, split)]
+        references = [question.references for question in split.batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
 
@@ -110,9 +108,8 @@ class Regression(Evaluator):
     returns = ("pearson", "spearman", "mse")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        source = split.batches.source
-        found = context.task.predict(logits(context, variables, split), source, split.facts)
-        return regression([each["value"] for each in found], source.per_sequence["label"][source.firsts])
+        values, source = [each["value"] for each in predicted(context, variables, split)], split.batches.source
+        return regression(values, source.per_sequence["label"][source.firsts])
 
 
 @EVALUATORS.register("tagging")
@@ -130,15 +127,19 @@ class Tagging(Evaluator):
         names, source = np.array(split.facts.class_names), split.batches.source
         if not all(map(is_chunk, names)) or set(names) == {"O"}:
             return {}
-        found = context.task.predict(logits(context, variables, split), source, split.facts)
-        truth = tags_of(source.per_token["targets"], source, names)
-        scores = Spans.empty().update([each["tags"] for each in found], truth).compute()
+        tags = [each["tags"] for each in predicted(context, variables, split)]
+        scores = Spans.empty().update(tags, tags_of(source.per_token["targets"], source, names)).compute()
         return {name: float(value) for name, value in scores._asdict().items()}
 
 
 def logits(context: Context, variables: Any, split: Split) -> Float[np.ndarray, "N ..."]:
     """Return the outputs of the model for the examples of a split, on the host."""
     return context.rows(context.task.forward, variables, split.batches).astype(np.float32)
+
+
+def predicted(context: Context, variables: Any, split: Split) -> list[dict[str, Any]]:
+    """Return the predictions of the task for the examples of a split."""
+    return context.task.predict(logits(context, variables, split), split.batches.source, split.facts)
 
 
 def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:

@@ -122,16 +122,15 @@ def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) 
 def check(experiment: Any) -> None:
     """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data."""
     init = experiment.run.init
+    if not init.path:
+        return
     folder = local(init.path)
-    if folder and not Path(folder).exists():
+    if not Path(folder).exists():
         raise FileNotFoundError(
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    if not folder:
-        return
-    known = _facts(model_of(folder))
-    trial = dataclasses.replace(experiment, saved_facts=known)
+    trial = dataclasses.replace(experiment, saved_facts=_facts(model_of(folder)))
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
         theirs = _flat(read_variables(Path(folder)))

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from lineage.models.budget import aligned
 from lineage.models.decoding.generate import empty, separate_layers
+from lineage.train.compiler.chips import GIB
 from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
@@ -68,11 +69,11 @@ class Compiled:
         return found | {name: [one._asdict() for one in some] for name, some in rows.items()}
 
     def __str__(self) -> str:
-        plan, gib = self.plan, 2**30
+        plan = self.plan
         memory = (
-            f"memory       {self.peak / gib:.2f} GiB of {plan.chip.memory / gib:.2f}: "
+            f"memory       {self.peak / GIB:.2f} GiB of {plan.chip.memory / GIB:.2f}: "
             f"{'fits' if self.fits else 'DOES NOT FIT'} "
-            f"(arguments {self.arguments / gib:.2f}, temporaries {self.temporaries / gib:.2f})"
+            f"(arguments {self.arguments / GIB:.2f}, temporaries {self.temporaries / GIB:.2f})"
         )
         parts = f"compiler's estimates {plan.estimated * 1e3:.2f}, ~roofline {plan.roofline * 1e3:.2f}"
         times = f"planned time {plan.seconds * 1e3:.2f} ms ({parts}, exposed communication {plan.exposed * 1e3:.2f})"
@@ -80,7 +81,7 @@ class Compiled:
         shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
         donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves} with more than one element"
-        host = f"host memory  {self.host / gib:.2f} GiB; the planned time does not include their transfer in each step"
+        host = f"host memory  {self.host / GIB:.2f} GiB; the planned time does not include their transfer in each step"
         lines = (self.title, memory, host if self.host else "", times, use, donated if self.leaves else "")
         head = "\n".join(filter(None, lines))
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
@@ -109,7 +110,7 @@ class Compiled:
     def _buffers(self) -> str:
         rows = [(f"buffers of {LARGE // 2**20} MiB or more", "GiB", "times", "from")]
         for one in sorted(self.plan.buffers.values(), reverse=True):
-            rows.append((one.shape, f"{one.bytes / 2**30:.2f}", str(one.times), one.label[-60:]))
+            rows.append((one.shape, f"{one.bytes / GIB:.2f}", str(one.times), one.label[-60:]))
         return aligned(rows) if len(rows) > 1 else ""
 
 
@@ -151,7 +152,7 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
     host, plan = memory.host_argument_size_in_bytes, Plan(compiled.as_text(), target.chip)
-    peak = max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host)
+    peak = max(arguments + temporaries, memory.peak_memory_in_bytes - host)
     flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
     flops = None if step == "decode" else flops / experiment.mesh.size
     sizes = {"arguments": arguments, "temporaries": temporaries, "host": host, "peak": peak}

@@ -196,7 +196,7 @@ def out_of_memory_explained() -> Iterator[dict[str, int]]:
     except jax.errors.JaxRuntimeError as error:
         if error.error_code != RESOURCE_EXHAUSTED:
             raise
-        needed = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
+        needed = ", ".join(f"{name} {size / GIB:.3g} GiB" for name, size in memory.items())
         estimate = f" Estimated for a step, on all devices together: {needed}." if needed else ""
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make loader.batch_size smaller or grad_accum_steps larger, "
