@@ -80,11 +80,10 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
         else:
             write_record(out / f"{name}.json", content)
     write_record(out / "cost.json", budget.to_dict())
-    path = out / FACTS
     kind = jax.devices()[0].device_kind
     device = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
     facts = {"device": device, "python": platform.python_version(), "jax": jax.__version__}
-    write_record(path, {**about, **facts})
+    write_record(out / FACTS, {**about, **facts})
 
 
 def folder(workdir: Path) -> Path:

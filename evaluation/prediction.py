@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import numpy as np
 
 from lineage.configs.atomic import replacing, write_atomic
@@ -62,11 +63,10 @@ def predictions(
     skip_bad: int = 0,
     as_features: bool = False,
     helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({}),
-    share: tuple[int, int] = (0, 1),
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the predictions in parts, as JSON objects in which images are uint8 arrays.
 
-    The predictions do not depend on `start`.
+    The predictions do not depend on `start`. Process i of n yields the parts i, i + n, and so on.
 
     Args:
         variables: model variables, with the EMA of the parameters if enabled.
@@ -77,7 +77,6 @@ def predictions(
         skip_bad: maximum number of `errors`; the predictions for these inputs are an `error`.
         as_features: whether to compute feature vectors instead of predictions.
         helpers: models of the sampler, see `Sampler`.
-        share: (i, n): process i of n yields the parts i, i + n, and so on.
     """
     task, size, errors = context.task, loader.batch_size * BATCHES, {} if errors is None else errors
     facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
@@ -85,13 +84,13 @@ def predictions(
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
         inputs = replace(inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, note))
-    count = len(inputs.rows)
-    firsts = range(start - start % size if start < count else count, count, size)[share[0] :: share[1]]
+    count, processes = len(inputs.rows), jax.process_count()
+    firsts = range(start - start % size if start < count else count, count, size)[jax.process_index() :: processes]
     encode = partial(_encode, context, loader, sampler if generates else None)
     parts = ((first, _part(inputs, first, size, encode, note)) for first in firsts)
     if generates:
         parts, ahead = tee(parts)
-        if share[1] == 1:
+        if processes == 1:
             texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
         else:  # the parts are not consecutive
             texts = chain.from_iterable(sampler.texts_of(variables, [batches], first) for first, batches in ahead)

@@ -138,18 +138,16 @@ class Sampler:
 
     def generate(self, variables: Any, request: Request) -> Any:
         """Return the generated token ids, including the prompts."""
-        settings, model = self._settings, self.context.model
-        count, num_drafted = self.context.sampling.best_of, self.context.sampling.num_drafted
+        settings, model, count = self._settings, self.context.model, self.context.sampling.best_of
         if request.lengths is None:
             settings["max_new_tokens"] = self._new_tokens(request.prompts.shape[1])
         if "draft" not in self.helpers:
-            contrast = self.helpers.get("contrast")
-            settings |= {"inputs": request.inputs, "contrast": contrast}
+            settings |= {"inputs": request.inputs, "contrast": self.helpers.get("contrast")}
             return best_of(count, model, variables, request.prompts, request.lengths, **settings)
         if (settings["num_beams"], count) != (1, 1):
             raise ValueError("Speculative decoding needs sampling.num_beams=1 and sampling.best_of=1.")
         settings = {key: value for key, value in settings.items() if key not in BEAMS}
-        settings |= {"inputs": request.inputs, "num_drafted": num_drafted}
+        settings |= {"inputs": request.inputs, "num_drafted": self.context.sampling.num_drafted}
         out = speculate(model, variables, *self.helpers["draft"], request.prompts, request.lengths, **settings)
         self.acceptance_rate = out.acceptance_rate
         return out.generation
@@ -159,8 +157,7 @@ class Sampler:
         prompts, lengths, _ = request
         starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
         rows = zip(np.asarray(generated.tokens), starts, np.asarray(generated.lengths))
-        rows = [row[start:stop] for row, start, stop in rows]
-        return list(map(self._text, rows))
+        return [self._text(row[start:stop]) for row, start, stop in rows]
 
     def _text(self, tokens):
         return self.context.tokenizer.decode(tokens[~np.isin(tokens, self._stop_tokens)])

@@ -115,8 +115,7 @@ class BidirectionalLM(CausalLM):
         tokens, mask = batch["tokens"], batch["mask"]
         forward, backward = model(tokens, mask=mask)
         before = {"targets": tokens[:, :-1], "mask": mask[:, :-1] & mask[:, 1:]}
-        (loss, weight, aux), (loss_before, weight_before, aux_before) = (
-            token_loss(model, logits, part) for logits, part in ((forward, batch), (backward[:, 1:], before))
-        )
+        loss, weight, aux = token_loss(model, forward, batch)
+        loss_before, weight_before, aux_before = token_loss(model, backward[:, 1:], before)
         aux = {name: aux[name].merge(aux_before[name]) for name in aux} | {"backward_loss": aux_before["loss"]}
         return loss + loss_before, weight + weight_before, aux

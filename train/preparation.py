@@ -113,11 +113,9 @@ def compile_step(experiment: Experiment, state: TrainState):
     With `jax.debug_nans`, return a jitted function, which JAX reruns operation by operation if it produces a NaN.
     """
     step = jit_step(experiment)
-    return (
-        step
-        if experiment.loader.buckets or jax.config.jax_debug_nans
-        else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
-    )
+    if experiment.loader.buckets or jax.config.jax_debug_nans:
+        return step
+    return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

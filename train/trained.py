@@ -72,7 +72,7 @@ class Trained:
         """Yield the predictions in parts; the options are those of `prediction.predictions`."""
         if not isinstance(inputs, Inputs):
             inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
-        options |= {"helpers": self.helpers, "share": (jax.process_index(), jax.process_count())}
+        options["helpers"] = self.helpers
         found = prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
         return self._of_all_processes(found, **options) if jax.process_count() > 1 else found
 
