@@ -1,15 +1,13 @@
 """Evaluators of image tasks: COCO metrics, and probes (classifiers of the frozen features of a model)."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 
 from lineage.configs.registry import Count, Positive
-from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
+from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split, to_host
 from lineage.metrics.detection import Detections, coco
 from lineage.tasks.object_detection import objects_of
 
@@ -27,7 +25,7 @@ class Detection(Evaluator):
             batch = context.to_mesh(batch)
             answer = step(variables, batch)
             del batch["image"]
-            batch, answer = process_allgather((batch, answer), tiled=True)
+            batch, answer = to_host((batch, answer))
             for true, found in zip(*objects_of(batch, *answer, split.facts.num_classes)):
                 state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
         result = coco(state)
@@ -57,26 +55,16 @@ class Probe(Evaluator):
         context.task.feature_extractor(context.model)
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        model, function = context.task.feature_extractor(context.model), _features_of(context.task)
+        model = context.task.feature_extractor(context.model)
 
         def features_of(batches):
-            return context.rows(function, variables, batches, model)
+            return context.rows(context.task.labeled_features, variables, batches, model)
 
         training_set = replace(split.batches, source=context.train().source)
         training = context.once("training features", lambda: features_of(training_set))
         fitted = context.once(self, lambda: self.fit(*training))
         evaluated = context.once(("features", split.label), lambda: features_of(split.batches))
         return {f"{self.metric}_accuracy": float(fitted.score(*evaluated))}
-
-
-@lru_cache
-def _features_of(task):
-    """Return a function that computes features and labels, cached per task so that it is compiled once."""
-
-    def features(model, batch):
-        return task.forward(model, batch).astype(np.float32), batch["label"]
-
-    return features
 
 
 @EVALUATORS.register("knn")

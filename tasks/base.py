@@ -171,6 +171,10 @@ class Task:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
         raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
 
+    def labeled_features(self, model: Model, batch: Batch) -> tuple[Array, Array]:
+        """Return the outputs of a model from `feature_extractor` for a batch, and the labels."""
+        return self.forward(model, batch).astype(jnp.float32), batch["label"]
+
     # Predictions, which need the metadata of the training data but not the data.
 
     def input_examples(self, rows: Any, tokenizer: Tokenizer | None, facts: Facts) -> InputExamples:
