@@ -191,9 +191,13 @@ class Output:
         else:
             write_atomic(beside, json.dumps(about, indent=2))
         self.count, self.errors = 0, dict[int, str]()
-        file.seek(0)
+        self._read()
+
+    def _read(self):
+        """Count the predictions in the file, collect their errors, and drop a torn last line."""
+        self._file.seek(0)
         size = 0
-        for each in file:
+        for each in self._file:
             if not each.endswith(b"\n"):
                 break
             try:
@@ -204,7 +208,7 @@ class Output:
             if message:
                 self.errors[self.count] = message
             size, self.count = size + len(each), self.count + 1
-        file.truncate(size)
+        self._file.truncate(size)
 
     def write(self, found: Iterable[list[dict[str, Any]]]) -> None:
         """Add predictions; images are written to .png files in a folder beside the file."""

@@ -6,6 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,7 @@ def score_files(
     if wanted != bool(references):
         needs, action = ("needs", "give") if wanted else ("has no", "omit")
         raise ValueError(f"{name} {needs} references: {action} --references.")
-    read_predictions, read_references = metric.readers
-    given, columns = read_predictions(predictions), list(map(read_references, references))
-    unpaired = isinstance(given, metric.unpaired)
-    for path, column in [] if unpaired else [(predictions, given), *zip(references, columns)]:
-        if isinstance(column, dict):
-            raise ValueError(f"{path} must be a list of texts.")
-        if len(column) != len(given):
-            raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
-        if not given:
-            raise ValueError(f"{predictions} is empty: there is nothing to score.")
-        if column is not given:
-            check_same_images(predictions, path)
-    errors = 0 if unpaired else sum(entry is None for entry in given)
-    if errors:
-        columns = [[row for entry, row in zip(given, column) if entry is not None] for column in columns]
-        given = [entry for entry in given if entry is not None]
-        if not given:
-            raise ValueError(f"{predictions} has errors only: there is nothing to score.")
+    given, columns, errors = _entries(metric, predictions, references)
     model = {}
     if metric.needs_model:
         if not settings["model"] or not load:
@@ -101,6 +85,28 @@ def score_files(
         "files": {path: hashlib.sha256(_content(Path(place(path)))).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
+
+
+def _entries(metric, predictions, references):
+    """Return the entries of the predictions, those of each file of references, and the number of errors left out."""
+    read_predictions, read_references = metric.readers
+    given, columns = read_predictions(predictions), list(map(read_references, references))
+    if isinstance(given, metric.unpaired):
+        return given, columns, 0
+    for path, column in [(predictions, given), *zip(references, columns)]:
+        if isinstance(column, dict):
+            raise ValueError(f"{path} must be a list of texts.")
+        if len(column) != len(given):
+            raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
+        if not given:
+            raise ValueError(f"{predictions} is empty: there is nothing to score.")
+        if column is not given:
+            check_same_images(predictions, path)
+    sound = [entry is not None for entry in given]
+    if not any(sound):
+        raise ValueError(f"{predictions} has errors only: there is nothing to score.")
+    given, *columns = (list(compress(column, sound)) for column in (given, *columns))
+    return given, columns, sound.count(False)
 
 
 def check(metric: str, where: str) -> None:
