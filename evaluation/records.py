@@ -58,17 +58,19 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
         rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(rows, 1)]
     if not keys or isinstance(rows, dict):
         return rows
-    for number, row in enumerate(rows):
-        if errors and isinstance(row, dict) and "error" in row and not ({*keys} - {"file"}) & {*row}:
-            rows[number] = None
-            continue
-        if isinstance(row, dict):
-            row = next((row[key] for key in keys if key in row), None)
-        rows[number] = row = str(row) if type(row) in (int, float) else row
-        if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
-            known = " or ".join(keys)
-            raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
-    return rows
+    return [_entry(row, keys, errors, f"{path}, entry {number}") for number, row in enumerate(rows, 1)]
+
+
+def _entry(row, keys, errors, where):
+    """Return the text or texts of a row; None if it is an error and `errors` allows that."""
+    if isinstance(row, dict):
+        if errors and "error" in row and not ({*keys} - {"file"}) & {*row}:
+            return None
+        row = next((row[key] for key in keys if key in row), None)
+    row = str(row) if type(row) in (int, float) else row
+    if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
+        raise ValueError(f"{where} must be a text or texts, or an object with {' or '.join(keys)}.")
+    return row
 
 
 def pictures(path: str, errors: bool = False) -> list[Path | None]:
