@@ -79,16 +79,16 @@ def predictions(
         helpers: models of the sampler, see `Sampler`.
     """
     task, size, errors = context.task, loader.batch_size * BATCHES, {} if errors is None else errors
-    facts, sampler = with_categories(context.facts, inputs), Sampler(context, helpers)
-    generates, note = task.generates and not as_features, partial(skip, errors, skip_bad)
+    facts, note = with_categories(context.facts, inputs), partial(skip, errors, skip_bad)
+    sampler = Sampler(context, helpers) if task.generates and not as_features else None
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
         inputs = replace(inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, note))
     count, processes = len(inputs.rows), jax.process_count()
     firsts = range(start - start % size if start < count else count, count, size)[jax.process_index() :: processes]
-    encode = partial(_encode, context, loader, sampler if generates else None)
+    encode = partial(_encode, context, loader, sampler)
     parts = ((first, _part(inputs, first, size, encode, note)) for first in firsts)
-    if generates:
+    if sampler:
         parts, ahead = tee(parts)
         if processes == 1:
             texts = sampler.texts_of(variables, (batches for _, batches in ahead), firsts.start)
@@ -100,10 +100,10 @@ def predictions(
         if as_features:
             rows = context.rows(task.features, variables, batches)
             found = [{"features": row} for row in rows.astype(np.float32).tolist()]
+        elif sampler:
+            found = task.predict(list(islice(texts, len(batches.source))), batches.source, facts)
         else:
-            count = len(batches.source)
-            rows = list(islice(texts, count)) if generates else context.rows(task.outputs, variables, batches)
-            found = task.predict(rows, batches.source, facts)
+            found = task.predict(context.rows(task.outputs, variables, batches), batches.source, facts)
         for number, prediction in enumerate(found):
             about = inputs.about[first + number] if inputs.about else {}
             failed = errors.get(first + number)
