@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Tokenizer
+from lineage.data.examples.encoded import join
 from lineage.evaluation.likelihood import by_length
 from lineage.metrics.embedding import Embedded, power_means
 from lineage.models import hidden_states
@@ -63,8 +64,7 @@ class Encoder:
         tokenizer, texts = self.tokenizer, [text.strip() for text in texts]
         if self.model.space_first:
             texts = [f" {text}" if text else "" for text in texts]  # words are preceded by a space
-        cut = [ids[: self.model.max_length - 2] for ids in tokenizer.encode_batch(texts)]
-        rows = [np.concatenate([[tokenizer.cls], ids, [tokenizer.sep]]) for ids in cut]
+        rows = [join(tokenizer, ids[: self.model.max_length - 2])[0] for ids in tokenizer.encode_batch(texts)]
         found = {}
         for batch, size in by_length(list(map(len, rows)), self.batch_size, _MULTIPLE, self.model.max_length):
             tokens = np.full((self.batch_size, size), tokenizer.pad or 0, np.int32)
