@@ -19,13 +19,12 @@ Bandwidth counts the bytes that must be read: in decoding, the weights and the f
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -132,26 +131,21 @@ class Worker:
         self.facts: dict[str, dict[str, Any]] = {}
         self.errors: dict[str | None, str] = {}
         self.log = log
-        command = [sys.executable, "-m", "benchmarks.device.worker", side, job, json.dumps(settings)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.put(line)
-        self.lines.put("")
+        self.connection, other = multiprocessing.Pipe()
+        number, streams = other.fileno(), {"stdout": log.open("w"), "stderr": subprocess.STDOUT}
+        command = [sys.executable, "-m", "benchmarks.device.worker", side, job, json.dumps(settings), str(number)]
+        places = {"cwd": ROOT, "env": environment, "start_new_session": True, "pass_fds": [number]}
+        self.process = subprocess.Popen(command, **places, **streams)
+        other.close()
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """Return the next message; if there is none until the deadline, end the process and return an "error"."""
         try:
-            line = self.lines.get(timeout=max(0.1, deadline - time.monotonic()))
-            if line:
-                return json.loads(line)
-            error = f"the process ended with {self.process.wait()}"
-        except queue.Empty:
+            if self.connection.poll(max(0.1, deadline - time.monotonic())):
+                return self.connection.recv()
             error = "it took too long"
+        except (EOFError, OSError):
+            error = f"the process ended with {self.process.wait()}"
         self.stop()
         self.errors[None] = error
         return {"error": error}
@@ -171,8 +165,7 @@ class Worker:
         """
         if problem := self.errors.get(row) or self.errors.get(None):
             raise RuntimeError(problem)
-        self.process.stdin.write(json.dumps([row, seconds]) + "\n")
-        self.process.stdin.flush()
+        self.connection.send((row, seconds))
         message = self.receive(deadline)
         if "error" in message:
             self.errors[row] = message["error"]

@@ -12,15 +12,16 @@ The benchmark needs torchvision and timm.
 
 import argparse
 import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks.timing import in_turns
 from lineage.data import Images, Loader, TrainBatches
 from lineage.data.sources.folder import SUFFIXES, ImageFiles
 from lineage.tasks.image_classification import ImageClassification
@@ -42,16 +43,18 @@ def main() -> None:
         folder = options.folder or make_files(Path(made))
         loaders = {"lineage": ours(folder, options), "torchvision": torchvision(folder, options)}
         loaders["timm"] = timm(folder, options)
-        rates: dict[str, list[float]] = {name: [] for name in loaders}
-        for number in range(options.rounds + 1):
-            for name, batches in loaders.items():
-                start = time.process_time()
-                for _ in range(options.batches):
-                    assert next(batches).shape[0] == options.batch
-                rates[name] += [options.batches * options.batch / (time.process_time() - start)] * bool(number)
-    for name, found in rates.items():
-        ratio = statistics.median(theirs / own for theirs, own in zip(found, rates["lineage"]))
-        print(f"{name:12s} {statistics.median(found):7.0f} images/s {ratio:6.2f} of Lineage")
+        ways = [partial(draw, batches, options) for batches in loaders.values()]
+        times = in_turns(ways, options.rounds, time.process_time)
+    speeds = np.median(options.batches * options.batch / times, axis=0)
+    ratios = np.median(times[:, :1] / times, axis=0)
+    for name, speed, ratio in zip(loaders, speeds, ratios):
+        print(f"{name:12s} {speed:7.0f} images/s {ratio:6.2f} of Lineage")
+
+
+def draw(batches: Iterator, options: argparse.Namespace) -> None:
+    """Load the batches of a round."""
+    for _ in range(options.batches):
+        assert next(batches).shape[0] == options.batch
 
 
 def make_files(folder: Path) -> Path:

@@ -9,13 +9,13 @@ and its gradient for a GPT alternate between them; the speed counts the tokens w
 
 import argparse
 import copy
-import statistics
-import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.timing import medians
 from lineage.data import Documents
 from lineage.data.examples.packing import Packed
 from lineage.data.sources.text import StandardLibrary
@@ -48,20 +48,14 @@ def main() -> None:
     def step(params, batch):
         return jax.grad(lambda params: task.loss(model.bind({"params": params}), batch)[0])(params)
 
-    times: dict[str, list[float]] = {"packed": [], "one document per row": []}
-    rows = dict(zip(times, (packed, alone)))
-    chosen = np.random.default_rng(0)
-    for number in range(options.rounds + 1):  # the first one compiles
-        for name, source in rows.items():
-            batch = source.take(chosen.integers(0, len(source), options.batch_size))
-            start = time.perf_counter()
-            jax.block_until_ready(step(params, batch))
-            if number:
-                times[name].append(time.perf_counter() - start)
+    rows = {"packed": packed, "one document per row": alone}
+    random = np.random.default_rng(0)
+    batches = [source.take(random.integers(0, len(source), options.batch_size)) for source in rows.values()]
+    times = medians([partial(step, params, batch) for batch in batches], options.rounds)
     print(f"{len(packed.starts):,} parts of documents with {packed.lengths.sum():,} tokens, rows of {options.length}")
-    for name, source in rows.items():
+    for (name, source), seconds in zip(rows.items(), times):
         filled = packed.lengths.sum() / (len(source) * options.length)
-        speed = filled * options.batch_size * options.length / statistics.median(times[name])
+        speed = filled * options.batch_size * options.length / seconds
         print(f"{name:20} {len(source):7,} rows, {1 - filled:6.1%} padding, {speed:8,.0f} tokens/s")
 
 

@@ -67,11 +67,15 @@ ROWS = {
 }
 
 
+def arguments(name: str) -> list[str]:
+    """Return the arguments of `lineage compile` for a row."""
+    config, target, changes = ROWS[name]
+    return [config, f"--target={target}", *(f"--config.{change}" for change in changes.split())]
+
+
 def compiled(name: str) -> dict[str, Any]:
     """Compile a row in another process and return its figures; raise RuntimeError if the compilation fails."""
-    config, target, changes = ROWS[name]
-    command = [*LAUNCH, "compile", config, f"--target={target}", "--json"]
-    done = subprocess.run([*command, *(f"--config.{one}" for one in changes.split())], capture_output=True, text=True)
+    done = subprocess.run([*LAUNCH, "compile", *arguments(name), "--json"], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()[-500:]}")
     figures = json.loads(done.stdout[done.stdout.index("{") :])
@@ -90,9 +94,7 @@ def table(record: dict[str, dict[str, Any]]) -> str:
     """Return a record as a Markdown table, in the order of `ROWS`."""
     lines = ["| plan | command: `lineage compile` | GiB | ms | MFU |", "|---|---|---|---|---|"]
     for name in [name for name in ROWS if name in record]:
-        config, target, changes = ROWS[name]
-        command = " ".join([config, f"--target={target}", *(f"--config.{one}" for one in changes.split())])
-        one = record[name]
+        one, command = record[name], " ".join(arguments(name))
         memory = f"{one['peak'] / 2**30:.1f}" if one["fits"] else f"{one['peak'] / 2**30:.1f}, too much"
         lines.append(f"| {name} | `{command}` | {memory} | {one['seconds'] * 1e3:.1f} | {one['utilization']:.1%} |")
     return "\n".join(lines)

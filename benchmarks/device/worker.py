@@ -1,20 +1,20 @@
 """Process of `benchmarks.accelerator` for one side of a section.
 
-python -m benchmarks.device.worker SIDE JOB SETTINGS
+python -m benchmarks.device.worker SIDE JOB SETTINGS DESCRIPTOR
 
-The process prepares the rows, runs the row named in each line of standard input, and answers in JSON lines.
+The process prepares the rows, runs those that it receives through the connection of the file descriptor, and answers.
 """
 
 import gc
 import importlib
 import json
-import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 THREADS = 4  # number of rows that compile concurrently
@@ -23,12 +23,10 @@ MODULES = {"lineage": ("benchmarks.device.ours", "benchmarks.device.checks"), "p
 
 
 def main() -> None:
-    side, job, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries print to standard output
+    side, job, settings, connection = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), Connection(int(sys.argv[4]))
 
     def tell(**message: Any) -> None:
-        print(json.dumps(message), file=out)
+        connection.send(message)
 
     runs = {}
     try:
@@ -51,8 +49,8 @@ def main() -> None:
     except Exception as error:
         tell(row=None, error=explained(error))
     tell(ready=True)
-    for line in sys.stdin:
-        row, seconds = json.loads(line)
+    while True:
+        row, seconds = connection.recv()
         try:
             tell(value=runs[row](seconds))
         except Exception as error:
