@@ -128,7 +128,7 @@ def _precision(path: Path, folder: Path) -> Markup:
     key, data = path.stem, read(path, MOST_POINTS)
     about = html.note("Mean over all classes, by the IoU at which a box is correct. The area under a curve is the AP.")
     curves = data["precision"]
-    thresholds, recalls = (np.linspace(*ends, size) for ends, size in zip(((0.5, 0.95), (0, 1)), curves.shape))
+    thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     rows = [("recall", *(f"precision at IoU {threshold:.2f}" for threshold in thresholds))]
     rows += [(recall, *column) for recall, column in zip(recalls.tolist(), curves.T.tolist())]
     alt = f"Precision by recall, with an AP of {curves[0].mean():.3f} at an IoU of 0.50."
@@ -149,17 +149,11 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
     first = next(iter(steps.values()))
     columns = {"original": first["image"], "masked": first["masked"]}
     columns |= {f"step {step:,}": arrays["painted"] for step, arrays in steps.items()}
-    rows = [
-        [partial(figures.overlay, image=images[n], heat=None) for images in columns.values()]
-        for n in range(min(len(first["image"]), MOST["pictures"]))
-    ]
-    errors = [
-        ("image", *columns),
-        *(
-            (n + 1, *(float(np.mean((images[n] - first["image"][n]) ** 2)) for images in columns.values()))
-            for n in range(len(rows))
-        ),
-    ]
+    rows, errors = [], [("image", *columns)]
+    for n, original in enumerate(first["image"][: MOST["pictures"]]):
+        images = [pictures[n] for pictures in columns.values()]
+        rows.append([partial(figures.overlay, image=image, heat=None) for image in images])
+        errors.append((n + 1, *(float(np.mean((image - original) ** 2)) for image in images)))
     alt = f"{len(rows)} images, their visible patches, and their reconstructions at {len(columns) - 2} steps."
     body = html.note("The file has the mean squared error of each picture.")
     body += html.card(figures.grid, rows, list(columns), name="painted", folder=folder, alt=alt, data=errors)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -21,7 +20,7 @@ from matplotlib.colors import to_hex
 from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
-from lineage.runs.folder import MEASURED, clock, displayed, flatten
+from lineage.runs.folder import MEASURED, clock, displayed
 from lineage.runs.live import Run, labels, print_failures, refresh, runs_in
 from lineage.runs.process import show
 
@@ -59,12 +58,9 @@ def target_of(runs: Sequence[Run]) -> Target:
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
     """Return the runs from best to worst; those without a result come last, in their order."""
     metric, highest = target
-
-    def place(run: Run) -> tuple[bool, float]:
-        value = result(run, metric)
-        return (False, -value if highest else value) if math.isfinite(value) else (True, 0.0)
-
-    return sorted(runs, key=place)
+    found = [run for run in runs if math.isfinite(result(run, metric))]
+    found.sort(key=lambda run: result(run, metric), reverse=highest)
+    return found + [run for run in runs if run not in found]
 
 
 def compare(folders: Sequence[Path]) -> Path:
@@ -88,12 +84,12 @@ def compare(folders: Sequence[Path]) -> Path:
         with html.explained(path):
             target_of([run]), _table([run], [""], [], common)
             curves.by_metric(run.metrics)
-            settings.append(flatten(run.config))
+            settings.append(run.settings)
         runs.append(run)
-    for key in dict.fromkeys(key for own in settings for key in own):
-        if len({repr(own.get(key)) for own in settings}) > 1:
-            for run, own in zip(runs, settings):
-                run.changes = {**run.changes, key: own.get(key)}
+    keys = dict.fromkeys(key for own in settings for key in own)
+    keys = [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
+    for run, own in zip(runs, settings):
+        run.changes = {key: own.get(key) for key in keys}
     commands = {run: run.facts().get("command", "") for run in runs}
     return write_page(common / "compare.html", runs, commands, target_of(runs))
 
@@ -118,9 +114,9 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
+    drawn = {name: curves.by_metric(run.metrics) for name, run in reversed([*zip(ids, runs)])}  # the best is last
     for key in quantities[:MAX_CHARTS]:
-        order = reversed([*zip(ids, runs)])  # the best is drawn last
-        found = {name: curves.series(run.metrics, key) for name, run in order}
+        found = {name: one[key] for name, one in drawn.items() if key in one}
         if any(np.isfinite(values).any() for _, values in found.values()):
             options = {"labels": {name: run.name for name, run in zip(ids, runs)}, "colors": colors, "legend": False}
             options["about"] = _remark(runs) if key == "train/loss" else ""
@@ -132,7 +128,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     overview = Markup()
     if keys and done:
         shown = keys[:MAX_AXES]
-        columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
+        columns = {label: [run.settings.get(key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         rows = [["run", *columns], *zip((run.name for run in done), *columns.values())]
         text = f"{metric} of {len(done)} runs against {', '.join(columns)}; the table of runs has the values."
@@ -161,9 +157,9 @@ def shades(count: int) -> tuple[list[str], list[str]]:
 
 def _remark(runs: Sequence[Run]) -> str:
     """Describe the settings that change the training losses of the runs, and whether they differ between runs."""
-    found = Counter(curves.only_in_training(flatten(run.config) | run.changes) for run in runs)
+    found = Counter(curves.only_in_training(run.settings) for run in runs)
     if len(found) == 1:
-        return curves.remark(flatten(runs[0].config) | runs[0].changes, "loss", [])
+        return curves.remark(runs[0].settings, "loss", [])
     listed = "; ".join(f"{count} {f'with {names}' if names else 'without'}" for names, count in found.most_common(4))
     return f"Not comparable between all runs: {listed}{'; others' if len(found) > 4 else ''}."
 
@@ -171,12 +167,7 @@ def _remark(runs: Sequence[Run]) -> str:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Return the overridden keys whose values differ between the runs."""
     keys = dict.fromkeys(key for run in runs for key in run.changes)
-    return [key for key in keys if len({str(setting(run, key)) for run in runs}) > 1]
-
-
-def setting(run: Run, key: str) -> Any:
-    """Return the value of a dotted key in a run's config, None if there is none."""
-    return run.changes.get(key, flatten(run.config).get(key))
+    return [key for key in keys if len({str(run.settings.get(key)) for run in runs}) > 1]
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
@@ -202,7 +193,7 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], fold
         cells = [
             Markup("<i style='background:{}'></i>{}").format(colors[place], name),
             run.state,
-            *(setting(run, key) for key in keys),
+            *(run.settings.get(key) for key in keys),
         ]
         rows.append(html.table_row(*cells, numbers=numbers, kind=f"run run{place}"))
     return html.table(rows, "runs")
@@ -210,7 +201,7 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], fold
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
     head = html.table_row("", *(run.name for run in runs), tag="th")
-    return html.table([head, *(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)])
+    return html.table([head, *(html.table_row(key, *(run.settings.get(key) for run in runs)) for key in keys)])
 
 
 def results(run: Run) -> dict[str, float]:
@@ -271,7 +262,7 @@ def plot(done: Sequence[Run], folder: Path) -> None:
     for metric in metrics[:4] if keys else ():
         values = defaultdict(lambda: defaultdict(list))  # by line and x value
         for run in done:
-            place, *others = (str(setting(run, key)) for key in keys[:2])
+            place, *others = (str(run.settings.get(key)) for key in keys[:2])
             values[others[0] if others else metric][place].append(results(run).get(metric, np.nan))
         panels[metric] = {
             line: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)

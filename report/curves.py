@@ -77,18 +77,13 @@ def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:
     for line in metrics:
         for key, value in line.items():
             points.setdefault(key, []).append((line["step"], value))
-    return {key: _curve(found) for key, found in points.items() if key != "step"}
+    return {key: _curve(*zip(*found)) for key, found in points.items() if key != "step"}
 
 
-def series(metrics: Metrics, key: str) -> figures.Curve:
-    """Return the steps and the values of a metric, [N] each."""
-    return _curve([(line["step"], line[key]) for line in metrics if key in line])
-
-
-def _curve(points: Sequence[tuple[Any, Any]]) -> figures.Curve:
-    """Return the steps and the values of points as arrays; values that are too large to draw become NaN."""
-    values = np.array([float(value) for _, value in points])
-    return np.array([step for step, _ in points], int), np.where(np.abs(values) < LARGEST, values, np.nan)
+def _curve(steps: Sequence[Any], values: Sequence[Any]) -> figures.Curve:
+    """Return the steps and the values as arrays; values that are too large to draw become NaN."""
+    values = np.array(list(map(float, values)))
+    return np.array(steps, int), np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def card(

@@ -78,18 +78,17 @@ def _header(
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts).items()]
-    evaluated = [_result(key, *curve) for key, curve in found.items() if not key.startswith(("train/", *MEASURED))]
-    tiles = evaluated or [_result(key, *curves.series(metrics, key)) for key in ("train/loss", "train/accuracy")]
+    evaluated = [key for key in found if not key.startswith(("train/", *MEASURED))]
+    tiles = [_result(key, *found[key]) for key in evaluated or ("train/loss", "train/accuracy") if key in found]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
-    _, speed = curves.series(metrics, "time/examples_per_second")
+    _, speed = found.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
     if isinstance(parameters := flatten(cost).get("parameters.total"), int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
-    steps, loss = curves.series(metrics, "train/loss")
-    bad = steps[~np.isfinite(loss)]
-    if bad.size:
+    bad = [step for step, loss in zip(*found.get("train/loss", ((), ()))) if not np.isfinite(loss)]
+    if bad:
         command += Markup("<p class=alert>The training loss was not finite at step {:,}.</p>").format(bad[0])
     return html.header(name, shown, command, tiles)
 

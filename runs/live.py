@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json, regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, flatten, number, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, printable, show
@@ -69,6 +69,11 @@ class Run:
             return steps
         shown = re.findall(r"^step [\d,]+/([\d,]*\d)", self.tail(), re.MULTILINE)
         return int(shown[-1].replace(",", "")) if shown else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Values of the config by dotted key, with the overrides of the run."""
+        return flatten(self.config) | self.changes
 
     def last(self, key: str) -> float:
         """Return the last value of a metric, NaN if there is none."""

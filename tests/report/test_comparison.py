@@ -4,7 +4,7 @@ import json
 import re
 
 from lineage import launch
-from lineage.report.comparison import compare, differing, ranked, setting, target_of, write_page
+from lineage.report.comparison import compare, differing, ranked, target_of, write_page
 from lineage.runs.live import Run
 
 
@@ -24,8 +24,8 @@ def test_runs_are_sorted_by_metric(runs):
 def test_differing_config_keys(runs):
     assert differing(runs) == ["schedule.learning_rate"]
     runs[0].changes = {}
-    assert setting(runs[0], "schedule.learning_rate") == 1e-4  # of the config
-    assert setting(runs[0], "optimizer.absent") is None
+    assert runs[0].settings.get("schedule.learning_rate") == 1e-4  # of the config
+    assert runs[0].settings.get("optimizer.absent") is None
     assert differing(runs) == ["schedule.learning_rate"]
 
 
