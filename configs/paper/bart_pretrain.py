@@ -18,11 +18,11 @@ def get_config(variant: str = "large") -> base.ConfigDict:
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.update(remat=None if variant == "base" else "dots", unroll=12)
     config.source.validation_fraction = 0.01
-    config.task.update(noise="permute_sentences | infill(0.3, 3)", sequence_length=512)
-    config.task.cache_dir = "outputs/openwebtext_tokens_bart"
+    config.task.update(sequence_length=512, cache_dir="outputs/openwebtext_tokens_bart")
+    config.task.noise = "permute_sentences | infill(0.3, 3)"
     config.loader.update(batch_size=8000, evaluation_batch_size=256, workers=8)
-    config.schedule.learning_rate = 4e-4 if variant == "large" else 6e-4
-    config.schedule.warmup_steps = 30_000 if variant == "large" else 24_000
+    learning_rate, warmup_steps = (4e-4, 30_000) if variant == "large" else (6e-4, 24_000)
+    config.schedule.update(learning_rate=learning_rate, warmup_steps=warmup_steps)
     config.optimizer.update(b2=0.98, epsilon=1e-6, weight_decay=0.01)
     config.update(precision="bfloat16", grad_accum_steps=20, total_steps=500_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)

@@ -19,18 +19,16 @@ from lineage.configs import base
 
 def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
-    config.model.variant = "r50"
+    config.model.update(variant="r50", image_size=1333, unroll=6)
     config.model.num_classes = 91  # the class ids of COCO, of which 80 are used
-    config.model.update(image_size=1333, unroll=6)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
     config.task.update(image_size=1333, shorter_side=800, augment="flip | crop(384, 600) | resize(480, 800)")
     config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=64, workers=16)
     config.init.rename = (("^", "backbone/"),)
     config.schedule.learning_rate = 1e-4
-    config.optimizer.update(weight_decay=1e-4, clip_norm=0.1)
+    config.optimizer.update(weight_decay=1e-4, clip_norm=0.1, lr_multipliers=(("backbone", 0.1),))
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
-    config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(precision="bfloat16", total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
     config.checkpoint.best = "validation/ap"

@@ -12,15 +12,12 @@ from lineage.configs import base
 
 def get_config() -> base.ConfigDict:
     config = base.get_config("gpt", "causal_lm", "parquet:openwebtext", tokenizer="bpe")
-    config.model.variant = "small"
+    config.model.update(variant="small", max_length=1024, unroll=12)
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128
-    config.model.update(max_length=1024, unroll=12)
     config.source.validation_fraction = 0.01
     config.tokenizer.vocab_size = 50_257
-    config.task.sequence_length = 1024
-    config.loader.batch_size = 480  # 491,520 tokens
-    config.task.cache_dir = "outputs/openwebtext_tokens"
-    config.loader.workers = 4
+    config.task.update(sequence_length=1024, cache_dir="outputs/openwebtext_tokens")
+    config.loader.update(batch_size=480, workers=4)  # 491,520 tokens
     config.schedule.update(learning_rate=6e-4, end_factor=0.1, warmup_steps=2000)
     config.optimizer.update(b2=0.95, weight_decay=0.1, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=600_000, log_every_steps=100, evaluate_every_steps=2000)

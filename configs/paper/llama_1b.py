@@ -13,15 +13,12 @@ from lineage.configs import base
 
 def get_config() -> base.ConfigDict:
     config = base.get_config("llama", "causal_lm", "jsonl:c4/en/c4-train.000*.json.gz", tokenizer="bpe")
-    config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
+    config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048, remat="dots", unroll=16)
     config.model.rope_scaling = "default"  # no pre-training on shorter sequences
-    config.model.update(remat="dots", unroll=16)
     config.source.validation_path = "c4/en/c4-validation.00000-of-00008.json.gz"
     config.tokenizer.vocab_size = 32_000
-    config.task.sequence_length = 2048
-    config.loader.batch_size = 512  # a million tokens
-    config.loader.update(evaluation_batch_size=64, workers=4)
-    config.task.cache_dir = "outputs/c4_tokens"
+    config.task.update(sequence_length=2048, cache_dir="outputs/c4_tokens")
+    config.loader.update(batch_size=512, evaluation_batch_size=64, workers=4)  # a million tokens
     config.schedule.update(learning_rate=3e-4, end_factor=0.1, warmup_steps=2000)
     config.optimizer.update(b2=0.95, weight_decay=0.1, clip_norm=1.0)
     config.update(precision="bfloat16", grad_accum_steps=4, total_steps=20_000, log_every_steps=100)

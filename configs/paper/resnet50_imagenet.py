@@ -15,13 +15,12 @@ def get_config() -> base.ConfigDict:
     config = base.get_config("resnet", "image_classification", "tfds:imagenet2012", optimizer="sgd")
     config.model.update(variant="50", num_classes=1000, image_size=224, channels=3)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
-    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip", mean=(0.485, 0.456, 0.406))
-    config.task.std = (0.229, 0.224, 0.225)
+    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip")
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=256, workers=8)
-    config.schedule.learning_rate = 0.1
-    config.schedule.warmup_percent = 5.6  # 5 epochs
-    config.optimizer.weight_decay = 1e-3  # 1e-4 in the paper, where momentum 0.9 multiplies it by 10; decoupled here
+    config.schedule.update(learning_rate=0.1, warmup_percent=5.6)  # 5 epochs
     config.optimizer.clip_norm = 0.0
+    config.optimizer.weight_decay = 1e-3  # 1e-4 in the paper, where momentum 0.9 multiplies it by 10; decoupled here
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
     config.checkpoint.best = "validation/accuracy"

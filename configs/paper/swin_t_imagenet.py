@@ -16,9 +16,9 @@ def get_config() -> base.ConfigDict:
     config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2, unroll=6)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]", test_split="validation")
     config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), label_smoothing=0.1, mixup=0.8)
-    config.task.cutmix = 1.0
+    config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
     config.loader.update(batch_size=1024, workers=8)
     config.schedule.update(learning_rate=1e-3, end_factor=0.01, warmup_percent=100 * 20 / 300)
     config.optimizer.update(weight_decay=0.05, no_decay=("bias$", "scale$", "relative/table$"), clip_norm=5.0)

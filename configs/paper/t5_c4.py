@@ -16,17 +16,14 @@ from lineage.configs import base
 def get_config(variant: str = "base") -> base.ConfigDict:
     parts = {"tokenizer": "t5-base/tokenizer.json", "optimizer": "adafactor", "schedule": "rsqrt"}
     config = base.get_config("t5", "span_corruption", "jsonl:c4/en", **parts)
-    config.model.variant = variant
+    config.model.update(variant=variant, dropout=0.0 if variant.startswith("v1_1") else 0.1, unroll=12)
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
-    config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, unroll=12)
     config.model.remat = None if variant.endswith(("small", "base")) else "dots"
     config.source.validation_path = "c4/en/c4-validation.00000-of-00008.json.gz"
-    config.task.sequence_length = 512  # from 568 tokens; targets have 114
+    config.task.update(sequence_length=512, cache_dir="outputs/c4_tokens_t5")  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
-    config.task.cache_dir = "outputs/c4_tokens_t5"
     config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
-    config.optimizer.b1 = 0.0
-    config.optimizer.clip_norm = 0.0  # Adafactor clips the update of each parameter
+    config.optimizer.update(b1=0.0, clip_norm=0.0)  # Adafactor clips the update of each parameter
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"

@@ -20,11 +20,9 @@ def get_config(variant: str = "base") -> base.ConfigDict:
     config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1, unroll=6)
     config.source.text_key = "en,de"
     config.tokenizer.vocab_size = 37_000
-    config.task.sequence_length = 256
-    config.loader.buckets = (16, 24, 32, 48, 64, 96, 128)
+    config.task.update(sequence_length=256, label_smoothing=0.1)
+    config.loader.update(buckets=(16, 24, 32, 48, 64, 96, 128), evaluation_batch_size=64, workers=4)
     config.loader.batch_size = 896  # pairs of 28 tokens per side on average
-    config.loader.update(evaluation_batch_size=64, workers=4)
-    config.task.label_smoothing = 0.1
     config.schedule.update(learning_rate=1.0, warmup_steps=4000)
     config.optimizer.update(b2=0.98, epsilon=1e-9, clip_norm=0.0)
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)

@@ -17,9 +17,8 @@ def get_config() -> base.ConfigDict:
     config.tokenizer.vocab_size = 267_735
     config.task.update(sequence_length=150, cache_dir="outputs/wikitext103_tokens")
     config.loader.update(order="stream", batch_size=60, evaluation_batch_size=10)
-    # Adam: there is no weight decay
     config.schedule.learning_rate = 2.5e-4
-    config.optimizer.clip_norm = 0.25
+    config.optimizer.clip_norm = 0.25  # and no weight decay: Adam
     config.update(precision="bfloat16", total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000)
     config.save_every_steps = 4000
     config.checkpoint.best = "validation/loss"

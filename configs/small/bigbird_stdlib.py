@@ -15,6 +15,5 @@ def get_config() -> base.ConfigDict:
     config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_random_blocks=1, dropout=0.0, unroll=4)
     config.tokenizer.vocab_size = 2048
     config.task.sequence_length = 1024
-    config.loader.batch_size = 4  # the number of tokens of bert_stdlib
-    config.loader.evaluation_batch_size = 8
+    config.loader.update(batch_size=4, evaluation_batch_size=8)  # as many tokens as in bert_stdlib
     return config

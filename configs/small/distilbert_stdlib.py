@@ -11,9 +11,8 @@ from lineage.configs.small import bert_stdlib
 def get_config(teacher: str = "outputs/bert_stdlib") -> base.ConfigDict:
     config = bert_stdlib.get_config()
     base.replace(config, model="distilbert", task="masked_lm_distillation")
-    config.task.sequence_length = 64
     config.model.update(depth=1, num_heads=2, width=128, num_segments=0, dropout=0.0)
+    config.task.sequence_length = 64
     config.teacher = teacher
-    config.init.path = teacher
-    config.init.layers = (0,)  # every other layer
+    config.init.update(path=teacher, layers=(0,))  # every other layer
     return config
