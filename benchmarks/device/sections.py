@@ -50,17 +50,22 @@ def training(
     return Section(title, "training", peer, {"config": config, "changes": changes}, tiny, cpu)
 
 
+def images(size: int) -> dict[str, Any]:
+    """Return the overrides for small batches of images with a number of rows of pixels."""
+    return {"model.num_classes": 10, "loader.batch_size": 2, "model.image_size": size, "task.image_size": size}
+
+
 SMALL = {"model.depth": 2, "model.width": 32, "model.num_heads": 4, "loader.batch_size": 2}
 TEXT = {**SMALL, "model.vocab_size": 512, "model.max_length": 128, "task.sequence_length": 128}
-IMAGE = {"model.num_classes": 10, "loader.batch_size": 2}
 GPT2, LLAMA = "gpt2_openwebtext", "llama_1b"
 # The text of Python's standard library, which every machine has.
 LOCAL = {"source": "stdlib", "tokenizer": "bytes", "task.cache_dir": "", "loader.workers": 0, "sampling.num_samples": 0}
-ONE_STEP = {"grad_accum_steps": 1}
 ON_CPU = {"precision": "float32", "loader.batch_size": 8}
 SHORT = {"model.max_length": 256, "task.sequence_length": 256}
 DECODING = {"prompt": 128, "new": 256, "batches": (1, 8, 64)}
 TINY_DECODING = {**TEXT, "prompt": 8, "new": 8, "batches": (1, 2)}
+TINY_LLAMA = {"model.num_kv_heads": 2, "model.mlp_dim": 64}
+MEDIUM_LLAMA = {"model.depth": 8, "model.width": 512, "model.mlp_dim": 1408, "model.remat": None}
 CONVOLUTIONS = (  # convolutions of ResNet-50: rows of pixels, input channels, output channels, kernel size, stride
     (224, 3, 64, 7, 2),
     (56, 64, 64, 3, 1),
@@ -96,17 +101,9 @@ SECTIONS = {
         "Llama",
         "transformers",
         LLAMA,
-        {"loader.batch_size": 8, **ONE_STEP},
-        {**TEXT, "model.num_kv_heads": 2, "model.mlp_dim": 64},
-        {
-            **ON_CPU,
-            **SHORT,
-            **ONE_STEP,
-            "model.remat": None,
-            "model.width": 512,
-            "model.depth": 8,
-            "model.mlp_dim": 1408,
-        },
+        {"loader.batch_size": 8, "grad_accum_steps": 1},
+        {**TEXT, **TINY_LLAMA},
+        {**ON_CPU, **SHORT, **MEDIUM_LLAMA, "grad_accum_steps": 1},
     ),
     "trace": Section(
         "training loop of GPT-2 124M",
@@ -119,7 +116,7 @@ SECTIONS = {
         "timm",
         "vit_imagenet21k:B",
         {"loader.batch_size": 128, "model.num_classes": 1000, "model.dropout": 0.0},
-        {**SMALL, **IMAGE, "model.image_size": 32, "task.image_size": 32, "model.patch_size": 8},
+        {**SMALL, **images(32), "model.patch_size": 8},
         {**ON_CPU, "model.width": 384, "model.num_heads": 6},
     ),
     "resnet": training(
@@ -127,7 +124,7 @@ SECTIONS = {
         "timm",
         "resnet50_imagenet",
         {"loader.batch_size": 256},
-        {**IMAGE, "model.depths": (1, 1, 1, 1), "model.image_size": 32, "task.image_size": 32},
+        {**images(32), "model.depths": (1, 1, 1, 1)},
         ON_CPU,
     ),
     "bert": training(
@@ -138,14 +135,7 @@ SECTIONS = {
         "timm",
         "swin_t_imagenet",
         {"loader.batch_size": 128},
-        {
-            **IMAGE,
-            "model.depths": (1, 1),
-            "model.num_heads": (2, 4),
-            "model.width": 16,
-            "model.image_size": 56,
-            "task.image_size": 56,
-        },
+        {**images(56), "model.depths": (1, 1), "model.num_heads": (2, 4), "model.width": 16},
         ON_CPU,
     ),
     "t5": training(
@@ -188,11 +178,7 @@ SECTIONS = {
         {"config": GPT2, "changes": {**TEXT, "precision": "float32", "loader.batch_size": 16}},
     ),
     "llama-decoding": Section(
-        "Llama 1B",
-        "decoding",
-        "transformers",
-        {"config": LLAMA, **DECODING},
-        {**TINY_DECODING, "model.num_kv_heads": 2, "model.mlp_dim": 64},
+        "Llama 1B", "decoding", "transformers", {"config": LLAMA, **DECODING}, {**TINY_DECODING, **TINY_LLAMA}
     ),
     "bert-without-dropout": training(
         "BERT without dropout",
