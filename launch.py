@@ -130,7 +130,7 @@ def run_train(options: Options, changes: Changes) -> int:
         with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
-        process.say(f"{stopped}")
+        process.say(str(stopped))
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")

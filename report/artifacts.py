@@ -5,6 +5,7 @@ import io
 import json
 import math
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -162,11 +163,12 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
 
 def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
-    steps: dict[int, list[Markup]] = {}
+    steps: dict[int, list[Markup]] = defaultdict(list)
     for sample in parse_metrics(regular(path, MOST_SAMPLES)):
-        texts, prompt = steps.setdefault(sample["step"], []), sample.get("prompt", "")
-        parts = (text[: MOST["characters"]] for text in (prompt, sample["text"].removeprefix(prompt)))
-        texts += [Markup("<pre class=sample><b>{}</b>{}</pre>").format(*parts)] * (len(texts) < MOST["texts"])
+        texts, prompt = steps[sample["step"]], sample.get("prompt", "")
+        if len(texts) < MOST["texts"]:
+            parts = (text[: MOST["characters"]] for text in (prompt, sample["text"].removeprefix(prompt)))
+            texts.append(Markup("<pre class=sample><b>{}</b>{}</pre>").format(*parts))
         if len(steps) > MOST["samples"]:
             del steps[min(steps)]
     newest = sorted(steps, reverse=True)

@@ -165,8 +165,8 @@ def section(title: str, body: Markup, kind: str = "") -> Markup:
 
 def details(summary: str, body: Markup, opened: bool = False) -> Markup:
     """Return a part of a page that is collapsed under its summary, unless it is `opened`."""
-    start = Markup("<details open>") if opened else Markup("<details>")
-    return start + Markup("<summary>{}</summary>{}</details>").format(summary, body)
+    attribute = " open" if opened else ""
+    return Markup("<details{}><summary>{}</summary>{}</details>").format(attribute, summary, body)
 
 
 def note(content: str | Markup) -> Markup:

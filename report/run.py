@@ -35,6 +35,11 @@ LABELS = {
     "matmul": "matrix products, with recomputation",
     "other": "element-wise operations",
 }
+# Base and prefixes of the units of a quantity.
+UNITS = {
+    "flops": (1000, ("", "k", "M", "G", "T", "P", "E"), "FLOP"),
+    "memory": (1024, ("", "Ki", "Mi", "Gi", "Ti"), "B"),
+}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -171,10 +176,8 @@ def _amount(group: str, value: Any) -> str:
     """Return a cost with the unit of its group: memory in powers of 1,024 bytes, FLOPs in powers of 1,000."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
-    if group.startswith(("flops", "memory")):
-        flops = group.startswith("flops")
-        base, prefixes, unit = (1000, ",k,M,G,T,P,E", "FLOP") if flops else (1024, ",Ki,Mi,Gi,Ti", "B")
-        prefixes = prefixes.split(",")
+    if (quantity := group.partition(".")[0]) in UNITS:
+        base, prefixes, unit = UNITS[quantity]
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
     return f"{value:,}" if isinstance(value, int) else html.number(value)

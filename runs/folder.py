@@ -245,9 +245,12 @@ def check_tokenizer(workdir: Path) -> None:
     """Raise ValueError if the tokenizer in a run folder, if there is one, is not the one in `data.json`."""
     path, data = workdir / "tokenizer.json", workdir / DATA
     advice = f"restore it, let the command `train` write it again, or {FORCE}"
-    if path.is_file() and path.name not in (known := read_json(data, advice)):
+    if not path.is_file():
+        return
+    known = read_json(data, advice).get(path.name)
+    if known is None:
         raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
-    if path.is_file() and _digest(path) != known[path.name]:
+    if _digest(path) != known:
         raise ValueError(f"{path} is damaged: its SHA-256 is not that in {DATA}.")
 
 
@@ -279,10 +282,7 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 
 
 def check_config(config: Any, workdir: Path) -> None:
-    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
-
-    The config of the run is `saved_config(workdir)`.
-    """
+    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
     before, now = flatten(saved_config(workdir)), flatten(plain(config))
     changed = [
         f"{key} was {before.get(key)!r}, is {now.get(key)!r}"

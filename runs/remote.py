@@ -64,12 +64,13 @@ def for_command(command: str, workdir: str) -> contextlib.AbstractContextManager
     Raises:
         ValueError: the command needs a local folder.
     """
-    if not is_remote(workdir):
-        return contextlib.nullcontext(Path(workdir))
-    storage.Files(workdir)  # raises an error before slow imports
-    if command in ("sweep", "slurm", "watch"):
-        raise ValueError(f"{workdir} is remote: {command} needs a local folder.")
-    return contextlib.nullcontext(workdir) if command == "train" else opened(workdir)
+    if is_remote(workdir):
+        storage.Files(workdir)  # raises an error before slow imports
+        if command in ("sweep", "slurm", "watch"):
+            raise ValueError(f"{workdir} is remote: {command} needs a local folder.")
+        if command == "train":
+            return contextlib.nullcontext(workdir)
+    return opened(workdir)
 
 
 @contextlib.contextmanager

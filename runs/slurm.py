@@ -31,10 +31,9 @@ class Task:
     def __call__(self) -> None:
         """Run the command until it ends, by itself or after a signal; raise RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        with (Path(self.folder) / LOG).open("ab") as log:
+        with (Path(self.folder) / LOG).open("ab", buffering=0) as log:
             if os.environ.get("SLURM_PROCID", "0") == "0":
                 log.write(f"{PROMPT}{shlex.join(self.command)}\n".encode())
-                log.flush()
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()

@@ -183,11 +183,10 @@ class Launcher:
             return
         slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
         cpus, environment = self.shares[slot]
-        with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab") as log:
+        with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab", buffering=0) as log:
             lock(claim.fileno())
             command = run.command(self.command)
             log.write(f"{PROMPT}{shlex.join(command)}\n".encode())
-            log.flush()
             before = os.sched_getaffinity(0) if cpus else None
             try:
                 if cpus:
@@ -205,26 +204,26 @@ class Launcher:
     def poll(self, run: Run, stopping: bool) -> None:
         """Update the state of a run in progress."""
         job = self.jobs[run]
-        code = job.process.poll() if job.process else None
-        ended = code is not None if job.process else not held(run.folder)
+        if job.process:
+            run.code = job.process.poll()
+            ended = run.code is not None
+        else:  # a run that was started by hand is not waited for if the launcher is stopped
+            ended = not held(run.folder) or (stopping and job.pid is None)
         new = run.look()
-        if stopping and job.process is None and job.pid is None:  # started by hand
-            ended = True
         if ended:
             del self.jobs[run]
-            run.code = code
-            if code == 0 or (job.process is None and run.is_done()):
+            if run.code == 0 or (not job.process and run.is_done()):
                 run.state = "done"
             elif job.pruned:
                 run.state = "pruned"
-            elif stopping or code == PREEMPTED:
+            elif stopping or run.code == PREEMPTED:
                 run.state = "stopped"
-            elif job.process is None:  # interrupted run of another process
+            elif not job.process:  # interrupted run of another process
                 run.state = "waiting"
                 self.again.append(run)
                 return
             else:
-                run.state = f"failed ({code})"
+                run.state = f"failed ({run.code})"
         if (ended or new) and self.observe(run) and not ended and not job.pruned:
             job.pruned = True
             job.stop()

@@ -119,37 +119,32 @@ def gpt2(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
 
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), rate)
     model = GPT2LMHeadModel(GPT2Config(n_positions=length, **sizes, **rates))
+    return model, partial(next_token_loss, model)
 
-    def loss_of(batch):
-        logits = model(batch["tokens"].long()).logits
-        return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
 
-    return model, loss_of
+def next_token_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    """Return the loss of a language model of `transformers`, which is called with the options."""
+    logits = model(batch["tokens"].long(), **options).logits
+    return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
 
 
 def llama(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
     """Return Llama of `transformers`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ours = of.model
     config = LlamaConfig(
-        vocab_size=ours.vocab_size,
-        hidden_size=ours.width,
-        intermediate_size=ours.mlp_size,
-        num_hidden_layers=ours.depth,
-        num_attention_heads=ours.num_heads,
-        num_key_value_heads=ours.kv_heads,
-        max_position_embeddings=ours.max_length,
-        tie_word_embeddings=ours.tied,
-        rms_norm_eps=ours.epsilon,
+        vocab_size=of.model.vocab_size,
+        hidden_size=of.model.width,
+        intermediate_size=of.model.mlp_size,
+        num_hidden_layers=of.model.depth,
+        num_attention_heads=of.model.num_heads,
+        num_key_value_heads=of.model.kv_heads,
+        max_position_embeddings=of.model.max_length,
+        tie_word_embeddings=of.model.tied,
+        rms_norm_eps=of.model.epsilon,
     )
     model = LlamaForCausalLM(config)
-
-    def loss_of(batch):
-        logits = model(batch["tokens"], use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
-
-    return model, loss_of
+    return model, partial(next_token_loss, model, use_cache=False)
 
 
 def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
