@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--cache", action="store_true", help="measure the quality of an int8 cache")
     parser.add_argument("--slots", type=int, help="measure continuous batching with this many slots")
     parser.add_argument("--prompts", type=int, default=96, help="prompts of `--slots`")
-    parser.add_argument("--peer", action="store_true", help="measure beside `transformers`")
+    parser.add_argument("--peer", action="store_true", help="compare GPT-2 with `transformers`")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--heads", type=int, default=8)
@@ -60,12 +60,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor-time", action="store_true", help="time of the processor, for a busy machine")
     options = parser.parse_args()
+    options.clock = time.process_time if options.processor_time else time.perf_counter
     keep_freed()
-    chosen = {"peer": beside, "draft": speculation, "weights": quality, "cache": cache_quality, "slots": continuous}
-    next((way for name, way in chosen.items() if getattr(options, name)), sharing)(options)
+    modes = {"peer": against_transformers, "draft": speculation, "slots": continuous}
+    modes |= {"weights": weight_quality, "cache": cache_quality}
+    measure = next((mode for name, mode in modes.items() if getattr(options, name)), grouped_queries)
+    measure(options)
 
 
-def beside(options) -> None:
+def against_transformers(options) -> None:
     """Time greedy decoding of GPT-2, here and in `transformers`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -90,12 +93,12 @@ def beside(options) -> None:
         return generate(model, variables, prompts, max_new_tokens=options.new, temperature=0.0).tokens
 
     same = (np.asarray(ours()) == theirs()).mean()
-    our, their = (1e3 * seconds / options.new for seconds in medians([ours, theirs], options.rounds, clock_of(options)))
+    our, their = (1e3 * seconds / options.new for seconds in medians([ours, theirs], options.rounds, options.clock))
     print(f"depth {options.depth}, width {options.width}, {rows} rows, {options.new} tokens after {options.context}")
     print(f"{our:.2f} ms per token, in transformers {their:.2f}: {their / our:.2f} times its speed; equal {same:.1%}")
 
 
-def sharing(options) -> None:
+def grouped_queries(options) -> None:
     """Time attention with H, H / 4 and 1 key/value heads after a context."""
     rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
     length, ways, caches = options.context + options.new, [], []
@@ -142,7 +145,7 @@ def speculation(options) -> None:
     for count in (1, *(count + 1 for count in counts)):
         calls[count] = partial(repeated, *pairs[0], np.repeat(tokens[:, :1], count, axis=1), options.new)
     calls["draft"] = partial(repeated, *pairs[1], tokens[:, :1], options.new)
-    times = medians([*ways.values(), *calls.values()], options.rounds, clock_of(options))
+    times = medians([*ways.values(), *calls.values()], options.rounds, options.clock)
     costs = dict(zip(calls, times[len(ways) :]))
     print(f"{len(tokens)} sequences, {options.new} new tokens, temperature {options.temperature:g}")
     print("                 tokens/s   accepted   target calls   cost of these   bound of the gain")
@@ -222,14 +225,14 @@ def continuous(options) -> None:
     for name, refill in (refills | {"static": options.slots}).items():
         slots[name] = Slots(*pair, options.slots, refill, temperature=0.0)
         ways.append(lambda one=slots[name]: [each.tokens for each in one.generate(prompts)])
-    times = medians(ways, options.rounds, clock_of(options))
+    times = medians(ways, options.rounds, options.clock)
     print(f"{options.prompts} prompts, {limits.sum()} tokens, at least {limits.sum() / options.slots:.0f} steps")
     for (name, one), seconds in zip(slots.items(), times):
         steps, rounds = (count // (options.rounds + 1) for count in (one.steps, one.rounds))
         print(f"{name:14s} {steps} steps, {rounds} rounds, {limits.sum() / seconds:.0f} tokens/s")
 
 
-def quality(options) -> None:
+def weight_quality(options) -> None:
     """Print the metrics of a run in each format, and how often the most probable token equals that of float32."""
     config, _ = cli.load(f"{options.target}/config.json")
     expected: dict[str, np.ndarray] = {}
@@ -249,11 +252,6 @@ def quality(options) -> None:
 def most_probable(task, model, batch):
     """Return the tokens with the highest logits."""
     return task.forward(model, batch).argmax(axis=-1)
-
-
-def clock_of(options):
-    """Return the timer for the options."""
-    return time.process_time if options.processor_time else time.perf_counter
 
 
 if __name__ == "__main__":
