@@ -201,13 +201,14 @@ class Mirror:
             now = self.local()
             changed = [name for name in now if self.known.get(name) != now[name]]
             for step in sorted({step_of(name) for name in changed}):  # "" (not a checkpoint) comes first
-                record, names = step + RECORD, [name for name in changed if step_of(name) == step]
-                if step and record in names and record in self.known:  # replaces another checkpoint
+                record = f"{step}{RECORD}" if step else ""
+                names = [name for name in changed if step_of(name) == step]
+                if record in names and record in self.known:  # replaces another checkpoint
                     self._remove(record)
                 with ThreadPoolExecutor(storage.THREADS) as pool:
-                    rest = [name for name in names if not (step and name == record)]
+                    rest = [name for name in names if name != record]
                     whole = all(list(pool.map(lambda name: self._upload(name, now[name]), rest)))
-                if step and record in names and whole:
+                if record in names and whole:
                     self._upload(record, now[record])
             gone = [name for name in self.known if name not in now]
             for name in sorted(gone, key=lambda name: not name.endswith(RECORD)):
