@@ -176,7 +176,7 @@ def _amount(group: str, value: Any) -> str:
     """Return a cost with the unit of its group: memory in powers of 1,024 bytes, FLOPs in powers of 1,000."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
-    if (quantity := group.partition(".")[0]) in UNITS:
+    if quantity := next(filter(group.startswith, UNITS), None):
         base, prefixes, unit = UNITS[quantity]
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
