@@ -151,9 +151,8 @@ def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:
         slices = [x[:, row, column] for row in rows for column in columns]
         return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), slices)
 
-    return jax.lax.platform_dependent(
-        x, cpu=of_slices, default=partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
-    )
+    pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+    return jax.lax.platform_dependent(x, cpu=of_slices, default=pool)
 
 
 def _pads(x, size, stride, padding):

@@ -20,13 +20,6 @@ class _Hypotheses(NamedTuple):
     scores: Float[Array, "B N"]
     new: Int[Array, "B N"]
 
-    @classmethod
-    def empty(cls, tokens, num_beams):
-        """Return `num_beams` empty entries for each of the prompts [B, S]."""
-        batch = len(tokens)
-        scores = jnp.full((batch, num_beams), EXCLUDED)
-        return cls(jnp.repeat(tokens[:, None], num_beams, axis=1), scores, jnp.zeros((batch, num_beams), jnp.int32))
-
     def best(self, n):
         """Return the n hypotheses with the highest scores, and their indices."""
         scores, chosen = jax.lax.top_k(self.scores, n)
@@ -83,7 +76,9 @@ def beam_search(
         worst = jnp.where((finished.new > 0).all(axis=1), finished.scores[:, -1], EXCLUDED)
         return step + 1, running, finished, improvable & (running.scores[:, 0] / normalizer > worst), cache
 
-    finished = _Hypotheses.empty(tokens, num_beams)
+    scores = jnp.full((batch, num_beams), EXCLUDED)
+    copies = jnp.repeat(tokens[:, None], num_beams, axis=1)
+    finished = _Hypotheses(copies, scores, jnp.zeros((batch, num_beams), jnp.int32))
     # The beams start equal: only the first one may be continued in the first step.
     running = finished._replace(scores=finished.scores.at[:, 0].set(0))
     start = 0, running, finished, jnp.ones(batch, bool), cache

@@ -91,15 +91,8 @@ def on_devices(
         split = heads_axes(heads)
         arrays = PartitionSpec(examples, None, split)
         masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
-        specs = (
-            arrays,
-            arrays,
-            arrays,
-            *masks,
-            None if bias is None else PartitionSpec(None, split),
-            PartitionSpec(),
-            PartitionSpec(),
-        )
+        biases = None if bias is None else PartitionSpec(None, split)
+        specs = (arrays, arrays, arrays, *masks, biases, PartitionSpec(), PartitionSpec())
         local = partial(local, examples=examples, split=split)
         local = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=arrays, check_vma=False)
     return local(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed, tables or {})

@@ -136,11 +136,10 @@ class Learned2D(nn.Module):
     rows: int
     columns: int
     width: int
-    stddev: float = 0.02
 
     @nn.compact
     def __call__(self) -> Float[Array, "P D"]:
-        init, half = nn.initializers.normal(self.stddev), self.width // 2
+        init, half = nn.initializers.normal(0.02), self.width // 2
         row = self.param("row", init, (self.rows, half))
         column = self.param("column", init, (self.columns, self.width - half))
         row, column = jnp.repeat(row, self.columns, axis=0), jnp.tile(column, (self.rows, 1))
