@@ -10,7 +10,7 @@ import numpy as np
 from lineage.models.base import MODELS, Layers
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.fields import Count, Implementation, Positions, Rate, Size, Tokens
-from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp
 from lineage.models.layers.position import Learned, sinusoidal
 from lineage.models.layers.quantized import take_rows
 
@@ -66,18 +66,17 @@ class BART(EncoderDecoder):
         shared = {"kernel_init": init, "out_init": init}
         attention = partial(Attention, self.num_heads, dropout=self.attention_dropout, attend=self.attend, **shared)
         activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **shared)
+        mlp = partial(Mlp, self.mlp_size, activation, dropout=self.activation_dropout, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
-        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         self.embed = Embed(self.vocab_size, self.width, scale=self.scale_embedding)
         if self.position == "learned":
             self.encoder_position = Learned(UNUSED + self.max_length, self.width)
             self.decoder_position = Learned(UNUSED + self.max_length, self.width)
         if self.embed_norm:
             self.encoder_norm, self.decoder_norm = norm(), norm()
-        self.encoder_stack = stack(block, self.depth)
-        self.decoder_stack = stack(decoder_block, self.decoder_layers)
+        self.encoder_stack = self.new_stack(block, self.depth)
+        self.decoder_stack = self.new_stack(decoder_block, self.decoder_layers)
         self.drop = Dropout(self.dropout)
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))

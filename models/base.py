@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float
 
 from lineage.configs.registry import INHERITED, Registry, check_ranges
 from lineage.models.fields import Activation, Count, Image, Natural, Rate
+from lineage.models.layers.block import Stack
 from lineage.models.layers.position import resample
 
 MODELS = Registry("model")
@@ -251,6 +253,16 @@ class StackModel(Model):
     unroll: Count = 1
 
     decoder_depth = None
+
+    @property
+    def new_stack(self) -> Callable[..., Stack]:
+        """Constructor of a `Stack` with the model's `remat` and `unroll`."""
+        return partial(Stack, remat=self.remat, unroll=self.unroll)
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the hidden layer of the MLPs, F."""
+        return self.mlp_dim or 4 * self.width
 
     @property
     def decoder_layers(self) -> int:

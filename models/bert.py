@@ -15,8 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lineage.configs.registry import Range
 from lineage.models.base import MODELS, Layers, StackModel
 from lineage.models.fields import Count, Epsilon, Implementation, Natural, Rate, Size
-from lineage.models.layers import Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Stack
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp
 from lineage.models.layers.position import Learned
 from lineage.models.layers.quantized import take_rows
 
@@ -101,7 +100,7 @@ class BERT(StackModel):
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         shared = {"kernel_init": init, "out_init": init}
         attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=self.attend, **shared)
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **shared)
+        mlp = partial(Mlp, self.mlp_size, activation, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
         self.embed = Embed(self.vocab_size, embed_width, table_init=init)
@@ -112,7 +111,7 @@ class BERT(StackModel):
         self.embed_dropout = Dropout(self.dropout)
         if self.embed_width:
             self.projection = linear((self.width,))
-        self.stack = self.make_stack(partial(Stack, block, remat=self.remat, unroll=self.unroll))
+        self.stack = self.make_stack(partial(self.new_stack, block))
         if self.head in POOLED:
             self.pooler = linear((self.width,))
         if self.head in WORDS:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
 from lineage.models.fields import Activation, Count, Image, Implementation, Rate, Size
-from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Learned, Linear, Mask, Mlp, Stack
+from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Learned, Linear, Mask, Mlp
 
 
 class PositionedAttention(Attention):
@@ -98,6 +98,10 @@ class DETR(StackModel):
         return self.backbone.resample_rules
 
     @property
+    def mlp_size(self) -> int:
+        return self.mlp_dim or 8 * self.width
+
+    @property
     def channels(self) -> int:
         return self.backbone.channels
 
@@ -109,15 +113,13 @@ class DETR(StackModel):
             raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")
         norm = partial(LayerNorm, epsilon=1e-5)
         attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
-        activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, mlp_dim=self.mlp_dim or 8 * self.width, activation=activation, dropout=self.dropout)
+        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], dropout=self.dropout)
         sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
         block = partial(Block, **sublayers, placement=self.placement, dropout=self.dropout)
-        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         self.projection = Linear((self.width,))
         self.queries = Learned(self.num_queries, self.width, stddev=1.0)
-        self.encoder_stack = stack(block, self.depth)
-        self.decoder_stack = stack(partial(block, cross_attention=attention), self.decoder_layers, every=True)
+        self.encoder_stack = self.new_stack(block, self.depth)
+        self.decoder_stack = self.new_stack(partial(block, cross_attention=attention), self.decoder_layers, every=True)
         if self.placement == "pre":
             self.encoder_norm = norm()
         self.decoder_norm = norm()

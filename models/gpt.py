@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from lineage.models.base import MODELS
 from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Epsilon, Implementation, Positions, Size, Tokens
-from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp
 from lineage.models.layers.position import Learned
 from lineage.models.layers.quantized import take_rows
 
@@ -49,12 +49,12 @@ class GPT(DecoderOnly):
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
         shared = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
         attention = partial(Attention, self.num_heads, causal=True, dropout=self.dropout, attend=self.attend, **shared)
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **shared)
+        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.position = Learned(self.max_length, self.width)
         self.embed_dropout = Dropout(self.dropout)
-        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.stack = self.new_stack(block, self.depth)
         self.norm = norm()
         self.unembed = self.embed
 

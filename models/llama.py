@@ -14,7 +14,7 @@ from lineage.configs.registry import Range
 from lineage.models.base import MODELS
 from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Epsilon, Implementation, Size
-from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm, Stack
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
@@ -96,7 +96,7 @@ class Llama(DecoderOnly):
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.embed_dropout = Dropout(self.dropout)
-        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.stack = self.new_stack(block, self.depth)
         self.norm = norm()
         self.unembed = self.embed if self.tied else Embed(self.vocab_size, self.width)
 

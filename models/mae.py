@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Real
 from lineage.models.base import MODELS, Layers
 from lineage.models.fields import Count, Image, Natural, Rate, Size
 from lineage.models.layers import patches, sincos_2d
+from lineage.models.layers.embed import join
 from lineage.models.vit import ViT, tokens_at
 
 
@@ -52,7 +53,7 @@ class MAE(ViT):
             block = self._block(self.decoder_width, self.decoder_num_heads, self.decoder_mlp_dim)
             self.decoder_embed = nn.Dense(self.decoder_width)
             self.mask_token = self.param("mask_token", nn.initializers.normal(0.02), (self.decoder_width,))
-            self.decoder_stack = self._stack(block, self.decoder_depth)
+            self.decoder_stack = self.new_stack(block, self.decoder_depth, stochastic_depth=self.stochastic_depth)
             self.decoder_norm = block.keywords["norm"]()
             self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
 
@@ -85,7 +86,7 @@ class MAE(ViT):
         `rank` is the index of each patch among the tokens, without the class token; masked patches have larger ones.
         """
         x = self.decoder_embed(tokens)
-        special, side = len(self.special), self.image_size // self.patch_size
+        special, side = len(self.special), self.side
         first, kept = x[:, :special], x[:, special:]
         masked = (len(x), rank.shape[1] - kept.shape[1], self.decoder_width)
         x = jnp.concatenate([kept, jnp.broadcast_to(self.mask_token.astype(x.dtype), masked)], axis=1)
@@ -111,7 +112,9 @@ class MAE(ViT):
         target, mean, deviation = self._normalized(image)
         pixels = target * deviation + mean
         replacements = jnp.zeros_like(pixels), predicted * deviation + mean
-        return tuple(self._image(jnp.where(mask[..., None], x, pixels), image.shape) for x in replacements)
+        batch, height, width, channels = image.shape
+        shape = (batch, height // self.patch_size, width // self.patch_size, *(self.patch_size,) * 2, channels)
+        return tuple(join(jnp.where(mask[..., None], x, pixels).reshape(shape)) for x in replacements)
 
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
@@ -121,9 +124,3 @@ class MAE(ViT):
             return x, 0.0, 1.0
         mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
         return (x - mean) / deviation, mean, deviation
-
-    def _image(self, x, shape):
-        batch, height, width, channels = shape
-        size = self.patch_size
-        x = x.reshape(batch, height // size, width // size, size, size, channels)
-        return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)

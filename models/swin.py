@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
 from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positions, Positive, Rate
-from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, Stack, dot_product
+from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, dot_product
 from lineage.models.layers.attend import Queries
+from lineage.models.layers.embed import join, split
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.quantized import take_rows
 
@@ -109,7 +110,7 @@ class Swin(ImageModel, StackModel):
                 dropout=self.dropout,
             )
             skip = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}
-            return Stack(block, self.depths[i], remat=self.remat, unroll=self.unroll, **skip)
+            return self.new_stack(block, self.depths[i], **skip)
 
         self.patch_embed = PatchEmbed(self.patch_size, self.width)
         self.embed_norm = LayerNorm(1e-5)
@@ -172,7 +173,7 @@ class WindowAttention(nn.Module):
             x = jnp.roll(x, -shift, axis=(1, 2))
         rows, columns = (size // window for size in x.shape[1:3])
         out, cache = self.attention(name="attention")(windows(x, window), **inputs)
-        x = out.reshape(batch, rows, columns, window, window, width).swapaxes(2, 3).reshape(x.shape)
+        x = join(out.reshape(batch, rows, columns, window, window, width))
         if shift is not None:
             x = jnp.roll(x, shift, axis=(1, 2))
         return x[:, : grid[0], : grid[1]].reshape(batch, -1, width), cache
@@ -249,9 +250,7 @@ def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _
 
 def windows(x: Array, side: int) -> Array:
     """Split a feature map [B, rows, columns, D] into the tokens of its windows [B x windows, side x side, D]."""
-    batch, rows, columns, width = x.shape
-    x = x.reshape(batch, rows // side, side, columns // side, side, width)
-    return x.swapaxes(2, 3).reshape(-1, side * side, width)
+    return split(x, side).reshape(-1, side * side, x.shape[-1])
 
 
 def between_tokens(values: Float[Array, "N H"], window: int) -> Float[Array, "1 H T T"]:

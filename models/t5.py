@@ -23,7 +23,7 @@ from lineage.models.fields import (
     Size,
     Tokens,
 )
-from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
+from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import RelativeBuckets
 
@@ -90,14 +90,13 @@ class T5(EncoderDecoder):
         mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **shared)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
-        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         relative = partial(RelativeBuckets, self.num_heads, self.buckets, self.max_distance, stddev=self.width**-0.5)
         self.embed = Embed(self.vocab_size, self.width, table_init=nn.initializers.normal(1.0))
         self.encoder_relative = relative(bidirectional=True)
-        self.encoder_stack = stack(block, self.depth)
+        self.encoder_stack = self.new_stack(block, self.depth)
         self.encoder_norm = norm()
         self.decoder_relative = relative(bidirectional=False)
-        self.decoder_stack = stack(decoder_block, self.decoder_layers)
+        self.decoder_stack = self.new_stack(decoder_block, self.decoder_layers)
         self.decoder_norm = norm()
         self.drop = Dropout(self.dropout)
         if not self.tied:

@@ -27,8 +27,7 @@ from lineage.models.fields import (
     Size,
     Tokens,
 )
-from lineage.models.layers import Attention, Block, Dropout, Embed, Stack
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
 
@@ -80,7 +79,7 @@ class Transformer(EncoderDecoder):
         cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
         relative = partial(RelativeKeys, self.max_distance) if self.position == "relative" else None
         attention = partial(cross, rotary=rotary if self.position == "rotary" else None, relative=relative)
-        mlp = partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation])
+        mlp = partial(Mlp, mlp_dim=self.mlp_size, activation=ACTIVATIONS[self.activation])
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=cross)
         self.embed = Embed(self.vocab_size, self.width, scale=True, table_init=nn.initializers.normal(self.width**-0.5))
@@ -88,8 +87,8 @@ class Transformer(EncoderDecoder):
             self.encoder_position = Learned(self.max_length, self.width)
             self.decoder_position = Learned(self.max_length, self.width)
         self.embed_dropout = Dropout(self.dropout)
-        self.encoder_stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
-        self.decoder_stack = Stack(decoder_block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.encoder_stack = self.new_stack(block, self.depth)
+        self.decoder_stack = self.new_stack(decoder_block, self.depth)
         if self.placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 

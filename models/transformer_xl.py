@@ -18,7 +18,7 @@ from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
 from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
-from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
+from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, dense
 from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.position import sinusoidal
@@ -166,8 +166,7 @@ class TransformerXL(DecoderOnly):
         sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": window}
         distances = {"same_length": self.same_length, "clamp_length": self.clamp_length}
         attention = partial(RecurrentAttention, **sizes, **distances, dropout=self.attention_dropout, kernel_init=init)
-        activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
+        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         if self.cutoffs:
@@ -176,7 +175,7 @@ class TransformerXL(DecoderOnly):
             self.embed = Embed(self.vocab_size, self.width, scale=True)
         self.unembed = self.embed
         self.drop = Dropout(self.dropout)
-        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.stack = self.new_stack(block, self.depth)
 
     def __call__(self, tokens: Tokens, *, targets: Targets | None = None) -> Logits | TokenLosses:
         """Return logits of the token after each one of a segment, or the losses of the next tokens, `targets`.

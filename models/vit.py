@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Int
 from lineage.configs.registry import Range
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
 from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Natural, Rate, Size
-from lineage.models.layers import Attention, BatchNorm, Block, Dropout, LayerNorm, PatchEmbed, Stack
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers import ACTIVATIONS, Attention, BatchNorm, Block, Dropout, LayerNorm, Mlp, PatchEmbed
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
 from lineage.models.resnet import WIDTHS, ResNet
 
@@ -86,8 +85,12 @@ class ViT(ImageModel, StackModel):
     def resample_rules(self) -> tuple[ResampleRule, ...]:
         return (("(^|/)table/(row|column)$", resample_line), ("(^|/)table/table$", resample_grid))
 
+    @property
+    def side(self) -> int:
+        """Number of rows and of columns of patches in an image of `image_size`."""
+        return self.image_size // self.patch_size
+
     def setup(self):
-        side = self.image_size // self.patch_size
         block = self._block(self.width, self.num_heads, self.mlp_dim)
         attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
         stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
@@ -102,11 +105,11 @@ class ViT(ImageModel, StackModel):
         if self.num_registers:
             self.registers = self.param("registers", nn.initializers.normal(0.02), (self.num_registers, self.width))
         if self.position == "1d":
-            self.table = Learned(side * side + len(names), self.width)
+            self.table = Learned(self.side**2 + len(names), self.width)
         elif self.position == "2d":
-            self.table = Learned2D(side, side, self.width)
+            self.table = Learned2D(self.side, self.side, self.width)
         self.embed_dropout = Dropout(self.dropout)
-        self.stack = self._stack(block, self.depth)
+        self.stack = self.new_stack(block, self.depth, stochastic_depth=self.stochastic_depth)
         self.norm = norm()
         if self.pooling == "map":
             self.attention_pool = AttentionPool(attention, mlp, norm)
@@ -119,7 +122,7 @@ class ViT(ImageModel, StackModel):
 
     def _block(self, width, num_heads, hidden):
         norm = partial(LayerNorm, epsilon=self.epsilon)
-        distance = (self.image_size // self.patch_size) ** 2 - (self.pooling != "token")
+        distance = self.side**2 - (self.pooling != "token")
         relative = partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None
         options = {"dropout": self.attention_dropout, "attend": self.attend, "relative": relative}
         attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **options)
@@ -127,9 +130,6 @@ class ViT(ImageModel, StackModel):
         mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
         sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
         return partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
-
-    def _stack(self, block, depth):
-        return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)
 
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token without pooling.
@@ -182,16 +182,15 @@ class ViT(ImageModel, StackModel):
             return places, np.zeros((1, self.width), np.float32)
         if self.position == "sincos2d":
             return places, sincos_2d(*grid, self.width, endpoint=True)
-        side = self.image_size // self.patch_size
-        table = sincos_2d(side, side, self.width) if self.position == "mae" else self.table()
+        table = sincos_2d(self.side, self.side, self.width) if self.position == "mae" else self.table()
         if self.position == "1d":
             places, table = table[:special], table[special:]
         return places, self._resampled(table, grid)
 
     def _resampled(self, table, grid):
         """Resample a table of the grid of `image_size` to another grid."""
-        side = self.image_size // self.patch_size
-        return table if tuple(grid) == (side, side) else resample(jnp.asarray(table), (side, side), tuple(grid))
+        own = (self.side, self.side)
+        return table if tuple(grid) == own else resample(jnp.asarray(table), own, tuple(grid))
 
 
 def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:

@@ -152,7 +152,7 @@ def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
     from transformers import BertConfig, BertForPreTraining
 
     sizes = {"hidden_size": of.model.width, "num_hidden_layers": of.model.depth}
-    sizes |= {"num_attention_heads": of.model.num_heads, "intermediate_size": of.model.mlp_dim or 4 * of.model.width}
+    sizes |= {"num_attention_heads": of.model.num_heads, "intermediate_size": of.model.mlp_size}
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), of.model.dropout)
     length = {"max_position_embeddings": of.model.max_length}
     model = BertForPreTraining(BertConfig(vocab_size=of.model.vocab_size, **sizes, **rates, **length))

@@ -99,8 +99,12 @@ class Bert(Family):
 
     def embeddings(self, model) -> list[Rule]:
         """Return the rules of the embeddings and of their LayerNorm."""
-        segments = {"token_type": "segment"} if model.num_segments else {}
-        return self.tables(word="embed", position="position", **segments)
+        tables = {"word": "embed", "position": "position"}
+        if model.num_segments:
+            tables["token_type"] = "segment"
+        start = f"{self.body}.embeddings"
+        rules = [Rule(f"{start}.{name}_embeddings.weight", f"{ours}/table") for name, ours in tables.items()]
+        return rules + norm(f"{start}.LayerNorm", "embed_norm")
 
     def value(self, model, setting):
         value = super().value(model, setting)
@@ -112,12 +116,6 @@ class Bert(Family):
             return {}
         shape = SEGMENTS, model.embed_width or model.width
         return {f"{self.body}.embeddings.token_type_embeddings.weight": np.zeros(shape, np.float32)}
-
-    def tables(self, **tables: str) -> list[Rule]:
-        """Return the rules of embeddings (name in the reference=our name) and of their LayerNorm."""
-        start = f"{self.body}.embeddings"
-        rules = [Rule(f"{start}.{name}_embeddings.weight", f"{ours}/table") for name, ours in tables.items()]
-        return rules + norm(f"{start}.LayerNorm", "embed_norm")
 
     def _has_two_layers(self, model):
         return self.two_layers and model.head == "classification"
@@ -134,7 +132,7 @@ class Bert(Family):
         if head == "pooler" and not any("pooler" in name for name in names):
             head = "none"
         settings = {"head": head, "head_dropout": config.get(*self.dropout)}
-        return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config)}
+        return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config, architecture)}
 
     def config(self, model):
         """Return the class of a model in `transformers`, and its labels."""

@@ -95,7 +95,7 @@ class DistilBert(Bert):
         if model.num_segments or model.epsilon != 1e-12:
             given = f"num_segments is {model.num_segments} and epsilon {model.epsilon}"
             raise ValueError(f"{given}: `transformers` has DistilBERT only with 0 and 1e-12.")
-        return self.tables(word="embed", position="position") + block(
+        return self.embeddings(model) + block(
             "distilbert.transformer.layer.*.",
             "stack/layers",
             attended=("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin"),

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from lineage.models.convert import bart, resnet
+from lineage.models.convert import bart
 from lineage.models.convert.family import FAMILIES, Family, Rule, labels, linear, norm, num_labels, register
 from lineage.models.resnet import ResNet
 
@@ -28,7 +28,6 @@ class DETR(Family):
         "dropout": ("dropout", 0.1),
     }
     fixed = {"position_embedding_type": "sine", "dilation": False}
-    mlp_ratio = 8
     unread = r".*\.num_batches_tracked"
 
     def example(self, model):
@@ -36,7 +35,7 @@ class DETR(Family):
 
     def rules(self, model):
         return [
-            *resnet.backbone(model.backbone, "model.backbone.conv_encoder.model.", "backbone/"),
+            *FAMILIES["resnet"].backbone(model.backbone, "model.backbone.conv_encoder.model.", "backbone/"),
             *linear("model.input_projection", "projection", "D E 1 1 -> E D"),
             Rule("model.query_position_embeddings.weight", "queries/table"),
             *bart.layers(),
@@ -46,7 +45,7 @@ class DETR(Family):
         ]
 
     def settings(self, config, architecture, names):
-        return {"backbone": _backbone(config, names), "num_classes": num_labels(config)}
+        return {"backbone": _backbone(config, names), "num_classes": num_labels(config, architecture)}
 
     def config(self, model):
         backbone, family = model.backbone, FAMILIES["resnet"]

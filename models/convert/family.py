@@ -60,15 +60,14 @@ class Family:
     old: Mapping[str, str] = {}  # suffixes of tensor names -> the suffixes in old files
     unread = ""  # regular expression of tensors that may be in a file but are not read
     num_inputs = 1  # number of arrays of tokens that the model takes
-    mlp_ratio = 4  # ratio of the MLPs' width to the model's where `mlp_dim` is None; 0: the field is null
 
     def value(self, model: nn.Module, setting: str) -> Any:
         """Return the value of a setting of a model for `config.json`."""
         value = getattr(model, setting)
         if setting == "activation":
             return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value)
-        if value is None and setting == "mlp_dim" and self.mlp_ratio:
-            return self.mlp_ratio * model.width
+        if setting == "mlp_dim":
+            return model.mlp_size
         return model.depth if value is None and setting == "decoder_depth" else value
 
     def rules(self, model: nn.Module) -> list[Rule]:
@@ -187,8 +186,10 @@ def labels(model: nn.Module) -> dict:
     return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
 
 
-def num_labels(config: dict) -> int:
-    """Return the number of classes; the reference omits its default, 2."""
+def num_labels(config: dict, architecture: str) -> int:
+    """Return the number of classes, 0 for a model without a head; the reference omits its default, 2."""
+    if architecture.endswith("Model"):
+        return 0
     count = config.get("num_labels", len(config.get("id2label", "01")))
     if type(count) is not int or count < 0:
         raise ValueError(f"num_labels is {count!r}: it must be an integer of at least 0.")

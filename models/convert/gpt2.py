@@ -23,7 +23,6 @@ class GPT2(Family):
     }
     fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
     fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-    mlp_ratio = 0
     unread = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 
@@ -48,7 +47,7 @@ class GPT2(Family):
         """Return zeros as the biases of a model without biases."""
         if model.use_bias:
             return {}
-        width, hidden = model.width, model.mlp_dim or 4 * model.width
+        width, hidden = model.width, model.mlp_size
         of_layer = {"ln_1": width, "attn.c_attn": 3 * width, "attn.c_proj": width, "ln_2": width}
         of_layer |= {"mlp.c_fc": hidden, "mlp.c_proj": width}
         sizes = {f"h.{layer}.{name}": size for layer in range(model.depth) for name, size in of_layer.items()}
@@ -58,4 +57,4 @@ class GPT2(Family):
     def config(self, model):
         # The default end-of-text token exists in the published vocabulary only.
         end = 50_256 if model.vocab_size == 50_257 else None
-        return {"bos_token_id": end, "eos_token_id": end}
+        return {"n_inner": model.mlp_dim, "bos_token_id": end, "eos_token_id": end}

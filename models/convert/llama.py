@@ -99,7 +99,6 @@ class Llama(Family):
             rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
         return {
             "num_key_value_heads": model.kv_heads,
-            "intermediate_size": model.mlp_size,
             "rope_parameters": rope,
             "rope_theta": model.rope_base,  # where `transformers` 4 looks for it
             "rope_scaling": None if model.rope_scaling == "default" else rope,

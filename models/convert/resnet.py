@@ -14,27 +14,6 @@ BITS = {
 }
 
 
-def backbone(model, prefix, ours=""):
-    """Return the rules of a ResNet's `features`, from tensors with a prefix to parameters under a path."""
-
-    def layer(name, conv, our_norm):
-        normalization = f"{prefix}{name}.normalization"
-        return [
-            *_conv(f"{prefix}{name}.convolution", f"{ours}{conv}"),
-            *norm(normalization, f"{ours}{our_norm}"),
-            Rule(f"{normalization}.running_mean", f"{ours}{our_norm}/mean"),
-            Rule(f"{normalization}.running_var", f"{ours}{our_norm}/variance"),
-        ]
-
-    table = layer("embedder.embedder", "stem_conv", "outer_norm")
-    for name, own, projected in _blocks(model):
-        for i in range(2 + model.bottleneck):
-            table += layer(f"{name}.layer.{i}", f"{own}/conv_{i}", f"{own}/norm_{i}")
-        if projected:
-            table += layer(f"{name}.shortcut", f"{own}/shortcut", f"{own}/shortcut_norm")
-    return table
-
-
 def _conv(reference, ours):
     return [Rule(f"{reference}.weight", f"{ours}/kernel", "O I p q -> p q I O")]
 
@@ -71,13 +50,29 @@ class ResNet(Family):
             return self.backbone(model, "")
         return self.backbone(model, self.prefix) + linear("classifier.1", "classifier")
 
-    def backbone(self, model, prefix: str) -> list[Rule]:
-        """Return the rules of all but the classifier."""
-        return backbone(model, prefix)
+    def backbone(self, model, prefix: str, ours: str = "") -> list[Rule]:
+        """Return the rules of all but the classifier, from tensors with a prefix to parameters under a path."""
+
+        def layer(name, conv, our_norm):
+            normalization = f"{prefix}{name}.normalization"
+            return [
+                *_conv(f"{prefix}{name}.convolution", f"{ours}{conv}"),
+                *norm(normalization, f"{ours}{our_norm}"),
+                Rule(f"{normalization}.running_mean", f"{ours}{our_norm}/mean"),
+                Rule(f"{normalization}.running_var", f"{ours}{our_norm}/variance"),
+            ]
+
+        table = layer("embedder.embedder", "stem_conv", "outer_norm")
+        for name, own, projected in _blocks(model):
+            for i in range(2 + model.bottleneck):
+                table += layer(f"{name}.layer.{i}", f"{own}/conv_{i}", f"{own}/norm_{i}")
+            if projected:
+                table += layer(f"{name}.shortcut", f"{own}/shortcut", f"{own}/shortcut_norm")
+        return table
 
     def settings(self, config, architecture, names):
-        num_classes = 0 if architecture.endswith("Model") else num_labels(config)
-        return {"num_classes": num_classes, "bottleneck": config.get("layer_type") != "basic"}
+        bottleneck = config.get("layer_type") != "basic"
+        return {"num_classes": num_labels(config, architecture), "bottleneck": bottleneck}
 
     def config(self, model):
         known = not model.preactivation and model.padding == "symmetric"

@@ -72,9 +72,8 @@ class Swin(ImageFamily):
 
     def settings(self, config, architecture, names):
         trained = config.get("pretrained_window_sizes", ())
-        num_classes = 0 if architecture.endswith("Model") else num_labels(config)
         trained = tuple(trained) if any(trained) else ()
-        return {"trained_windows": trained, "num_classes": num_classes}
+        return {"trained_windows": trained, "num_classes": num_labels(config, architecture)}
 
     def config(self, model):
         stages = len(model.depths)

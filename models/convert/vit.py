@@ -88,7 +88,7 @@ class ViT(ImageFamily):
     def settings(self, config, architecture, names):
         make_square(config)
         if not architecture.endswith("Model"):
-            return {"num_classes": num_labels(config)}
+            return {"num_classes": num_labels(config, architecture)}
         pooler = "pooler.dense.weight" in names
         if pooler and config.get("pooler_act", "tanh") != "tanh":
             raise ValueError(f"pooler_act is {config['pooler_act']!r}: it must be 'tanh'.")
@@ -120,9 +120,8 @@ class IJepa(ViT):
 
     def settings(self, config, architecture, names):
         make_square(config)
-        if architecture.endswith("Model"):
-            return {"num_classes": 0, "pooling": "tokens"}
-        return {"num_classes": num_labels(config), "pooling": "gap"}
+        pooling = "tokens" if architecture.endswith("Model") else "gap"
+        return {"num_classes": num_labels(config, architecture), "pooling": pooling}
 
     def fits(self, model):
         return model.pooling in self.POOLING
@@ -182,7 +181,7 @@ class ViTMAE(ImageFamily):
     sizes = ImageFamily.sizes | {"K": "decoder_num_heads"}
 
     def example(self, model):
-        return *super().example(model), np.zeros((1, (model.image_size // model.patch_size) ** 2), np.float32)
+        return *super().example(model), np.zeros((1, model.side**2), np.float32)
 
     def rules(self, model):
         if not model.decoder_depth:
@@ -197,10 +196,10 @@ class ViTMAE(ImageFamily):
         ]
 
     def constants(self, model):
-        side = model.image_size // model.patch_size
         names = {"vit.embeddings.position_embeddings": model.width, "decoder.decoder_pos_embed": model.decoder_width}
         if not model.decoder_depth:
             names = {"embeddings.position_embeddings": model.width}
+        side = model.side
         return {name: np.pad(sincos_2d(side, side, width), ((1, 0), (0, 0)))[None] for name, width in names.items()}
 
     def settings(self, config, architecture, names):

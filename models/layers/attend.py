@@ -19,10 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.layers.dropout import keeps
 from lineage.models.layers.linear import product
-from lineage.models.layers.quantized import Quantized, vectors
+from lineage.models.layers.quantized import Entries, Quantized, vectors
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
-Entries = Float[Array, "N S C"] | Quantized
 Queries = Float[Array, "B T H C"]
 Keys = Float[Array, "B S K C"]
 Values = Float[Array, "B S K E"]

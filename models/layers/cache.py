@@ -10,9 +10,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.quantized import Quantized, quantized, vectors
+from lineage.models.layers.quantized import Entries, Quantized, quantized, vectors
 
-Entries = Float[Array, "N S C"] | Quantized
 SEPARATE = 16  # maximum number of tokens that are written one by one: a scatter is slower, but compiles faster
 
 

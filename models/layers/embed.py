@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import flax.linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from lineage.models.kernels.vocabulary import Targets, TokenLosses, token_losses
 from lineage.models.layers.linear import Linear, product
@@ -39,13 +39,24 @@ class Embed(nn.Module):
         return token_losses(x, dequantized(self.table.T).T, None, targets)
 
 
-def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
-    """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel."""
+def split(image: Num[Array, "B height width C"], size: int) -> Num[Array, "B rows columns {size} {size} C"]:
+    """Split an image into square patches of this size; raise ValueError if it does not divide into them."""
     batch, height, width, channels = image.shape
     if height % size or width % size:
         raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
-    grid = image.reshape(batch, height // size, size, width // size, size, channels)
-    return grid.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
+    return image.reshape(batch, height // size, size, width // size, size, channels).swapaxes(2, 3)
+
+
+def join(patches: Float[Array, "B rows columns size size C"]) -> Float[Array, "B height width C"]:
+    """Return the image of these patches, the inverse of `split`."""
+    batch, rows, columns, size, _, channels = patches.shape
+    return patches.swapaxes(2, 3).reshape(batch, rows * size, columns * size, channels)
+
+
+def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
+    """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel."""
+    x = split(image, size)
+    return x.reshape(*x.shape[:3], -1)
 
 
 class PatchEmbed(nn.Module):

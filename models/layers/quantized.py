@@ -42,6 +42,9 @@ class Quantized:
         return Quantized(self.values.reshape(shape), self.scale.reshape(shape[1]))
 
 
+Entries = Float[Array, "N S C"] | Quantized  # keys or values of a cache
+
+
 def dequantized(matrix: Any) -> Float[Array, "..."]:
     """Return a quantized matrix, whose last axes are the outputs, as an array; return an array unchanged."""
     return matrix.values.astype(matrix.dtype) * matrix.scale if isinstance(matrix, Quantized) else matrix
