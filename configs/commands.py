@@ -200,7 +200,9 @@ COMMANDS = {
                 choices=("safetensors", "stablehlo"),
                 default="safetensors",
             ),
-            _option("--output DIR", "folder to write (default WORKDIR/export)"),
+            _option(
+                "--output DIR", "folder to write: new, empty, or an earlier export of the run (default WORKDIR/export)"
+            ),
         ),
         (EXPERIMENT,),
     ),

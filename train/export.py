@@ -1,5 +1,6 @@
 """Export of a trained model: in the layout of `transformers`, or as a StableHLO program that needs only JAX."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.step import make_forward_step
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+OWNER = ".exported"  # file with a hash of the path of the run whose export a folder is
 
 
 def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folder: Path) -> list[Path]:
@@ -30,16 +32,21 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             outputs.
 
     Raises:
-        ValueError: the folder belongs to a run, or `transformers` has no such model.
+        ValueError: the folder has files other than those of an earlier export of the run, or `transformers` has no such
+            model.
+        OSError: the folder cannot be used.
     """
-    if "model" in read_json(folder / CONFIG):
-        raise ValueError(f"{folder} is the folder of a run: choose another --output.")
-    variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
+    owner, mark = _check_folder(folder, experiment.workdir.resolve()), folder / OWNER
     if kind == "safetensors":
         try:
-            convert.save(folder, experiment.model, variables)
+            convert.model_type(experiment.model)
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
+    variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(mark, owner)
+    if kind == "safetensors":
+        convert.save(folder, experiment.model, variables)
         companions.save_labels(folder, experiment.facts.class_names)
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
@@ -51,7 +58,20 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
         companions.save_tokenizer(folder, names, experiment.model)
-    return sorted(folder.iterdir())
+    return sorted(path for path in folder.iterdir() if path != mark)
+
+
+def _check_folder(folder, workdir):
+    """Raise ValueError if the folder has other files than an export of the run; return what identifies the run."""
+    owner = hashlib.sha256(bytes(workdir)).hexdigest()
+    is_empty = not folder.is_dir() or all(path.match(".*.partial") for path in folder.iterdir())
+    if is_empty or folder.resolve() == workdir / "export":
+        return owner
+    if "model" in read_json(folder / CONFIG):
+        raise ValueError(f"{folder} is the folder of a run: choose another --output.")
+    if not (folder / OWNER).is_file() or (folder / OWNER).read_text(errors="replace") != owner:
+        raise ValueError(f"{folder} has other files than an export of this run: choose another --output, or delete it.")
+    return owner
 
 
 def _write_program(experiment, variables, folder):
@@ -61,7 +81,6 @@ def _write_program(experiment, variables, folder):
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in experiment.task.inputs}
     program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "model.stablehlo", bytes(program.serialize()))
     arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
     about = {"inputs": arrays, "platforms": PLATFORMS}

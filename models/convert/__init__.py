@@ -72,12 +72,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         ValueError: `transformers` has no such model, or the variables are not the model's.
         OSError: the folder cannot be written to; existing files are kept.
     """
-    classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
-    kinds = [kind for kind, cls in classes.items() if type(model) is cls and FAMILIES[kind].fits(model)]
-    if not kinds:
-        known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
-        raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
-    kind, family = kinds[0], FAMILIES[kinds[0]]
+    family = FAMILIES[kind := model_type(model)]
     config = {name: family.value(model, setting) for name, (setting, _) in family.fields.items()}
     config["architectures"] = [next(iter(family.architectures))]
     kinds = _shapes(family, model)
@@ -95,6 +90,16 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         except SafetensorError as error:
             raise OSError(f"{target} cannot be written: {error}.") from None
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def model_type(model: nn.Module) -> str:
+    """Return the `model_type` of a model in `transformers`; raise ValueError if it has no such model."""
+    classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
+    for kind, cls in classes.items():
+        if type(model) is cls and FAMILIES[kind].fits(model):
+            return kind
+    known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
+    raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
 
 
 def _open(folder, config, settings):

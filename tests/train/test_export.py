@@ -113,7 +113,7 @@ def test_tokenizer_of_an_encoder_has_the_segments_of_pairs(exported):
     segments = {}
     for kind in ("bert", "gpt"):
         *_, experiment, state = exported[kind]
-        folder = experiment.workdir / "segments"
+        folder = experiment.workdir / f"segments_{kind}"
         export.write(experiment, state.variables(average=True), "safetensors", folder)
         segments[kind] = transformers.AutoTokenizer.from_pretrained(folder)("def f", "x").get("token_type_ids")
     assert set(segments["bert"]) == {0, 1}
@@ -134,6 +134,24 @@ def test_run_is_not_overwritten(kind, exported, tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} is the folder of a run: choose another --output"):
         export.write(experiment, state.variables(average=True), kind, tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"config.json": text}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "stablehlo"])
+def test_other_files_are_not_overwritten(kind, exported, tmp_path):
+    """Check that a folder is written again by the run that wrote it, and by no other run."""
+    (*_, gpt, state), (*_, bert, other) = exported["gpt"], exported["bert"]
+    export.write(gpt, state.variables(average=True), "safetensors", folder := tmp_path / "folder")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    message = f"{folder} has other files than an export of this run: choose another --output, or delete it"
+    with pytest.raises(ValueError, match=message):
+        export.write(bert, other.variables(average=True), kind, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (folder / "config.json").unlink()  # as if the export had been interrupted
+    export.write(gpt, state.variables(average=True), "safetensors", folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="choose another --output"):
+        export.write(gpt, state.variables(average=True), kind, tmp_path)
 
 
 def test_image_model_with_its_preprocessing(exported):
