@@ -100,7 +100,8 @@ def in_turn(path: str | os.PathLike, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process: {what}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # a closed pipe or a full disk
+                print(f"waiting for another process: {what}", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass

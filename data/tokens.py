@@ -142,7 +142,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
                 shards.append(_write_shard(path, content, sum(shard.tokens for shard in shards)))
                 _write_index(folder, [*shards, *known[len(shards) :]], complete=False)
                 if workers:
-                    print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
+                    with contextlib.suppress(OSError):  # a closed pipe or a full disk
+                        print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
             else:
                 break
     _write_index(folder, shards, complete=True)

@@ -72,10 +72,9 @@ def lock(file: int, shared: bool = False) -> bool:
             if error.errno not in NO_LOCKS:
                 raise
             if not shared and error.errno != errno.EBADF:
-                print(
-                    f"this file system has no locks ({error.strerror}): do not start a second run in this folder",
-                    file=sys.stderr,
-                )
+                advice = "do not start a second run in this folder"
+                with contextlib.suppress(OSError):  # a closed pipe or a full disk
+                    print(f"this file system has no locks ({error.strerror}): {advice}", file=sys.stderr)
         return True
     return False
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from lineage.configs.registry import nearest
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, last_step, read_record, regular
+from lineage.runs.process import say
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import check_size, error_number, hash_array, hash_leaves, unreadable
@@ -43,7 +43,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None):
-        self.folder, self.notify = workdir.absolute() / "checkpoints", partial(print, file=sys.stderr)
+        self.folder, self.notify = workdir.absolute() / "checkpoints", say
         if str(self.folder) != str(self.folder).encode(errors="replace").decode():  # refused by TensorStore
             raise ValueError(f"the folder of the checkpoints is {str(self.folder)!r}: its name must be UTF-8.")
         self.options = options = options or Checkpoint()

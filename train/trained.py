@@ -1,6 +1,5 @@
 """Use of trained models for predictions, features and text generation, without the training data."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs import remote
 from lineage.runs.folder import CONFIG, check_config, check_tokenizer
-from lineage.runs.process import for_terminal
+from lineage.runs.process import for_terminal, say
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
 
@@ -111,10 +110,10 @@ class Trained:
                 output.finish(self.experiment.task.document)
         if truncated and jax.process_index() == 0:
             longest = f"{self.experiment.facts.sequence_length} tokens, task.sequence_length"
-            print(f"note: {truncated:,} inputs are truncated to {longest}", file=sys.stderr)
+            say(f"note: {truncated:,} inputs are truncated to {longest}")
         if output:
             bad = f" ({len(progress['errors'])} of them errors)" * bool(progress["errors"])
-            print(f"{output.count} predictions{bad}: {path}", file=sys.stderr)
+            say(f"{output.count} predictions{bad}: {path}")
 
     def inputs(
         self, text: str | None, split: str = "", columns: Sequence[str] = (), bad: int = 0
@@ -229,5 +228,5 @@ def restore(
     state = experiment.restore(checkpoint)
     if choose_experts:
         state, message = expert_mixture.choose(experiment, state, prompt)
-        print(message, file=sys.stderr)
+        say(message)
     return Trained(experiment, state.variables(average=True), int(state.step))

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
 from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json
 from lineage.runs.locks import held
-from lineage.runs.process import printable
+from lineage.runs.process import printable, say
 from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import check_events, history_problem
 from lineage.train.step import TrainState
@@ -62,7 +61,7 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([{"path": str(path), "sound": not why, "problem": why} for path, why in found.items()]))
     bad = sum(map(bool, found.values()))
-    print(f"{len(found) - bad} of {len(found)} are sound", file=sys.stderr)
+    say(f"{len(found) - bad} of {len(found)} are sound")
     return int(bad > 0)
 
 
