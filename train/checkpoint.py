@@ -28,6 +28,8 @@ from lineage.train.adapters import ADAPTERS
 from lineage.train.hashes import check_size, error_number, hash_array, hash_leaves, unreadable
 from lineage.train.step import TrainState
 
+FOREVER = 10**9  # seconds
+
 
 class Checkpoints(contextlib.AbstractContextManager):
     """Checkpoints of a run in `workdir/checkpoints/<step>`: the newest ones and, by a metric, the best.
@@ -50,8 +52,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
         self._records: dict[int, dict[str, Any]] = {}
-        # Asynchronous creation would wait for minutes for a folder that cannot be created.
-        waiting = ocp.AsyncOptions(create_directories_asynchronously=False)
+        # Asynchronous creation would wait for minutes for a folder that cannot be created. A timeout of Orbax would count
+        # jumps of the clock and suspension of the machine: `Watchdog` ends a run with a hanging save.
+        waiting = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=FOREVER)
         settings = ocp.CheckpointManagerOptions(preservation_policy=self, async_options=waiting)
         # Learned parameters do not compress. Each item and each array has overhead; Zarr 3 has less per array.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)

@@ -1,6 +1,7 @@
 """Checkpoints: exact restoration, retention, records, and failed saves."""
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -30,6 +31,15 @@ def test_asynchronous_save_is_not_affected_by_donation(tmp_path):
         now = state()
         checkpoints.save(now, {}, {})
         change(now)  # reuses its buffers at once
+    assert_equal(restore(tmp_path), state())
+
+
+def test_save_is_not_affected_by_a_clock_that_is_set_forward(tmp_path, monkeypatch):
+    clock, ahead = time.time, itertools.count(step=3600.0)
+    with Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(time, "time", lambda: clock() + next(ahead))
+        checkpoints.save(state(), {}, {})
+        checkpoints.wait()
     assert_equal(restore(tmp_path), state())
 
 
