@@ -60,6 +60,15 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     return Path(path)
 
 
+def write_output(path: str | os.PathLike, content: str) -> None:
+    """Write a file that a user names, atomically and through a link; raise ValueError for a folder, pipe or device."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--output is {path}, which is not a file: choose another one.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content)
+
+
 def write_record(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
     """Write an object as JSON with its checksum (see `sealed` and `write_atomic`)."""
     write_atomic(path, json.dumps(sealed(json.loads(json.dumps(dict(record)))), indent=2))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import lm_eval
@@ -13,7 +12,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import write_output
 from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
@@ -48,8 +47,7 @@ def evaluate(
         Harness(model), tasks=[*tasks], limit=limit, num_fewshot=num_fewshot, task_manager=manager, log_samples=False
     )
     if output:
-        Path(output).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(output, json.dumps(found, indent=2, default=handle_non_serializable))
+        write_output(output, json.dumps(found, indent=2, default=handle_non_serializable))
     return make_table(found)
 
 

@@ -10,7 +10,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import write_output
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import LanguageModel
@@ -36,8 +36,7 @@ def write_scores(
     path = Path(output)
     if path.exists() and any(path.samefile(place(file)) for file in result["files"]):
         raise ValueError(f"--output is {output}, which is one of the files to score: choose another one.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False))
+    write_output(path, json.dumps(result, indent=2, ensure_ascii=False))
     scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}
     widths = [max(map(len, column)) for column in (scores, scores.values())]
     rows = [f"{key:{widths[0]}}  {value:>{widths[1]}}" for key, value in scores.items()]

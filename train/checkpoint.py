@@ -52,7 +52,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
         self._records: dict[int, dict[str, Any]] = {}
-        # Asynchronous creation would wait for minutes for a folder that cannot be created. A timeout of Orbax would count
+        # Asynchronous creation would wait for minutes for a folder that cannot be created. Orbax's timeout would count
         # jumps of the clock and suspension of the machine: `Watchdog` ends a run with a hanging save.
         waiting = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=FOREVER)
         settings = ocp.CheckpointManagerOptions(preservation_policy=self, async_options=waiting)

@@ -4,6 +4,7 @@ import bz2
 import hashlib
 import json
 import lzma
+import os
 
 import numpy as np
 import pytest
@@ -266,6 +267,22 @@ def test_options_are_converted_to_the_types_of_the_defaults():
     assert parse("bleu", ["lowercase=True"])["lowercase"] is True
     assert parse("bleu", ["lowercase=false", "force=True"])["lowercase"] is False
     assert all(parse(name, []) is not None for name in METRICS)
+
+
+def test_output_is_a_file_or_a_link_to_one(tmp_path):
+    """Check that a pipe, a folder and a link are not replaced: as root, /dev/null would be."""
+    for name in ("texts", "other"):
+        (tmp_path / name).write_text("a b\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("new/scores.json")
+    for name in ("pipe", "folder"):
+        with pytest.raises(ValueError, match=f"--output is {tmp_path / name}, which is not a file: choose another"):
+            write_scores(f"{tmp_path}/{name}", "bleu", f"{tmp_path}/texts", [f"{tmp_path}/other"])
+    assert (tmp_path / "pipe").is_fifo()
+    write_scores(f"{tmp_path}/link", "bleu", f"{tmp_path}/texts", [f"{tmp_path}/other"])
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "new" / "scores.json").read_text())["metric"] == "bleu"
 
 
 def test_output_folder_is_created(tmp_path):
