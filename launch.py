@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not UTF-8
+        # Files are UTF-8 in any locale; names that are not are escaped.
+        sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
     with process.brief_errors("--traceback" in arguments):
         return execute(arguments)
 

@@ -1,5 +1,6 @@
 """Help and overrides of the command line, and the commands `list` and `config`."""
 
+import io
 import re
 import subprocess
 import sys
@@ -119,3 +120,12 @@ def test_reports_are_written_without_jax(tmp_path):
         f"{tmp_path}/report.html",
         "False",
     ]
+
+
+def test_output_is_utf8_in_other_locales(monkeypatch):
+    """Check that a redirected output, such as predictions in JSON, is UTF-8, as files are."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    assert launch.main(["list", "models"]) == 0
+    print("é", "\udcff")
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue().endswith(b"\xc3\xa9 \\udcff\n")
