@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.conftest import no_report, tiny  # noqa: F401 (fixtures)
+
 ROOT = Path(__file__).parents[2]
 
 

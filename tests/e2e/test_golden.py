@@ -96,7 +96,7 @@ def data(tmp_path_factory):
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in ("swin_digits", "detr_shapes"))) for name in EXPERIMENTS],
 )
-def test_experiments_match_golden_values(name, data, tmp_path):
+def test_experiments_match_golden_values(name, data, no_report, tmp_path):
     recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert found.keys() == recorded.keys()
     for key, value in recorded.items():

@@ -142,7 +142,7 @@ def wait_for(workdir, step, processes):
 
 
 @pytest.mark.thorough
-def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_path):
+def test_processes_stop_together_and_one_resumes(start_all, tiny, no_report, tmp_path):
     """Check that a stop signal to one process makes all processes save the same step, that killing one ends the
     others, and that a single process can resume.
     """
@@ -166,9 +166,8 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_pat
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= max(stopped)
 
-    config = tiny_config(
-        {"model.depth": 1, "total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400}
-    )
+    changes = {"model.depth": 1, "total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400}
+    config = tiny("gpt", changes)
     loop.train(config, tmp_path, devices=jax.devices()[:2])
     assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
 
@@ -202,9 +201,9 @@ def predict_all(start_all, count, output, run, inputs, *more):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.slow), "vit"])
-def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny_config, tmp_path):
+def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny, no_report, tmp_path):
     """Check texts, which are sampled, and images, of which one cannot be read, and that a file is continued."""
-    config = tiny_config({"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4}, model)
+    config = tiny(model, {"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4})
     loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
     inputs = tmp_path / "inputs.txt"
     more = ("--config.sampling.temperature=1.0",) if model == "gpt" else ("--skip-bad=1",)
@@ -249,7 +248,7 @@ CASES = {  # name -> model, changes of its config, options of the command, and f
     "name",
     ["beams", "answers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("draft", "contrast", "features"))],
 )
-def test_files_of_two_processes_are_those_of_one(name, start_all, tiny_config, tmp_path):
+def test_files_of_two_processes_are_those_of_one(name, start_all, tiny, no_report, tmp_path):
     model, changes, options, suffix = CASES[name]
     inputs = tmp_path / f"inputs{'.json' if name == 'answers' else '.txt'}"
     if name == "answers":
@@ -263,7 +262,7 @@ def test_files_of_two_processes_are_those_of_one(name, start_all, tiny_config, t
     else:
         inputs.write_text("".join(f"text {number}\n" for number in range(29)))
         changes = {"sampling.max_new_tokens": 4}
-    config = tiny_config(changes | {"model.depth": 1, "total_steps": 1}, model)
+    config = tiny(model, changes | {"model.depth": 1, "total_steps": 1})
     loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
     options = [option.format(run=tmp_path / "run") for option in options]
     files = {}
@@ -273,20 +272,6 @@ def test_files_of_two_processes_are_those_of_one(name, start_all, tiny_config, t
         assert output.with_suffix(".jsonl").read_bytes().count(b"\n") == 29, said
         files[count] = output.read_bytes()
     assert files[2] == files[1]
-
-
-@pytest.fixture
-def tiny_config(monkeypatch):
-    """Return `tiny_config(changes, model)`, which returns a config of `tests/tiny.py`, and disable reports."""
-    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
-    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
-
-    def make(changes, model="gpt"):
-        config, _ = hosts["cli"].load(f"{ROOT}/tests/tiny.py:{model}")
-        hosts["cli"].override(config, changes)
-        return config
-
-    return make
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from lineage import launch, models
 from lineage.data.tokenizers.kinds import TOKENIZERS
 from lineage.models import convert
 from tests.data.test_questions import squad
-from tests.train.conftest import no_report  # noqa: F401 (a fixture)
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("no_report")]
 DOCS = (Path(__file__).parents[2] / "docs" / "using.md").read_text(encoding="utf-8")

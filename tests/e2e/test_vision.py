@@ -59,12 +59,11 @@ def test_report_of_a_run(name, workdirs):
 
 
 @pytest.mark.slow
-def test_positions_transfer_to_another_resolution(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_report")
+def test_positions_transfer_to_another_resolution(tmp_path):
     """Check that a model trained at 8x8 keeps most of its accuracy at 12x12 with resampled position embeddings,
     and loses it with new ones.
     """
-    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
-    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
     sizes = {"model.depth": 2, "model.width": 32, "model.num_heads": 2, "model.stochastic_depth": 0.0, "ema_decay": 0.0}
     short = sizes | {"task.mixup": 0.0, "loader.evaluation_batch_size": 360, "schedule.learning_rate": 5e-3}
     learned = run(tmp_path / "small", "vit", short | {"total_steps": 250})

@@ -22,6 +22,7 @@ from lineage.tasks import TASKS
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 from tests.remote.conftest import Killed, write
+from tests.train.conftest import no_report  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[2]
 TOTAL = 8
@@ -37,12 +38,6 @@ def config(**changes):
 
 def train(workdir, **changes):
     return loop.train(config(**changes), workdir, devices=jax.devices()[:1])
-
-
-@pytest.fixture
-def no_report(monkeypatch):
-    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
-    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
 
 
 def final(workdir):

@@ -21,6 +21,7 @@ from lineage.train.checkpoint import Checkpoints, read_variables
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import squad
 from tests.tiers import tiered
+from tests.train.conftest import without_report
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {"model.width": 16, "source": "stdlib", "source.max_bytes": 20_000, "task.sequence_length": 24}
@@ -67,8 +68,7 @@ def pretrained(tiny, tmp_path_factory):
     """Train a BERT for a few steps of masked language modeling and return its workdir."""
     workdir = tmp_path_factory.mktemp("pretrained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda workdir: None)
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        without_report(patch)
         loop.train(tiny("bert", MASKED | {"total_steps": 2}), workdir, **ONE)
     return workdir
 

@@ -24,6 +24,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
 from lineage.train.step import TrainState
 from tests.tiers import tiered
+from tests.train.conftest import without_report
 
 ONE = {"devices": jax.devices()[:1]}
 MASKED = {"model.depth": 1, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}
@@ -112,8 +113,7 @@ def teacher(tiny, tmp_path_factory):
     """Train a classifier with running statistics and return its workdir."""
     workdir = tmp_path_factory.mktemp("teacher")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
-        patch.setattr(loop, "write_report", lambda workdir: None)
+        without_report(patch)
         loop.train(tiny("vit", {"model.depth": 1, "model.head": "probe", "total_steps": 3}), workdir, **ONE)
     return workdir
 

@@ -4,8 +4,10 @@ import pytest
 
 from lineage import launch
 from lineage.configs import cli
-from lineage.train import loop
+from lineage.models.budget import Budget
+from lineage.train import loop, profiling
 
+FREE = Budget({}, {"training": {"model": 0}}, {"training": {}}, {})
 GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
 
 
@@ -21,11 +23,16 @@ def tiny():
     return make
 
 
+def without_report(patch):
+    """Disable reports and cost estimates, which take longer than the rest of a tiny run."""
+    patch.setattr(loop, "write_report", lambda workdir: None)
+    patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+    patch.setattr(profiling, "experiment_budget", lambda *args: FREE)
+
+
 @pytest.fixture
 def no_report(monkeypatch):
-    """Disable reports, which take longer than the rest of a tiny run."""
-    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
-    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+    without_report(monkeypatch)
 
 
 class Killed(BaseException):

@@ -17,6 +17,7 @@ from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
 from lineage.train.experiment import Experiment
 from lineage.train.expert_mixture import cross_entropy_search
 from lineage.train.step import TrainState
+from tests.train.conftest import without_report
 
 ONE = {"devices": jax.devices()[:1]}
 SMALL = {"model.depth": 1, "source.max_bytes": 8_000, "schedule": "constant", "checkpoint.keep": 9}
@@ -41,8 +42,7 @@ def learned(tiny, tmp_path_factory):
         return workdir
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda workdir: None)
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        without_report(patch)
         yield learn
 
 

@@ -21,7 +21,7 @@ from lineage.runs.folder import read_metrics
 from lineage.runs.locks import locked
 from lineage.train import loop
 from lineage.train.experiment import Experiment
-from tests.train.conftest import GPT, VIT
+from tests.train.conftest import GPT, VIT, without_report
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
@@ -31,8 +31,7 @@ def trained(tiny, tmp_path_factory):
     """Return a folder with the workdirs of finished runs of GPT and ViT."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda workdir: None)
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        without_report(patch)
         for model in ("gpt", "vit"):
             loop.train(tiny(model, {"total_steps": 2}), folder / model)
     return folder

@@ -13,6 +13,7 @@ from lineage.train import checkpoint, loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
+from tests.train.conftest import without_report
 from tests.train.runs import ONE, run, train_lines
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -71,8 +72,7 @@ def test_nonfinite_loss_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypa
     assert int(state.step) == 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     monkeypatch.undo()
-    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
-    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+    without_report(monkeypatch)
     assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it resumes
 
 

@@ -17,6 +17,7 @@ from lineage.train import loop, step
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import shardings
 from lineage.train.step import make_train_step
+from tests.train.conftest import without_report
 from tests.train.runs import losses, noisy
 
 ONE = jax.devices()[:1]
@@ -35,8 +36,7 @@ def noisy_runs():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment_module, "init_state", init_state)
-        patch.setattr(loop, "write_report", lambda workdir: None)
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        without_report(patch)
         yield
 
 

@@ -15,6 +15,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.step import cast
 from lineage.train.trained import Trained
 from tests.tiers import tiered
+from tests.train.conftest import without_report
 
 WEIGHTS = "--config.weights=int8"
 MESHES = {"fsdp": {"mesh.fsdp": 8}, "mixed": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}}
@@ -25,8 +26,7 @@ def workdir(tiny, tmp_path_factory):
     """Return the folder of a short run of a language model, whose evaluations are not quantized."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda workdir: None)
-        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        without_report(patch)
         loop.train(tiny("gpt", {"total_steps": 40, "source.max_bytes": 8_000}), folder)
     return folder
 
