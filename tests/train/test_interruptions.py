@@ -24,6 +24,7 @@ from lineage.train.checkpoint import Checkpoints
 from lineage.train.profiling import watchdog
 from lineage.train.profiling.watchdog import Watchdog
 from tests.tiers import tiered
+from tests.train.conftest import without_report
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = jax.devices()[:1]
@@ -45,15 +46,39 @@ def final(workdir):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history, metrics
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """Return compiled training steps by number of steps, on which alone they depend here."""
+    return {}
+
+
 @pytest.fixture
-def train(tiny, tmp_path):
+def train(tiny, tmp_path, monkeypatch, compiled):
     """Return `train(changes, name)`, which trains in a folder and returns it."""
+    whole = loop.compile_step
+
+    def compile_step(experiment, state):
+        if experiment.total_steps not in compiled:
+            compiled[experiment.total_steps] = whole(experiment, state)
+        return compiled[experiment.total_steps]
+
+    monkeypatch.setattr(loop, "compile_step", compile_step)
 
     def train(changes=None, name="run"):
         loop.train(tiny("vit", CHANGES | (changes or {})), tmp_path / name, devices=ONE)
         return tmp_path / name
 
     return train
+
+
+@pytest.fixture(scope="module")
+def reference(tiny, tmp_path_factory):
+    """Return what `final` returns for an undisturbed run."""
+    workdir = tmp_path_factory.mktemp("reference")
+    with pytest.MonkeyPatch.context() as patch:
+        without_report(patch)
+        loop.train(tiny("vit", CHANGES), workdir, devices=ONE)
+    return final(workdir)
 
 
 @tiered(("minutes", "saved"), [(2.5, [3, 6, 7]), (0.0, [7]), (30.0, [7])], first=1)
@@ -87,8 +112,7 @@ def failing_data(step, error, poisoned=None):
 
 
 @tiered("error", [OSError("the data are gone"), KeyboardInterrupt()], first=1)
-def test_state_is_saved_after_an_error_of_the_data(error, train, tmp_path, capsys):
-    reference = final(train(name="reference"))
+def test_state_is_saved_after_an_error_of_the_data(error, reference, train, tmp_path, capsys):
     with failing_data(5, error):
         train()
     assert steps(tmp_path / "run") == [4]
@@ -97,8 +121,7 @@ def test_state_is_saved_after_an_error_of_the_data(error, train, tmp_path, capsy
 
 
 @pytest.mark.thorough
-def test_state_is_saved_after_an_error_of_an_evaluator(train, tmp_path, capsys):
-    reference = final(train(name="reference"))
+def test_state_is_saved_after_an_error_of_an_evaluator(reference, train, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
 
         def fail(*_):
@@ -133,9 +156,9 @@ def test_nothing_is_saved_after_an_error_of_a_save(train, tmp_path, monkeypatch)
 
 
 @tiered("replaced", [True, False], first=1)
-def test_run_in_a_moved_folder_stops(replaced, train, tmp_path):
+def test_run_in_a_moved_folder_stops(replaced, reference, train, tmp_path):
     """Check that nothing is written to the old path, where another run may have begun, and that the run continues."""
-    reference, moved, whole = final(train(name="reference")), tmp_path / "moved", loop.device_batches
+    moved, whole = tmp_path / "moved", loop.device_batches
 
     def batches(experiment, start):
         for number, batch in enumerate(whole(experiment, start), start=start + 1):
@@ -245,7 +268,7 @@ def test_every_batch_of_an_evaluation_is_progress(train, monkeypatch):
     assert {one: seen.count(one) for one in seen} == {("evaluating", 3): 6, ("evaluating", 6): 6}
 
 
-@pytest.mark.parametrize(("activity", "said"), [("", "in"), (", 'saving'", "saving after")])
+@tiered(("activity", "said"), [(", 'saving'", "saving after"), ("", "in")])
 def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
     script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(60)\n"
     script += "watchdog.FIRST, Watchdog = 1.0, watchdog.Watchdog\n"
