@@ -12,7 +12,7 @@ from tests.slurm import is_installed
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
-    ["tests.faults --faults=10 --seed=2", "tests.fuzz --seconds=600 --cases=20 --seed=1"],
+    ["tests.faults --faults=6 --seed=2", "tests.fuzz --seconds=600 --cases=8 --seed=1"],
     ids=["faults", "fuzz"],
 )
 def test_no_failure_is_found(arguments):

@@ -246,7 +246,7 @@ CASES = {  # name -> model, changes of its config, options of the command, and f
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
-    ["beams", "answers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("draft", "contrast", "features"))],
+    ["beams", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "beams")],
 )
 def test_files_of_two_processes_are_those_of_one(name, start_all, tiny, no_report, tmp_path):
     model, changes, options, suffix = CASES[name]

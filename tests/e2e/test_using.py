@@ -175,6 +175,7 @@ def vars_of(model):
     return {f"sampling.{key}": model.experiment.config.sampling[key] for key in ("temperature", "max_new_tokens")}
 
 
+@pytest.mark.slow
 def test_questions(run):
     save("bert-base-uncased", "bert", [TOKENS], **BERT)
     found = []

@@ -54,7 +54,8 @@ def test_durations_have_readable_units():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "changes", [pytest.param({}, marks=pytest.mark.slow), {"mesh.data": 4}, {"model.remat": "full"}]
+    "changes",
+    [{"mesh.data": 4}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({}, {"model.remat": "full"}))],
 )
 def test_smallest_changes_make_an_experiment_fit(changes):
     config, _ = cli.load("gpt2_openwebtext")
