@@ -17,10 +17,10 @@ from lineage.train.loop import compile_step, device_batches
 
 SMALL = {"model.depth": 1, "schedule.learning_rate": 3e-3}
 RUNS = {  # model, steps, mesh of four devices, other overrides
-    "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
-    "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "loader.evaluation_batch_size": 56}),
+    "fsdp": ("vit", 20, {"mesh.fsdp": 4}, {}),
+    "tensor": ("gpt", 20, {"mesh.tensor": 4}, {"model.num_heads": 4, "loader.evaluation_batch_size": 56}),
     "data": ("vit", 0, {"mesh.data": 4}, {"evaluators.few": "few_shot", "evaluators.few.shots": 2}),
-    "mixed": ("gpt", 50, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"sampling.num_samples": 2}),
+    "mixed": ("gpt", 20, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"sampling.num_samples": 2}),
     "pairs": ("transformer", 0, {"mesh.data": 2, "mesh.fsdp": 2}, {}),
 }
 

@@ -8,13 +8,16 @@ from tests.tiers import tiered
 CASES = {
     "gpt": {},
     "vit": {"evaluators.knn": "knn", "evaluators.knn.split": "test", "evaluators.few_shot": "few_shot"},
-    "transformer": {"evaluators.other": "loss", "evaluators.other.source": "cldr", "evaluators.other.split": "test"},
+    "transformer": {"source": "pairs:{0}", "source.test_path": "{0}", "evaluators.other": "loss"}
+    | {"evaluators.other.source": "pairs:{0}", "evaluators.other.split": "train"},
 }
 
 
 @tiered("model", list(CASES), first=2)
-def test_known_names_are_those_of_the_results(model, tiny):
-    experiment = Experiment(tiny(model, CASES[model]))
+def test_known_names_are_those_of_the_results(model, tiny, tmp_path):
+    (path := tmp_path / "pairs.tsv").write_text("1\t2\n3\t4\n")
+    changes = {key: value.format(path) for key, value in CASES[model].items()}
+    experiment = Experiment(tiny(model, changes))
     evaluation = experiment.evaluation()
     measured = set(evaluation(experiment.variables(experiment.make_state())))
     known = {

@@ -1,5 +1,7 @@
 """Continuous batching: sequences that leave and enter the slots match those of one batch."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ MODELS = {
     "transformer": Transformer(**HEADS, norm="rms", placement="pre"),
     "recurrent": Seq2Seq(**SIZES),
 }
+OPTIONS = {"greedy": {"temperature": 0.0}, "sampling": {"top_p": 0.95}}
 STOPS = {"stop_tokens": (1, 4, 8), "no_repeat_ngram_size": 2}
 
 
@@ -48,12 +51,16 @@ def cut(prompts, lengths, inputs, limits):
         yield Prompt(prompt[:length].astype(np.int32), int(limit), own)
 
 
-@tiered("name", list(MODELS), first=2)
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.95}], ids=["greedy", "sampling"])
-def test_continuations_match_one_batch(name, options):
+@tiered(
+    ("kind", "name"),
+    itertools.product(OPTIONS, MODELS),
+    first=lambda kind, name: name in ("gpt", "window"),
+    slow=lambda kind, name: (kind == "greedy") == (name == "transformer"),
+)
+def test_continuations_match_one_batch(kind, name):
     """Check prompts of two padded widths in more or fewer slots than there are prompts."""
     model, variables, prompts, lengths, inputs = problem(name, 9)
-    options = options | STOPS | {"seed": 3}
+    options = OPTIONS[kind] | STOPS | {"seed": 3}
     expected = generate(model, variables, prompts, lengths, max_new_tokens=12, inputs=inputs, **options)
     rows = zip(np.asarray(expected.tokens), lengths, np.asarray(expected.lengths))
     texts = [row[start:end].tolist() for row, start, end in rows]

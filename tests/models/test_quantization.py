@@ -131,6 +131,7 @@ def test_matrices_take_a_quarter_of_the_memory():
     ("name", "kind"),
     [("stacked", "int8"), ("encoder-decoder", "fp8"), ("unrolled", "fp8"), ("recurrent", "int8")],
     first=2,
+    slow=lambda name, kind: name == "unrolled",
 )
 def test_generation(name, kind):
     """Check greedy and beam search, for one sequence too, which reads a table in another way."""

@@ -33,7 +33,7 @@ def trained(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         without_report(patch)
         for model in ("gpt", "vit"):
-            loop.train(tiny(model, {"total_steps": 2}), folder / model)
+            loop.train(tiny(model, {"total_steps": 2}), folder / model, devices=jax.devices()[:1])
     return folder
 
 

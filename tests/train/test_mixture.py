@@ -9,6 +9,7 @@ from lineage.configs import cli
 from lineage.data import SOURCES
 from lineage.runs.folder import MEASURED, read_metrics
 from lineage.train import loop
+from tests.train.runs import ONE
 
 pytestmark = [pytest.mark.usefixtures("no_report"), pytest.mark.thorough]
 
@@ -43,20 +44,20 @@ def history(workdir):
 
 
 def test_tasks_are_learned_together_and_resumed_exactly(config, tmp_path, interrupted):
-    metrics = loop.train(config, tmp_path / "whole")
+    metrics = loop.train(config, tmp_path / "whole", devices=ONE)
     assert list(dict.fromkeys(key.partition("/")[0] for key in metrics)) == [
         f"validation_{name}" for name in ("iso", "language", "summary")
     ]
     assert {"loss", "exact_match", "bleu"} <= {key.partition("/")[2] for key in metrics}
     kept = json.loads((tmp_path / "whole" / "config.json").read_text())["source"]
     assert kept["parts"][1]["prefix"] == "language: "
-    interrupted(6, lambda: loop.train(config, tmp_path / "parts"))
-    assert loop.train(config, tmp_path / "parts") == metrics
+    interrupted(6, lambda: loop.train(config, tmp_path / "parts", devices=ONE))
+    assert loop.train(config, tmp_path / "parts", devices=ONE) == metrics
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
     (tmp_path / "iso.train.jsonl").write_text('{"input": "a", "target": "b"}\n')
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "7")
     with pytest.raises(ValueError, match=r"iso\.train\.jsonl changed since the run"):
-        loop.train(config, tmp_path / "parts")
+        loop.train(config, tmp_path / "parts", devices=ONE)
 
 
 def test_the_experiment_has_three_tasks():

@@ -187,9 +187,7 @@ def test_wsd_is_constant_and_then_decays(shape, half):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("muon", "prodigy"))) for name in NEW]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "muon")) for name in NEW])
 def test_run_resumes_exactly_with_a_sharded_state(name, tiny, tmp_path):
     changes = {"optimizer.name": name, "optimizer.weight_decay": 0.01, "schedule.name": "wsd", "mesh.fsdp": 8}
     changes |= {"mesh.data": 1, "total_steps": 6, "save_every_steps": 3, "evaluate_every_steps": 6, "mesh.fsdp": 8}

@@ -16,6 +16,7 @@ from lineage.train.step import cast
 from lineage.train.trained import Trained
 from tests.tiers import tiered
 from tests.train.conftest import without_report
+from tests.train.runs import ONE
 
 WEIGHTS = "--config.weights=int8"
 MESHES = {"fsdp": {"mesh.fsdp": 8}, "mixed": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}}
@@ -27,7 +28,7 @@ def workdir(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         without_report(patch)
-        loop.train(tiny("gpt", {"total_steps": 40, "source.max_bytes": 8_000}), folder)
+        loop.train(tiny("gpt", {"total_steps": 40, "source.max_bytes": 8_000}), folder, devices=ONE)
     return folder
 
 
@@ -67,7 +68,7 @@ def test_draft_models_are_quantized_too(tiny, workdir):
 @tiered("mesh", MESHES)
 def test_mesh_matches_one_device(mesh, tiny, tmp_path):
     losses = []
-    for changes, devices in (({}, jax.devices()[:1]), (MESHES[mesh], jax.devices())):
+    for changes, devices in (({}, ONE), (MESHES[mesh], jax.devices())):
         experiment = Experiment(tiny("gpt", changes | {"model.width": 32, "weights": "int8"}), None, devices)
         state = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)()
         losses.append(experiment.evaluation()(experiment.variables(state))["validation/loss"])
@@ -88,7 +89,7 @@ def test_training_is_not_quantized(tiny, tmp_path, no_report):
     states, metrics = [], []
     for weights in (None, "fp8"):
         config = tiny("gpt", {"total_steps": 3, "source.max_bytes": 8_000, "weights": weights})
-        metrics.append(loop.train(config, tmp_path / str(weights)))
+        metrics.append(loop.train(config, tmp_path / str(weights), devices=ONE))
         states.append(Experiment(config, tmp_path / str(weights)).restore().params)
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert metrics[0]["validation/loss"] != metrics[1]["validation/loss"]

@@ -10,6 +10,7 @@ from lineage.runs.folder import read_metrics
 from lineage.runs.process import NOT_FINITE
 from lineage.train import loop
 from lineage.train.profiling.trace import parse
+from tests.train.runs import ONE
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT = "--config=tests/tiny.py:gpt"
@@ -18,7 +19,7 @@ GPT = "--config=tests/tiny.py:gpt"
 @pytest.mark.thorough
 def test_steps_are_traced(tiny, tmp_path, capsys):
     changes = {"total_steps": 6, "evaluate_every_steps": 6}
-    loop.train(tiny("gpt", changes), tmp_path / "traced", profile=(3, 4))
+    loop.train(tiny("gpt", changes), tmp_path / "traced", devices=ONE, profile=(3, 4))
     assert f"profile of the steps 3 to 4: {tmp_path}/traced/profile" in capsys.readouterr().err
     (folder,) = (tmp_path / "traced" / "profile" / "plugins" / "profile").iterdir()  # where TensorBoard looks
     (file,) = folder.glob("*.xplane.pb")
@@ -26,7 +27,7 @@ def test_steps_are_traced(tiny, tmp_path, capsys):
     (readable,) = folder.glob("*.trace.json.gz")
     events = json.loads(gzip.decompress(readable.read_bytes()))["traceEvents"]
     assert [one["args"]["step_num"] for one in events if one.get("name") == "train"] == ["3", "4"]
-    loop.train(tiny("gpt", changes), tmp_path / "plain")
+    loop.train(tiny("gpt", changes), tmp_path / "plain", devices=ONE)
     assert not (tmp_path / "plain" / "profile").exists()
     losses = [[line.get("train/loss") for line in read_metrics(tmp_path / name)] for name in ("traced", "plain")]
     assert losses[0] == losses[1]
@@ -45,17 +46,17 @@ def test_steps_of_a_profile():
 def test_profiles_that_are_not_in_the_run_are_refused(tiny, tmp_path):
     for steps in ((0, 1), (3, 2), (2, 5)):
         with pytest.raises(ValueError, match=f"the profile is of the steps {steps[0]} to {steps[1]}: they must be"):
-            loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, profile=steps)
-    loop.train(tiny("gpt", {"total_steps": 2}), tmp_path)
+            loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, devices=ONE, profile=steps)
+    loop.train(tiny("gpt", {"total_steps": 2}), tmp_path, devices=ONE)
     with pytest.raises(ValueError, match="the profile is of the steps 2 to 3: they must be in order, from 3 to 4"):
-        loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, profile=(2, 3))
+        loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, devices=ONE, profile=(2, 3))
 
 
 @pytest.mark.thorough
 def test_an_interrupted_run_ends_its_trace(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.TrainingLoop, "_evaluate", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        loop.train(tiny("gpt", {"total_steps": 4, "evaluate_every_steps": 2}), tmp_path, profile=(2, 4))
+        loop.train(tiny("gpt", {"total_steps": 4, "evaluate_every_steps": 2}), tmp_path, devices=ONE, profile=(2, 4))
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
