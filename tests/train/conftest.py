@@ -23,11 +23,18 @@ def tiny():
     return make
 
 
+def throughput(experiment):
+    """Return a `Throughput` without an estimate of the cost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "experiment_budget", lambda *args: FREE)
+        return profiling.Throughput(experiment)
+
+
 def without_report(patch):
     """Disable reports and cost estimates, which take longer than the rest of a tiny run."""
     patch.setattr(loop, "write_report", lambda workdir: None)
     patch.setattr(loop.artifacts, "write_all", lambda *args: None)
-    patch.setattr(profiling, "experiment_budget", lambda *args: FREE)
+    patch.setattr(loop, "Throughput", throughput)
 
 
 @pytest.fixture
