@@ -145,7 +145,7 @@ def test_answers_to_questions(unanswerable, trained, predict, score, printed, tm
 @pytest.mark.thorough
 @pytest.mark.parametrize(("model", "task"), [("transformer", "sequence_to_sequence"), ("gpt", "conditional_lm")])
 def test_generated_texts(model, task, trained, predict, score, tmp_path):
-    """Check BLEU, and that a decoding option changes the texts."""
+    """Check BLEU, and that decoding options change the texts."""
     rng = np.random.default_rng(0)
     rows = [" ".join(rng.choice(["a", "b", "cc", "d"], rng.integers(4, 9))) for _ in range(70)]
     targets = [f"x y x y {row[0]}" for row in rows]
@@ -162,6 +162,7 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     assert metrics["validation/bleu"] > 0
     (tmp_path / "inputs.txt").write_text("".join(f"{row}\n" for row in rows))
     assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == found
+    assert len(predict(folder, path, "--config.sampling.num_beams=3", output="beams.jsonl")) == 70
     short = predict(folder, path, "--config.sampling.max_new_tokens=3", output="short.jsonl")
     assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in found]
 
@@ -273,7 +274,7 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     assert len({each["prediction"] for each in found}) >= 8  # those of a batch differ
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
-    for size in (whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1, len(whole)):
+    for size in (0, 1, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1, len(whole)):
         path.write_bytes(whole[:size])
         assert predict(folder, prompts, "--batch-size=8") == found
         assert path.read_bytes() == whole

@@ -87,17 +87,19 @@ def test_mesh_matches_one_device(single, mesh, tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_gradient_accumulation_matches_full_batches(tiny, tmp_path):
+@tiered("model", ["gpt", "vit"], slow=lambda model: model == "vit")
+def test_gradient_accumulation_matches_full_batches(model, tiny, tmp_path):
     changes = {"schedule.learning_rate": 3e-3}
-    expected, _ = train(tiny("gpt", changes), jax.devices()[:1], tmp_path / "whole")
+    expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
     for parts, devices in ((4, 1), (2, 4)):
-        config = tiny("gpt", changes | {"grad_accum_steps": parts})
+        config = tiny(model, changes | {"grad_accum_steps": parts})
         losses, _ = train(config, jax.devices()[:devices], tmp_path / str(parts))
         assert_same_trajectory(losses, expected)
 
 
 @pytest.mark.thorough
-def test_checkpoint_moves_from_eight_devices_to_one_and_back(tiny, tmp_path):
+@tiered("model", ["gpt", "vit"], slow=lambda model: model == "vit")
+def test_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
     def save(state, folder):
         with Checkpoints(folder) as checkpoints:
             checkpoints.save(state, {}, {})
@@ -107,7 +109,7 @@ def test_checkpoint_moves_from_eight_devices_to_one_and_back(tiny, tmp_path):
             assert leaf.dtype == other.dtype
             assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
 
-    wide, narrow = tiny("gpt", MESHES["mixed"]), tiny("gpt")
+    wide, narrow = tiny(model, MESHES["mixed"]), tiny(model)
     experiment, state = start(wide, jax.devices(), tmp_path / "none")
     state, _ = compile_step(experiment, state)(state, next(device_batches(experiment, 0)))  # moments are not zero
     assert int(state.step) == 1
