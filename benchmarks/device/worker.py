@@ -17,6 +17,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from lineage.runs.process import keep_freed
+
 THREADS = 4  # number of rows that compile concurrently
 ATTEMPTS, PAUSE = 20, 3.0  # number of attempts to prepare a row, and seconds between them
 MODULES = {"lineage": ("benchmarks.device.ours", "benchmarks.device.checks"), "peer": ("benchmarks.device.peers",)}
@@ -28,6 +30,8 @@ def main() -> None:
     def tell(**message: Any) -> None:
         connection.send(message)
 
+    if side == "lineage":  # as in a run
+        keep_freed()
     runs = {}
     try:
         importlib.import_module(MODULES[side][0]).check(settings)
