@@ -22,14 +22,24 @@ def _with_derivative(derivative):
 
     def decorate(function):
         activation = jax.custom_jvp(function)
-        activation.defjvp(lambda x, t: (function(*x), derivative(*jax.lax.optimization_barrier(x)) * t[0]))
+
+        @activation.defjvp
+        def _(primals, tangents):
+            (x,), (t,) = primals, tangents
+            return function(x), (derivative(jax.lax.optimization_barrier(x)) * t).astype(x.dtype)
+
         return activation
 
     return decorate
 
 
+def _normal_cdf(x):
+    return 0.5 + 0.5 * jax.lax.erf(x * math.sqrt(0.5))
+
+
 def _gelu_derivative(x):
-    return 0.5 * jax.lax.erfc(-x * math.sqrt(0.5)) + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    x = x.astype(jnp.float32)
+    return _normal_cdf(x) + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
 def _tanh_sigmoid(x):
@@ -44,7 +54,8 @@ def _gelu_tanh_derivative(x):
 @_with_derivative(_gelu_derivative)
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return x Phi(x), exactly (arXiv 1606.08415), as in BERT and ViT."""
-    return 0.5 * x * jax.lax.erfc(-x * math.sqrt(0.5))
+    wide = x.astype(jnp.float32)  # 1 + erf(x) would be 0 in bfloat16 for x < -2
+    return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
 @_with_derivative(_gelu_tanh_derivative)

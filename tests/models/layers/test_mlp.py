@@ -31,6 +31,12 @@ def test_activations_keep_bfloat16(name):
     np.testing.assert_allclose(out.astype(jnp.float32), ACTIVATIONS[name](x), atol=0.02)
 
 
+def test_gelu_of_negative_bfloat16_is_not_rounded_to_zero():
+    x = jnp.linspace(-4, -1, 25).astype(jnp.bfloat16)
+    for function in (ACTIVATIONS["gelu"], jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())):
+        np.testing.assert_allclose(function(x).astype(jnp.float32), function(x.astype(jnp.float32)), rtol=0.004)
+
+
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_mlp_matches_the_formula(gated, use_bias, variables, normal):
