@@ -28,6 +28,10 @@ from lineage.train.checkpoint import Checkpoints, read_chosen
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, paths_of
 from lineage.train.step import TrainState, init_state, make_forward_step
 
+# XLA's CPU backend otherwise removes the models' optimization barriers before it fuses operations, and then computes
+# again what several operations use.
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
@@ -148,14 +152,15 @@ class Experiment:
     @cached_property
     def _compiler_options(self) -> dict[str, Any] | None:
         options = dict(self.run.compiler_options)
-        if not options:
-            return None
-        try:  # XLA has no list of its options
-            everywhere = NamedSharding(self.mesh, PartitionSpec())
-            jax.jit(lambda: 0, out_shardings=everywhere, compiler_options=options).lower().compile()
-        except jax.errors.JaxRuntimeError as error:
-            raise ValueError(f"compiler_options: {str(error).splitlines()[0]}") from error
-        return options
+        if options:
+            try:  # XLA has no list of its options
+                everywhere = NamedSharding(self.mesh, PartitionSpec())
+                jax.jit(lambda: 0, out_shardings=everywhere, compiler_options=options).lower().compile()
+            except jax.errors.JaxRuntimeError as error:
+                raise ValueError(f"compiler_options: {str(error).splitlines()[0]}") from error
+        if self.mesh.devices.flat[0].platform == "cpu":
+            options = KEEP_BARRIERS | options
+        return options or None
 
     @cached_property
     def total_steps(self) -> int:

@@ -107,8 +107,24 @@ class Block(nn.Module):
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
-        x = nn.with_logical_constraint(x + branch, AXES)
+        x = nn.with_logical_constraint(_apart(x) + branch, AXES)
         return normalize(norm, x, real) if self.placement == "post" else x, other
+
+
+@jax.custom_jvp
+def _apart(x):
+    """Return x, whose gradient is computed once on CPUs, and not again by every operation that uses it.
+
+    Otherwise XLA's CPU backend, which duplicates cheap operations, sums the gradients of all later layers in each layer
+    that is not in a loop.
+    """
+    return x
+
+
+@_apart.defjvp
+def _(primals, tangents):
+    barrier = jax.lax.optimization_barrier
+    return primals[0], jax.lax.platform_dependent(tangents[0], cpu=barrier, default=lambda x: x)
 
 
 class Stack(nn.Module):

@@ -20,6 +20,7 @@ from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY, MATMUL_EFFICIENCY, Plan
 from lineage.train.experiment import Experiment
+from lineage.train.loop import compile_step
 from lineage.train.profiling import RESOURCE_EXHAUSTED
 
 TINY = Path(__file__).parents[1] / "tiny.py"
@@ -367,3 +368,13 @@ def test_recorded_plans_are_donated_and_compute_in_bfloat16():
         assert one["donated"] >= one["leaves"], name
         assert one["f32_matmul"] < 0.01, name
     assert len(plans.table(record).splitlines()) == 2 + len(record)
+
+
+def test_cpu_sums_the_gradients_of_unrolled_layers_once():
+    """Check that no fusion reads something of every layer; otherwise, 97 operands are read."""
+    config, _ = cli.load(f"{TINY}:vit")
+    cli.override(config, {"model.depth": 6, "model.unroll": 6})
+    experiment = Experiment(config, devices=jax.devices()[:1])
+    text = compile_step(experiment, experiment.abstract_state).as_text()
+    fusions = re.findall(r" fusion\((.*?)\), kind", text)
+    assert 20 < max(operands.count("%") for operands in fusions) < 60
