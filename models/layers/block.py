@@ -113,10 +113,10 @@ class Block(nn.Module):
 
 @jax.custom_jvp
 def _apart(x):
-    """Return x, whose gradient is computed once on CPUs, and not again by every operation that uses it.
+    """Return x, with an optimization barrier on its gradient on CPUs.
 
-    Otherwise XLA's CPU backend, which duplicates cheap operations, sums the gradients of all later layers in each layer
-    that is not in a loop.
+    XLA's CPU backend duplicates cheap operations. Without the barrier, each layer of an unrolled stack would sum the
+    gradients of all later layers again.
     """
     return x
 

@@ -17,11 +17,11 @@ from lineage.configs.sweeps import axis, product
 
 def get_config():
     config = cli.load("tests/tiny.py:vit")[0]
-    config.update(total_steps=100, evaluate_every_steps=100, save_every_steps=10)
+    config.update(total_steps={steps}, evaluate_every_steps={steps}, save_every_steps=10)
     return config
 
 def sweep():
-    return product(axis("schedule.learning_rate", (0.001, 0.003, 0.01)), axis("seed", range(4)))
+    return product(axis("schedule.learning_rate", {rates}), axis("seed", {seeds}))
 """
 
 
@@ -40,25 +40,25 @@ def saved(folder):
     return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
 
 
-@pytest.mark.slow
-def test_killed_sweep_is_completed(start, tmp_path):
-    """Kill three runs and then the sweep during training, and repeat the command."""
-    (tmp_path / "config.py").write_text(CONFIG)
+def survives(start, tmp_path, rates, seeds, deaths, steps):
+    """Kill `deaths` runs and then the sweep during training, and repeat the command."""
+    (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
     arguments = "sweep", f"--config={tmp_path}/config.py", "--parallel=2", f"--workdir={workdir}"
-    names = [f"learning_rate={rate},seed={seed}" for rate in (0.001, 0.003, 0.01) for seed in range(4)]
+    names = [f"learning_rate={rate},seed={seed}" for rate in rates for seed in seeds]
+    names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
     started = {}  # run -> steps from which it was resumed
     process = start(*arguments)
 
     def at_work():
         """Return a run that has saved and is far from its end."""
         for name in names:
-            if name not in started and 10 <= saved(workdir / name) < 70 and held(workdir / name):
+            if name not in started and 10 <= saved(workdir / name) < steps - 30 and held(workdir / name):
                 return name
         return None
 
     try:
-        for _ in range(3):
+        for _ in range(deaths):
             name = wait_for(at_work, process)
             os.kill(int((workdir / name / CLAIM).read_text().split()[1]), signal.SIGKILL)
             wait_for(lambda name=name: not held(workdir / name), process)
@@ -84,10 +84,21 @@ def test_killed_sweep_is_completed(start, tmp_path):
     for row in rows:
         folder = workdir / row["run"]
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines if "train/loss" in line] == [*range(1, 101)]
+        assert [line["step"] for line in lines if "train/loss" in line] == [*range(1, steps + 1)]
         assert float(row["test/loss"]) == pytest.approx(lines[-1]["test/loss"], rel=1e-4)
         resumed = [int(step) for step in re.findall(r"resuming from step (\d+)", (folder / "log.txt").read_text())]
         assert resumed == started.get(row["run"], []), row["run"]
         assert f"--workdir={folder}" in (workdir / "sweep.html").read_text()
     for name, when in before.items():
         assert os.stat(workdir / name / "metrics.jsonl").st_mtime_ns == when
+    return output
+
+
+@pytest.mark.thorough
+def test_killed_sweep_is_completed(start, tmp_path):
+    survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
+
+
+@pytest.mark.slow
+def test_killed_sweep_of_twelve_runs_is_completed(start, tmp_path):
+    print(survives(start, tmp_path, (0.001, 0.003, 0.01), (0, 1, 2, 3), deaths=3, steps=100))
