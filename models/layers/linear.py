@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from lineage.models.layers.placement import gathered
 from lineage.models.layers.quantized import Quantized
 
-FEW = 128  # number of rows below which, as in decoding, transposing the kernel takes longer than the product
 FEWEST = 8  # number of rows below which TPUs do not use their matrix unit
 
 
@@ -62,9 +61,6 @@ class Linear(nn.Module):
         shape = (*inputs, *self.features)
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
         kernel = gathered(self, "kernel", kernel).reshape(matrix)
-        if matrix[0] > matrix[1] and not fewer(math.prod(rows), FEW):
-            # Makes the gradient (g^T x)^T; x^T g takes 1.5 times as long for a wide x.
-            kernel = jax.lax.optimization_barrier(kernel.T).T
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
         out = product(x.reshape(*joined, matrix[0]), kernel)
         if self.use_bias:  # before reshaping, so that XLA's GPU backend adds it within the product

@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.layers.attend import Queries
-from lineage.models.layers.linear import FEW, fewer
+from lineage.models.layers.linear import fewer
 from lineage.models.layers.quantized import take_rows
 
+FEW = 128  # number of tokens below which, as in decoding, a matrix product does not pay
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 
 
