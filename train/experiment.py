@@ -25,7 +25,7 @@ from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, read_chosen
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, paths_of
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, paths_of
 from lineage.train.step import TrainState, init_state, make_forward_step
 
 # XLA's CPU backend otherwise removes the models' optimization barriers before it fuses operations, and then computes
@@ -194,9 +194,17 @@ class Experiment:
 
     def make_optimizer(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
         """Return the config's optimizer with another schedule; the config's own schedule may require the data."""
-        optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model, self._input_axes)
+        optimizer = self._optimizer.make(schedule, self.model, self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
+
+    def trained(self, params: Any) -> Any:
+        """Return the part of the parameters that the config's optimizer trains, see `Optimizer.trained`."""
+        return self._optimizer.trained(params, self.model)
+
+    @cached_property
+    def _optimizer(self) -> Optimizer:
+        return schema.build(OPTIMIZERS, self.config.optimizer)
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """Return a batch of zeros: `size` examples, texts of `length` tokens, by default the sizes of the config.

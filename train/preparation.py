@@ -102,7 +102,8 @@ def interval(experiment: Experiment, name: str, default: int) -> int:
 def jit_step(experiment: Experiment):
     """Return the jitted training step, (state, batch) -> (state, metrics); the old state is donated."""
     loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
-    step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
+    parts = experiment.model, loss, experiment.optimizer, experiment.run, total_steps
+    step = make_train_step(*parts, trained=experiment.trained)
     batch = batch_sharding(experiment.mesh)
     return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
 

@@ -16,10 +16,11 @@ from lineage.configs.run import Run
 from lineage.metrics.states import State
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
-from lineage.train.optimizer import averaged
+from lineage.train.optimizer import averaged, merged
 
 Metrics = dict[str, jax.Array]
 Objective = Callable[[Any, Batch], Result]  # (bound model, batch) -> result of `Task.loss`
+Part = Callable[[Any], Any]  # parameters -> the part of them that is trained, see `Optimizer.trained`
 
 
 @struct.dataclass
@@ -83,7 +84,12 @@ def init_state(
 
 
 def make_train_step(
-    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, run: Run, total_steps: int = 1
+    model: nn.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    run: Run,
+    total_steps: int = 1,
+    trained: Part = lambda params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return a function (state, batch) -> (state after one more step, metrics of that step).
 
@@ -94,8 +100,10 @@ def make_train_step(
     Args:
         total_steps: number of steps of the run; the completed fraction is the variable `progress` of the collection
             "run" for objectives.
+        trained: function that returns the part of the parameters that the optimizer trains; the gradients of the others
+            are 0 and are not computed.
     """
-    loss = make_loss(model, objective, jnp.dtype(run.precision))
+    loss = make_loss(model, objective, jnp.dtype(run.precision), trained)
     gradients = make_gradients(loss)
     if run.grad_accum_steps > 1:
         gradients = accumulated(gradients, run.grad_accum_steps)
@@ -115,7 +123,7 @@ def make_train_step(
             opt_state, ema = jax.device_put((opt_state, ema), jax.memory.Space.Device)
 
         def mean_loss(params):  # first micro-batch, for optimizers that estimate second derivatives
-            params = jax.tree.map(_unmasked, params, state.params, is_leaf=_is_masked)
+            params = merged(params, state.params)  # some optimizers train only some parameters
             part = jax.tree.map(lambda a: a[:: run.grad_accum_steps], batch)
             loss_sum, (weight, *_) = loss(params, {}, state, before, part, rng)
             return loss_sum / weight
@@ -136,23 +144,17 @@ def make_train_step(
     return step
 
 
-def _is_masked(leaf):
-    return isinstance(leaf, optax.MaskedNode)
-
-
-def _unmasked(leaf, whole):
-    """Replace the placeholder that `optax.partition` uses for parameters of other optimizers by the parameter."""
-    return whole if _is_masked(leaf) else leaf
-
-
-def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+def make_loss(
+    model: nn.Module, objective: Objective, dtype: jnp.dtype, trained: Part = lambda params: params
+) -> Callable[..., Any]:
     """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
     The function takes (params, overwritten collections, state, collections, batch, rng). It uses only the adapter and
-    the frozen parameters of the state.
+    the frozen parameters of the state. Gradients flow only into the `trained` part of the parameters.
     """
 
     def loss(params, overwritten, state, collections, batch, rng):
+        params = merged(trained(params), jax.lax.stop_gradient(params))
         params = state.adapter.apply(state.frozen, params)
         variables = {"params": cast(params, dtype), **collections, **overwritten}
         reference = state.adapter.reference(state.frozen)  # for objectives that compare with the original model

@@ -15,7 +15,7 @@ from lineage.metrics.states import F1
 from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
 from lineage.tasks import TASKS
-from lineage.train.optimizer import AdamW
+from lineage.train.optimizer import AdamW, Optimizer
 from lineage.train.sharding import make_mesh, to_mesh
 from lineage.train.step import init_state, make_forward_step, make_train_step
 from tests.tiers import tiered
@@ -41,12 +41,15 @@ def setting(name):
     return model, CLASSIFICATION, {"image": image, "label": label, "mask": mask}
 
 
-def compiled(name, optimizer=None, ema=False, **options):
-    """Return the initial state and the training step."""
+def compiled(name, optimizer=None, ema=False, unroll=1, **options):
+    """Return the initial state and the training step with an optax optimizer or an `Optimizer`."""
     model, objective, batch = setting(name)
-    optimizer = optimizer or optax.adamw(1e-2)
+    model, optimizer, parts = model.clone(unroll=unroll), optimizer or optax.adamw(1e-2), {}
+    if isinstance(optimizer, Optimizer):
+        parts["trained"] = functools.partial(optimizer.trained, model=model)
+        optimizer = optimizer.make(optax.constant_schedule(1e-2), model)
     state = jax.jit(lambda: init_state(model, optimizer, objective, batch, seed=0, ema=ema))()
-    return state, jax.jit(make_train_step(model, objective, optimizer, Run(**options)))
+    return state, jax.jit(make_train_step(model, objective, optimizer, Run(**options), **parts))
 
 
 plain = functools.cache(compiled)
@@ -123,9 +126,7 @@ def test_ema_follows_the_parameters():
 
 
 def test_frozen_parameters_do_not_change():
-    optimizer = AdamW(weight_decay=0.1, clip_norm=0.0, frozen=("attention/", "table")).make(
-        optax.constant_schedule(1e-2)
-    )
+    optimizer = AdamW(weight_decay=0.1, clip_norm=0.0, frozen=("attention/", "table"))
     states, _ = steps(compiled("vit", optimizer), setting("vit")[2], 2)
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -134,6 +135,49 @@ def test_frozen_parameters_do_not_change():
     for path, *leaves in zip(paths, jax.tree.leaves(states[0].params), jax.tree.leaves(states[2].params)):
         frozen = "attention/" in path or "table" in path
         assert (np.asarray(leaves[0]).tobytes() == np.asarray(leaves[1]).tobytes()) == frozen, path
+
+
+FROZEN = {"frozen": {"frozen": ("^(?!classifier)",)}, "frozen_layers": {"frozen_layers": 2}}  # the same parameters
+
+
+def test_both_ways_to_freeze_give_the_same_trajectory():
+    """Compare the parameters and gradient norms; the clipping, the moments and the decay are of the trained ones."""
+    batch, runs = setting("vit")[2], []
+    for options in FROZEN.values():
+        states, metrics = steps(compiled("vit", AdamW(weight_decay=0.1, clip_norm=0.1, **options)), batch, 3)
+        moved = jax.tree.map(lambda a, b: bool((a != b).any()), states[0].params, states[3].params)
+        assert all(jax.tree.leaves(moved["classifier"]))
+        assert not any(jax.tree.leaves(moved | {"classifier": {}}))
+        assert sum(leaf.size for leaf in jax.tree.leaves(states[3].opt_state)) < 2 * (16 * 5 + 5) + 9
+        runs.append((states[3].params, [values["gradient_norm"] for values in metrics]))
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+
+
+def test_gradient_norm_is_that_of_the_trained_layers():
+    """Compare a model of which one of two stacked layers is frozen with gradients of all parameters."""
+    model, objective, batch = setting("vit")
+    optimizer, rng = AdamW(frozen_layers=1, clip_norm=0.0), np.random.default_rng(0)
+    state, step = compiled("vit", optimizer)
+    state = state.replace(params=jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape), state.params))
+    states, metrics = steps((state, step), batch, 1)
+    grads = jax.grad(lambda params: nn.apply(objective, model)({"params": params}, batch)[0])(state.params)
+    trained = jax.tree.map(lambda g: g / 3, optimizer.trained(grads, model))
+    assert metrics[0]["gradient_norm"] == pytest.approx(float(optax.tree.norm(trained)), rel=1e-5)
+    assert metrics[0]["gradient_norm"] < 0.95 * float(optax.tree.norm(grads)) / 3
+    layers = [jax.tree.leaves(state.params["stack"]) for state in states]
+    assert all((a[0] == b[0]).all() and (a[1] != b[1]).any() for a, b in zip(*layers))
+
+
+@tiered("way", FROZEN)
+def test_frozen_parameters_have_no_backward_pass(way):
+    def flops(**options):
+        # Not a loop, of which the cost analysis counts one iteration and the compiler would keep all.
+        state, step = compiled("vit", AdamW(clip_norm=1.0, **options), unroll=2)
+        return step.lower(state, setting("vit")[2]).compile().cost_analysis()["flops"]
+
+    whole = flops()
+    assert flops(**FROZEN[way]) < 0.4 * whole
+    assert flops(frozen_layers=1) < 0.8 * whole
 
 
 @tiered("name", GOLDEN)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,9 +34,11 @@ class Optimizer:
         weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
         no_decay: regular expressions; parameters whose path matches one have no weight decay.
         clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
-        frozen: regular expressions; parameters whose path matches one are not trained.
+        frozen: regular expressions; parameters whose path matches one are not trained: they have no gradients, updates,
+            moments or weight decay, and do not count in the gradient's norm.
         frozen_layers: number of initial layers, in the order of `Model.layer_of`, that are not trained, along with the
-            parameters before them.
+            parameters before them. A loop over layers (see `model.unroll`) still computes the backward pass of all
+            its layers, unless all are frozen.
         layer_decay: ratio of each layer's learning rate to that of the next layer; the heads have the full learning
             rate (arXiv 2003.10555). 0: all layers have the same learning rate.
         lr_multipliers: (regular expression, factor) pairs; the first expression that matches a parameter's path scales
@@ -74,11 +77,39 @@ class Optimizer:
             inputs: function that returns the input axes of the model's matrices, see `models.quantization`; needed by
                 Muon.
         """
+        if self.layer_decay or self.frozen_layers:
+            self._check_layers(model)
         clipped = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
         optimizer = optax.chain(*clipped, *self.transforms(Setting(learning_rate, model, inputs)))
-        if not self.frozen:
-            return optimizer
-        return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
+        optimizer, part = optax.with_extra_args_support(optimizer), partial(self.trained, model=model)
+
+        def update(updates, state, params=None, **extra):
+            new, state = optimizer.update(part(updates), state, part(params), **extra)
+            return merged(new, jax.tree.map(jnp.zeros_like, updates)), state
+
+        return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(part(params)), update)
+
+    def trained(self, params: Any, model: Model | None = None) -> Any:
+        """Return the trained part of the parameters, or of a tree of their shapes; see `merged`.
+
+        `optax.MaskedNode` replaces frozen parameters, and the trained layers replace stacked layers of which some are
+        frozen. `frozen_layers` needs the model.
+        """
+        check_matches("optimizer.frozen", self.frozen, paths_of(params))
+
+        def part(path, leaf):
+            if _found(self.frozen, path):
+                return optax.MaskedNode()
+            if not self.frozen_layers:
+                return leaf
+            layer = model.layer_of(path)
+            layers = layer if isinstance(layer, range) else [layer]
+            kept = sum(layer > self.frozen_layers for layer in layers)
+            if kept in (0, len(layers)):
+                return leaf if kept else optax.MaskedNode()
+            return leaf[-kept:]
+
+        return map_paths(part, params)
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the update rule, followed by weight decay and learning rates."""
@@ -93,8 +124,8 @@ class Optimizer:
     def multipliers(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the learning-rate multipliers of layers and of parameters, if any."""
         parts = []
-        if self.layer_decay or self.frozen_layers:
-            parts.append(_scale_by_layer(setting.model, self.layer_decay or 1.0, self.frozen_layers))
+        if self.layer_decay:
+            parts.append(_scale_by_layer(setting.model, self.layer_decay))
         if self.lr_multipliers:
             parts.append(optax.stateless(lambda updates, params: map_paths(self._multiplied, updates)))
         return parts
@@ -102,9 +133,14 @@ class Optimizer:
     def _multiplied(self, path, leaf):
         return leaf * next((factor for pattern, factor in self.lr_multipliers if re.search(pattern, path)), 1.0)
 
-    def _labels(self, params):
-        check_matches("optimizer.frozen", self.frozen, paths_of(params))
-        return map_paths(lambda path, _: "frozen" if _found(self.frozen, path) else "trained", params)
+    def _check_layers(self, model):
+        if model is None:
+            raise ValueError("optimizer.layer_decay and optimizer.frozen_layers need the model.")
+        if self.frozen_layers > model.num_layers:
+            raise ValueError(
+                f"optimizer.frozen_layers is {self.frozen_layers}: it must be at most {model.num_layers}, the model's "
+                "layers."
+            )
 
 
 def map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
@@ -119,23 +155,30 @@ def paths_of(tree: Any) -> list[str]:
     return jax.tree.leaves(map_paths(lambda path, _: path, tree))
 
 
+def merged(part: Any, params: Any) -> Any:
+    """Return a tree of parameters with `part`, a tree from `Optimizer.trained`, in place of its trained part."""
+
+    def put(new, old):
+        if isinstance(new, optax.MaskedNode):
+            return old
+        return new if new.shape == old.shape else jnp.concatenate([old[: -len(new)], new])
+
+    return jax.tree.map(put, part, params, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
+
+
 def _found(patterns, path):
     return any(re.search(pattern, path) for pattern in patterns)
 
 
-def _scale_by_layer(model, decay, frozen):
-    if model is None:
-        raise ValueError("optimizer.layer_decay and optimizer.frozen_layers need the model.")
+def _scale_by_layer(model, decay):
     heads = model.num_layers + 1
-    if frozen >= heads:
-        raise ValueError(f"optimizer.frozen_layers is {frozen}: it must be at most {heads - 1}, the model's layers.")
 
     def scale(path, leaf):
         layer = model.layer_of(path)
-        if isinstance(layer, range):  # stacked layers: the factors are a vector along the first axis
-            layers = jnp.arange(layer.start, layer.stop)
-            factors = jnp.where(layers <= frozen, 0, decay ** (heads - layers).astype(jnp.float32))
+        if isinstance(layer, range):  # stacked layers, the last ones if some are frozen: a vector of factors
+            layers = jnp.arange(layer.stop - len(leaf), layer.stop)
+            factors = decay ** (heads - layers).astype(jnp.float32)
             return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
-        return leaf * (0 if frozen and layer <= frozen else decay ** (heads - layer))
+        return leaf * decay ** (heads - layer)
 
     return optax.stateless(lambda updates, params: map_paths(scale, updates))

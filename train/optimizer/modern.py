@@ -13,7 +13,7 @@ from optax import contrib
 from optax.contrib import MuonDimensionNumbers
 
 from lineage.configs.registry import Count, Natural, Positive, Range, Rate
-from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting, map_paths
+from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting, map_paths, merged
 from lineage.train.optimizer.rules import AdamW
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
 
@@ -206,7 +206,7 @@ def schedule_free(
     """Return an optimizer of y = (1 - b1) z + b1 x, where `base` updates z, and x is the average of z.
 
     The weights of the average are proportional to the square of the largest learning rate so far. The rule equals
-    that of `optax.contrib`; updates of 0 stay exactly 0, so that frozen layers do not change.
+    that of `optax.contrib`.
     """
     base = optax.with_extra_args_support(base)
 
@@ -233,7 +233,7 @@ def averaged(state: Any, params: Any) -> Any:
     if found is None:
         return None
 
-    def average(z, y):
-        return y if isinstance(z, optax.MaskedNode) else (y - (1 - found.b1) * z) / found.b1
+    def average(z, y):  # exactly y where z is y, as in frozen layers
+        return jnp.where(z == y, y, (y - (1 - found.b1) * z) / found.b1)
 
-    return jax.tree.map(average, found.z, params, is_leaf=lambda z: isinstance(z, optax.MaskedNode))
+    return jax.tree.map(average, merged(found.z, params), params)

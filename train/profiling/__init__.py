@@ -138,7 +138,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
     dtype = jnp.dtype(experiment.config.precision)
-    loss_sum = make_loss(model, experiment.task.loss, dtype)
+    loss_sum = make_loss(model, experiment.task.loss, dtype, experiment.trained)
 
     def loss(params, rest, batch, key):
         collections = {name: value for name, value in rest.items() if name != "frozen"}
@@ -177,7 +177,7 @@ def memory_per_device(
     rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / accumulation
     found = {
         "weights": size(state.params, state.collections, state.ema, state.frozen),
-        "gradients": size(state.params) * min(accumulation, 2),
+        "gradients": size(jax.eval_shape(experiment.trained, state.params)) * min(accumulation, 2),
         "optimizer": size(state.opt_state),
         "activations": int(rest / num_parts(mesh, (*EXAMPLES, "context"))),
     }
