@@ -194,7 +194,7 @@ class Experiment:
 
     def make_optimizer(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
         """Return the config's optimizer with another schedule; the config's own schedule may require the data."""
-        optimizer = self._optimizer.make(schedule, self.model, self._input_axes)
+        optimizer = self._optimizer.make(schedule, self.model, lambda: self._input_axes)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
@@ -279,8 +279,9 @@ class Experiment:
 
     @cached_property
     def _quantize(self) -> Callable[[Any], Any]:
-        return jax.jit(partial(quantization.quantize, inputs=self._input_axes(), kind=self.run.weights))
+        return jax.jit(partial(quantization.quantize, inputs=self._input_axes, kind=self.run.weights))
 
+    @cached_property
     def _input_axes(self) -> quantization.Inputs:
         return quantization.input_axes(self.task.loss, self.model, self.zeros())
 

@@ -88,6 +88,33 @@ def test_adafactor_minimizes_a_quadratic_with_factored_state():
     assert stored < 0.05 * 256 * 128
 
 
+HEADS = {"out": (-3, -2), "query": (-3,)}  # input axes of [heads, channels, width] and [width, heads, channels]
+
+
+def test_adafactor_factors_the_matrices_of_each_layer():
+    """Compare stacked kernels with heads to the matrix of each layer in optax."""
+    rng, layer = np.random.default_rng(0), "stack/layers/attention"
+    params = {"out": rng.normal(size=(3, 4, 32, 160)), "query": rng.normal(size=(3, 160, 4, 32))}
+    params = {f"{layer}/{name}/kernel": value.astype(np.float32) for name, value in params.items()}
+    params |= {f"{layer}/query/bias": np.ones((3, 128, 160), np.float32)}  # three vectors that look like matrices
+    inputs = {f"{layer}/{name}/kernel": axes for name, axes in HEADS.items()}
+    optimizer = OPTIMIZERS.build("adafactor", b1=0.0, clip_norm=0.0).make(lambda n: 1.0, Layered(), lambda: inputs)
+    theirs = optax.chain(optax.scale_by_factored_rms(decay_rate=0.8), optax.clip_by_block_rms(1.0))
+    shapes = {f"{layer}/out/kernel": (128, 160), f"{layer}/query/kernel": (160, 128), f"{layer}/query/bias": (-1,)}
+    parts = [{path: value[i].reshape(shapes[path]) for path, value in params.items()} for i in range(3)]
+    state, states = optimizer.init(params), [theirs.init(part) for part in parts]
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 3 * (2 * (128 + 160) + 128 * 160) + 2
+    for step in range(3):
+        rng = np.random.default_rng(step)  # gradients of different sizes in each layer
+        grads = {path: (rng.normal(size=p.shape).T * [1, 10, 0.1]).T.astype(np.float32) for path, p in params.items()}
+        updates, state = optimizer.update(grads, state, params)
+        for i, part in enumerate(parts):
+            own = {path: grad[i].reshape(shapes[path]) for path, grad in grads.items()}
+            expected, states[i] = theirs.update(own, states[i], part)
+            for path, update in expected.items():
+                np.testing.assert_allclose(-updates[path][i].reshape(update.shape), update, rtol=1e-4, err_msg=path)
+
+
 def test_clipping_bounds_the_global_norm():
     seen = []
     spy = optax.stateless(lambda updates, params: seen.append(optax.tree.norm(updates)) or updates)
@@ -174,6 +201,35 @@ def test_lars_matches_the_paper():
     np.testing.assert_allclose(updates["bias"], -0.5, rtol=1e-6)
     updates, _ = optimizer.update(gradient, state, params)
     np.testing.assert_allclose(updates["kernel"], -0.5 * 1.9 * trust * gradient["kernel"], rtol=1e-5)
+
+
+def test_lars_matches_optax():
+    options = {"weight_decay_mask": matrices, "trust_ratio_mask": matrices, "momentum": 0.8}
+    ours = run(make("lars", lambda n: 3.0, b1=0.8, weight_decay=0.3))
+    theirs = run(optax.lars(3.0, 0.3, **options))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+def matrices(params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def test_lars_scales_each_of_the_stacked_layers():
+    """Compare with the layers as separate parameters; a stacked bias is a vector in each layer."""
+    rng = np.random.default_rng(0)
+    params, grads = (jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), LAYERED) for _ in range(2))
+    layers = grads["stack"]["layers"]["up"]["kernel"]
+    layers *= np.array([1, 10, 0.1], np.float32).reshape(3, 1, 1)
+    optimizer = make("lars", lambda n: 0.5, Layered(), weight_decay=0.1)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    theirs = optax.lars(0.5, 0.1, weight_decay_mask=matrices, trust_ratio_mask=matrices)
+    for i in range(3):
+        p, g = (
+            {name: tree["stack"]["layers"]["up"][name][i] for name in ("kernel", "bias")} for tree in (params, grads)
+        )
+        expected, _ = theirs.update(g, theirs.init(p), p)
+        for name, update in expected.items():
+            np.testing.assert_allclose(updates["stack"]["layers"]["up"][name][i], update, rtol=1e-5)
 
 
 def rate(name, n, warmup_steps=0, width=512, learning_rate=2.0, **options):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,24 @@ class Setting(NamedTuple):
 
     learning_rate: LearningRate
     model: Model | None
-    inputs: Callable[[], Inputs] | None
+    inputs: Callable[[], Inputs]
+
+    def own_axes(self, path: str, leaf: Any) -> tuple[int, ...]:
+        """Return the axes of a parameter, counted from the end; of stacked layers, those of one layer."""
+        stacked = self.model is not None and isinstance(self.model.layer_of(path), range)
+        return tuple(range(stacked - leaf.ndim, 0))
+
+    def matrix(self, path: str, leaf: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the input and the output axes of a parameter, or of one of its stacked layers, if it is a matrix.
+
+        They are counted from the end. Those of attention are several, heads and channels; a convolution is a matrix for
+        each pixel of its kernel. The result is None for biases and other vectors.
+        """
+        axes = self.own_axes(path, leaf)
+        if len(axes) < 2 or path.endswith("bias"):
+            return None
+        inputs = self.inputs().get(path)
+        return (inputs, tuple(axis for axis in axes if axis not in inputs)) if inputs else ((-2,), (-1,))
 
 
 @dataclass(frozen=True)
@@ -75,12 +92,13 @@ class Optimizer:
             learning_rate: learning rate of each step.
             model: needed by `layer_decay`, `frozen_layers` and Muon.
             inputs: function that returns the input axes of the model's matrices, see `models.quantization`; needed by
-                Muon.
+                Muon. None: the last axis but one.
         """
         if self.layer_decay or self.frozen_layers:
             self._check_layers(model)
         clipped = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
-        optimizer = optax.chain(*clipped, *self.transforms(Setting(learning_rate, model, inputs)))
+        setting = Setting(learning_rate, model, cache(inputs or dict))
+        optimizer = optax.chain(*clipped, *self.transforms(setting))
         optimizer, part = optax.with_extra_args_support(optimizer), partial(self.trained, model=model)
 
         def update(updates, state, params=None, **extra):
@@ -113,9 +131,12 @@ class Optimizer:
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the update rule, followed by weight decay and learning rates."""
-        decay = [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
         rate = optax.scale_by_learning_rate(setting.learning_rate)
-        return [self.rule(setting), *decay, *self.multipliers(setting), rate]
+        return [self.rule(setting), *self.decay(), *self.multipliers(setting), rate]
+
+    def decay(self) -> list[optax.GradientTransformation]:
+        """Return the weight decay, if any."""
+        return [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
 
     def is_decayed(self, params: Any) -> Any:
         """Return for each parameter whether it has weight decay."""
@@ -143,10 +164,13 @@ class Optimizer:
             )
 
 
-def map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    """Return a tree of function(path, leaf), where a path is like "stack/layers/mlp/up/kernel"."""
+def map_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Return a tree of function(path, leaf, ...), where a path is like "stack/layers/mlp/up/kernel".
+
+    Other arguments are the parts of other trees at the same place.
+    """
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: function(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), tree
+        lambda path, *leaves: function(jax.tree_util.keystr(path, simple=True, separator="/"), *leaves), tree, *rest
     )
 
 

@@ -37,27 +37,27 @@ class Muon(AdamW):
     rms: NonNegative = 0.2
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        if setting.model is None or setting.inputs is None:
-            raise ValueError("optimizer.name is 'muon': it needs the model and the axes of its matrices.")
         model, inputs = setting.model, setting.inputs()
+        if model is None or not inputs:
+            raise ValueError("optimizer.name is 'muon': it needs the model and the axes of its matrices.")
 
-        def axes(path):
+        def axes(path, leaf):
             layer = model.layer_of(path)
             inside = isinstance(layer, range) or 0 < layer <= model.num_layers
             if path not in inputs or not path.endswith("/kernel") or not inside:
                 return None
-            return MuonDimensionNumbers(inputs[path], tuple(range(max(inputs[path]) + 1, 0)))
+            return MuonDimensionNumbers(*setting.matrix(path, leaf))
 
         def sized(path, update):
             """Scale an orthogonal matrix according to its numbers of inputs and outputs."""
-            reduced, kept = (math.prod(update.shape[axis] for axis in part) for part in axes(path))
+            reduced, kept = (math.prod(update.shape[axis] for axis in part) for part in setting.matrix(path, update))
             factor = self.rms * math.sqrt(max(reduced, kept)) if self.rms else math.sqrt(max(1, kept / reduced))
             return update * factor
 
-        settings = {"weight_dimension_numbers": partial(map_paths, lambda path, _: axes(path))}
+        settings = {"weight_dimension_numbers": partial(map_paths, axes)}
         rule = contrib.scale_by_muon(ns_steps=self.iterations, beta=self.momentum, **settings)
         matrices = optax.chain(rule, optax.stateless(lambda updates, params: map_paths(sized, updates)))
-        labels = partial(map_paths, lambda path, _: "matrices" if axes(path) else "others")
+        labels = partial(map_paths, lambda path, leaf: "matrices" if axes(path, leaf) else "others")
         return optax.partition({"matrices": matrices, "others": super().rule(setting)}, labels)
 
 

@@ -1,13 +1,15 @@
 """Optimizers with update rules of optax; their fields are the keys of the config's section `optimizer`."""
 
+import math
 from dataclasses import dataclass
-from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from lineage.configs.registry import Rate
-from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting
+from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting, map_paths
 from lineage.train.optimizer.schedules import NonNegative
 
 
@@ -49,14 +51,64 @@ class SGD(_Momentum):
         return optax.trace(self.b1) if self.b1 else optax.identity()
 
 
+class FactoredState(NamedTuple):
+    """Number of steps, and for each parameter (means over outputs, means over inputs) of its squared gradients.
+
+    Parameters that are not factored have one array of all squared gradients.
+    """
+
+    count: Any
+    moments: Any
+
+
 @OPTIMIZERS.register("adafactor")
 @dataclass(frozen=True)
 class Adafactor(_Momentum):
-    """Adafactor: factored second moments, and update clipping per parameter (arXiv 1804.04235)."""
+    """Adafactor: factored second moments, and update clipping per matrix or vector (arXiv 1804.04235, algorithm 4).
+
+    Matrices with at least 128 inputs and outputs are factored, those of attention and of stacked layers among them.
+    Learning rates are not relative to the scale of a parameter.
+    """
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        momentum = optax.ema(self.b1, debias=False) if self.b1 else optax.identity()
-        return optax.chain(optax.scale_by_factored_rms(decay_rate=0.8), optax.clip_by_block_rms(1.0), momentum)
+        factored = _scale_by_factored_moments(setting)
+        return optax.chain(factored, optax.ema(self.b1, debias=False)) if self.b1 else factored
+
+
+def _scale_by_factored_moments(setting, smallest=128):
+    def averaged_axes(path, leaf):
+        """Return the axes over which each of the stored moments is averaged."""
+        inputs, outputs = setting.matrix(path, leaf) or ((), ())
+        sizes = (math.prod(leaf.shape[axis] for axis in axes) for axes in (inputs, outputs))
+        return (outputs, inputs) if min(sizes) >= smallest else ((),)
+
+    def means(path, leaf):
+        return tuple(leaf.mean(axes, keepdims=True) for axes in averaged_axes(path, leaf))
+
+    def init(params):
+        moments = map_paths(lambda path, leaf: means(path, jnp.zeros_like(leaf)), params)
+        return FactoredState(jnp.zeros((), jnp.int32), moments)
+
+    def update(updates, state, params=None):
+        decay = 1 - (state.count + 1.0) ** -0.8
+
+        def moments(path, gradient, old):
+            new = means(path, gradient**2 + 1e-30)
+            return tuple(decay * before + (1 - decay) * now for before, now in zip(old, new))
+
+        def scaled(path, gradient, moments):
+            for moment in moments:
+                gradient = gradient * jax.lax.rsqrt(moment)
+            if len(moments) == 2:
+                inputs, _ = setting.matrix(path, gradient)
+                gradient = gradient * jnp.sqrt(moments[0].mean(inputs, keepdims=True))
+            size = jnp.sqrt(jnp.mean(gradient**2, setting.own_axes(path, gradient), keepdims=True))
+            return gradient / jnp.maximum(1.0, size)
+
+        new = map_paths(moments, updates, state.moments)
+        return map_paths(scaled, updates, new), FactoredState(state.count + 1, new)
+
+    return optax.GradientTransformation(init, update)
 
 
 @OPTIMIZERS.register("lion")
@@ -78,9 +130,24 @@ class Lion(_Momentum):
 @OPTIMIZERS.register("lars")
 @dataclass(frozen=True)
 class LARS(_Momentum):
-    """LARS: SGD with layer-wise adaptive learning rates for matrices (arXiv 1708.03888)."""
+    """LARS: SGD with adaptive learning rates for the matrices of each layer (arXiv 1708.03888, algorithm 1).
+
+    Attributes:
+        weight_decay: added to the gradient, before its norm is taken and the momentum.
+    """
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        trust = optax.scale_by_trust_ratio(trust_coefficient=0.001)
-        matrices = partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
-        return optax.chain(optax.masked(trust, matrices), optax.trace(self.b1))
+        def trusted(path, update, param):
+            if not setting.matrix(path, param):
+                return update
+            axes = setting.own_axes(path, param)
+            ours, theirs = (jnp.sqrt(jnp.sum(leaf**2, axes, keepdims=True)) for leaf in (param, update))
+            usable = (ours > 0) & (theirs > 0)
+            return update * jnp.where(usable, 0.001 * ours / jnp.where(usable, theirs, 1), 1)
+
+        trust = optax.stateless(lambda updates, params: map_paths(trusted, updates, params))
+        return optax.chain(*self.decay(), trust, optax.trace(self.b1))
+
+    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
+        rate = optax.scale_by_learning_rate(setting.learning_rate)
+        return [self.rule(setting), *self.multipliers(setting), rate]
