@@ -18,6 +18,7 @@ from lineage.runs.folder import START
 from lineage.train import expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
 from lineage.train.profiling.description import parameter_table
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
@@ -60,13 +61,18 @@ def check_start(experiment: Experiment) -> None:
 
 
 def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
-    """Yield notes about the data of a run and its schedule; the run resumes after `start` steps."""
+    """Yield notes about the data of a run and its learning rate; the run resumes after `start` steps."""
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
+    config, factor = experiment.config, experiment.config.schedule.learning_rate
+    scaled = {config.schedule.name: SCHEDULES[config.schedule.name].scales}
+    scaled |= {config.optimizer.name: OPTIMIZERS[config.optimizer.name].estimates_rate}
+    for name in (name for name, scales in scaled.items() if scales and factor < 0.1):
+        yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:

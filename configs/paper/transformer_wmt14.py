@@ -23,7 +23,7 @@ def get_config(variant: str = "base") -> base.ConfigDict:
     config.task.update(sequence_length=256, label_smoothing=0.1)
     config.loader.update(buckets=(16, 24, 32, 48, 64, 96, 128), evaluation_batch_size=64, workers=4)
     config.loader.batch_size = 896  # pairs of 28 tokens per side on average
-    config.schedule.update(learning_rate=1.0, warmup_steps=4000)
+    config.schedule.warmup_steps = 4000
     config.optimizer.update(b2=0.98, epsilon=1e-9, clip_norm=0.0)
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)

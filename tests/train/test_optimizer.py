@@ -14,7 +14,9 @@ import torch
 from lineage.configs import schema
 from lineage.configs.registry import check_matches, field_types
 from lineage.models import Layers, Model
+from lineage.train.experiment import Experiment
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, map_paths, paths_of
+from lineage.train.preparation import start_notes
 
 PARAMS = {
     "stack": {
@@ -246,6 +248,24 @@ def test_schedules_match_their_formulas():
     for n in (0, 3, 9, 10, 50):
         expected = 2 * 64**-0.5 * min((n + 1) ** -0.5, (n + 1) * 10**-1.5)
         np.testing.assert_allclose(rate("transformer", n, warmup_steps=10, width=64), expected, rtol=1e-6)
+
+
+def test_transformer_schedule_is_that_of_the_paper_by_default():
+    default = SCHEDULES.build("transformer").make(100_000, 4000, 512)
+    assert float(default(3999)) == pytest.approx(512**-0.5 * 4000**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"optimizer.name": "prodigy"}, "prodigy"), ({"schedule.name": "transformer"}, "transformer")]
+)
+def test_small_factors_of_a_learning_rate_are_noted(changes, name, tiny):
+    def notes(**rate):
+        config = tiny("gpt", changes | {f"schedule.{key}": value for key, value in rate.items()})
+        return [note for note in start_notes(Experiment(config), 1) if "learning_rate" in note]
+
+    note = f"schedule.learning_rate is 0.003: {name} multiplies its own learning rate by it, usually by 1."
+    assert notes(learning_rate=3e-3) == [note]
+    assert notes(learning_rate=1.0) == []
 
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt"])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,8 @@ class Optimizer:
         lr_multipliers: (regular expression, factor) pairs; the first expression that matches a parameter's path scales
             its learning rate.
     """
+
+    estimates_rate: ClassVar[bool] = False  # whether the schedule's learning rate is a factor of an estimate
 
     weight_decay: NonNegative = 0.0
     no_decay: tuple[str, ...] = ("bias$", "scale$")

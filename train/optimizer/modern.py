@@ -150,6 +150,8 @@ class Prodigy(AdamW):
         safeguard_warmup: whether to exclude the warm-up factor from the estimation, so as not to slow it down.
     """
 
+    estimates_rate = True
+
     start: Positive = 1e-6
     growth: Positive = 1.0
     safeguard_warmup: bool = True

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import optax
@@ -24,6 +24,8 @@ class Schedule:
         warmup_steps, warmup_epochs, warmup_examples: length of the warm-up, which is part of the run, in one unit.
         warmup_percent: length of the warm-up in percent of the run.
     """
+
+    scales: ClassVar[bool] = False  # whether `learning_rate` is a factor of a formula that gives the learning rate
 
     learning_rate: NonNegative = 1e-3
     warmup_steps: Annotated[int | None, Range(0)] = None
@@ -127,7 +129,14 @@ class InverseSquareRoot(Schedule):
 @SCHEDULES.register("transformer")
 @dataclass(frozen=True)
 class TransformerSchedule(Schedule):
-    """width^-0.5 min(n^-0.5, n warmup^-1.5) for n = step + 1 (arXiv 1706.03762, equation 3), times `learning_rate`."""
+    """width^-0.5 min(n^-0.5, n warmup^-1.5) for n = step + 1 (arXiv 1706.03762, equation 3), times `learning_rate`.
+
+    Attributes:
+        learning_rate: factor of the formula, usually 1.
+    """
+
+    scales = True
+    learning_rate: NonNegative = 1.0
 
     def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
         if not width:
