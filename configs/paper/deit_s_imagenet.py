@@ -26,7 +26,7 @@ def get_config(kind: str = "alone") -> base.ConfigDict:
     config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
     config.loader.update(repeats=3, batch_size=1024, workers=8)
     config.schedule.update(learning_rate=1e-3, end_factor=0.01, warmup_percent=100 * 5 / 300)  # 5e-4 per 512 examples
-    config.optimizer.update(weight_decay=0.05, clip_norm=0.0)
+    config.optimizer.update(weight_decay=0.05, no_decay=("bias$", "scale$", "token$", "^table/"), clip_norm=0.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
     config.checkpoint.best = "validation/accuracy"

@@ -44,7 +44,7 @@ def get_config(stage: str = "pretrain") -> base.ConfigDict:
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
         config.loader.batch_size = 1024
         config.schedule.update(learning_rate=4e-3, warmup_percent=5.0)  # 1e-3 per 256 examples
-        config.optimizer.update(layer_decay=0.75, weight_decay=0.05)
+        config.optimizer.update(layer_decay=0.75, weight_decay=0.05, no_decay=("bias$", "scale$", "token$"))
         config.total_epochs = 100.0
     else:
         config.model.head = "probe"

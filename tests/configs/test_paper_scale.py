@@ -5,9 +5,13 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
+import pytest
+from flax.traverse_util import flatten_dict
 
-from lineage.configs import cli
+from lineage.configs import cli, schema
 from lineage.train.experiment import Experiment
+from lineage.train.optimizer import OPTIMIZERS
 from lineage.train.preparation import jit_step
 from lineage.train.profiling import experiment_budget
 from tests.tiers import tiered
@@ -99,3 +103,28 @@ def test_paper_scale(name, parameters, uncounted, mesh):
     here = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
     parts = mesh["mesh.fsdp"] * mesh.get("mesh.tensor", 1)
     assert here < 1.5 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state)) / parts
+
+
+@pytest.mark.parametrize(
+    ("name", "exempt"),
+    [
+        ("deit_s_imagenet", {"class_token", "table/table"}),
+        ("deit_s_imagenet:distilled", {"class_token", "distillation_token", "table/table"}),
+        ("mae_vitb16_imagenet", set()),
+        ("mae_vitb16_imagenet:finetune", {"class_token"}),
+        ("vit_imagenet21k", {"class_token", "table/table"}),
+    ],
+)
+def test_weight_decay_of_vision_transformers(name, exempt):
+    """Compare with `no_weight_decay` of timm and DeiT, and with the authors' code of MAE and ViT.
+
+    No biases and scales are decayed. The positions of MAE are constants, and its pre-training decays the tokens.
+    """
+    config, _ = cli.load(name)
+    model, decayed = Experiment(config).model, schema.build(OPTIMIZERS, config.optimizer).is_decayed
+    inputs = jnp.zeros((1, 224, 224, 3)), *([jnp.arange(196)[None]] if config.model.name == "mae" else [])
+    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+    flat = flatten_dict(decayed(params), sep="/")
+    others = {path for path, decays in flat.items() if not decays and not path.endswith(("bias", "scale"))}
+    assert others == exempt
+    assert not any(decays for path, decays in flat.items() if path.endswith(("bias", "scale")))
