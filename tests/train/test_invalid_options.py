@@ -61,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ),
         (
             [GPT, "--config.schedule=cos"],
-            "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer, ",
+            "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, step, ",
         ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "has 'atention', which matches no parameter; one is '"),
         (

@@ -11,7 +11,7 @@ import optax
 import pytest
 import torch
 
-from lineage.configs import schema
+from lineage.configs import cli, schema
 from lineage.configs.registry import check_matches, field_types
 from lineage.models import Layers, Model
 from lineage.train.experiment import Experiment
@@ -268,7 +268,25 @@ def test_small_factors_of_a_learning_rate_are_noted(changes, name, tiny):
     assert notes(learning_rate=1.0) == []
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt"])
+def test_step_schedule_falls_at_its_milestones():
+    rates = [rate("step", n, 10, milestones_percent=(100 / 3, 60.0), factor=0.1) for n in range(100)]
+    np.testing.assert_allclose(rates[:10], 0.2 * np.arange(1, 11), rtol=1e-5)
+    np.testing.assert_allclose(rates[10:], [2.0] * 24 + [0.2] * 26 + [0.02] * 40, rtol=1e-5)
+
+
+def test_paper_schedules_fall_at_their_epochs():
+    """Check the epochs of arXiv 1706.02677, section 5.1, and of arXiv 2005.12872, section 4."""
+    for name, peak, steps in (
+        ("resnet50_imagenet", 0.1, {29: 1, 30: 0.1, 59: 0.1, 60: 0.01, 79: 0.01, 80: 1e-3, 89: 1e-3}),
+        ("detr_coco", 1e-4, {0: 1, 399: 1, 400: 0.1, 499: 0.1}),
+    ):
+        config, _ = cli.load(name)
+        schedule = schema.build(SCHEDULES, config.schedule).make(int(config.total_epochs))
+        for epoch, factor in steps.items():
+            assert float(schedule(epoch)) == pytest.approx(peak * factor), (name, epoch)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt", "step"])
 @pytest.mark.parametrize("warmup", [1, 2, 10])
 def test_warmup_is_linear_and_positive(name, warmup):
     rates = [rate(name, n, warmup, learning_rate=3.0) for n in range(warmup + 1)]
@@ -301,6 +319,12 @@ def test_paths_are_joined_by_slashes():
         (OPTIMIZERS, "adafactor", {"frozen_layers": -1}, "optimizer.frozen_layers is -1: it must be 0 or more."),
         (SCHEDULES, "cosine", {"end_factor": -1.0}, "schedule.end_factor is -1.0: it must be 0 or more."),
         (SCHEDULES, "rsqrt", {"learning_rate": -1.0}, "schedule.learning_rate is -1.0: it must be 0 or more."),
+        (
+            SCHEDULES,
+            "step",
+            {"milestones_percent": (50.0, 101.0)},
+            "schedule.milestones_percent is (50.0, 101.0): it must be 0 or more and at most 100.",
+        ),
         (SCHEDULES, "constant", {"warmup_steps": -1}, "schedule.warmup_steps is -1: it must be 0 or more."),
     ],
 )

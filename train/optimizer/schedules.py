@@ -1,5 +1,6 @@
 """Learning-rate schedules; their fields are the keys of the config's section `schedule`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -85,6 +86,28 @@ class Linear(_Falling):
 
     def decay(self, steps: int, warmup_steps: int) -> LearningRate:
         return optax.linear_schedule(self.learning_rate, self.learning_rate * self.end_factor, steps)
+
+
+@SCHEDULES.register("step")
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """Learning rate that is multiplied by a factor at some points of the run.
+
+    Attributes:
+        milestones_percent: these points, in percent of the run.
+        factor: factor of the learning rate at each of them.
+    """
+
+    milestones_percent: Annotated[tuple[float, ...], Range(0, 100)] = (50.0, 75.0)
+    factor: NonNegative = 0.1
+
+    def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
+        before = super().make(total_steps, warmup_steps, width)
+        milestones = [math.ceil(round(percent / 100 * total_steps, 6)) for percent in self.milestones_percent]
+        return lambda n: before(n) * self.factor ** sum(n >= milestone for milestone in milestones)
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return optax.constant_schedule(self.learning_rate)
 
 
 @SCHEDULES.register("wsd")
