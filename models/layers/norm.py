@@ -53,7 +53,7 @@ class LayerNorm(nn.Module):
     """Layer normalization: (x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
 
     Attributes:
-        epsilon: constant added to the variance; 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
+        epsilon: constant added to the variance; 1e-12 in BERT, 1e-6 in ViT, 1e-5 in GPT-2.
         use_bias: whether to learn a bias in addition to the scale.
     """
 
