@@ -1,4 +1,4 @@
-"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872).
+"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872). Not run yet.
 
 The recipe is in section 4 and appendix A.4. The paper reports 42.0 AP on the validation split, which is `test` here
 because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The backbone

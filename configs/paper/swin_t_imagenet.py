@@ -1,4 +1,4 @@
-"""Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code).
+"""Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record

@@ -1,4 +1,4 @@
-"""ViT-S/16 on ImageNet-1k in 90 epochs (arXiv 2205.01580).
+"""ViT-S/16 on ImageNet-1k in 90 epochs (arXiv 2205.01580). Not run yet.
 
 The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 accuracy on the validation split.
 
