@@ -20,22 +20,20 @@ def steps(
 ) -> int:
     """Convert the duration `name`, set as `name_steps`, `_epochs`, `_examples` or `_percent`, to steps.
 
-    Fractions of a step are rounded up. Percentages are of `total_steps`.
+    Fractions of a step are rounded up. Percentages are of `total_steps`, which itself has none.
     """
     given = {unit: value for unit in UNITS if (value := section.get(f"{name}_{unit}")) is not None}
     if not given and default is not None:
         return default
     if len(given) != 1:
-        keys = ", ".join(f"{name}_{unit}" for unit in (given or UNITS))
-        raise ValueError(f"exactly one of {keys} must be set.")
+        known = [key for unit in given or UNITS if (key := f"{name}_{unit}") in section]
+        raise ValueError(f"exactly one of {', '.join(known)} must be set.")
     ((unit, value),) = given.items()
     if value < 0:
         raise ValueError(f"{name}_{unit} is {value}: a duration cannot be negative.")
     if unit == "steps":
         return int(value)
     if unit == "percent":
-        if total_steps is None:
-            raise ValueError(f"{name} cannot be given in percent: percentages are relative to it.")
         return _up(value / 100 * total_steps)
     if unit == "epochs" and examples_per_epoch is None:
         raise ValueError(f"{name}_epochs requires the size of the data set, which is unknown here.")

@@ -205,7 +205,7 @@ class Run:
             Training and export do not quantize. Requires Qwix; None disables it.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
             and meshes; "rbg" uses the hardware's generator.
-        total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
+        total_steps, total_epochs, total_examples: length of the training; must be given.
         log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging.
         evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of
             evaluations of all splits; there is always one at the end.
@@ -237,7 +237,6 @@ class Run:
     total_steps: MaybeNatural = None
     total_epochs: MaybeNumber = None
     total_examples: MaybeNatural = None
-    total_percent: MaybeNumber = None
     log_every_steps: MaybeNatural = None
     log_every_epochs: MaybeNumber = None
     log_every_examples: MaybeNatural = None

@@ -28,8 +28,9 @@ class Section(ConfigDict):
         duration, _, unit = str(key).rpartition("_")
         is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is not a duration
         if is_duration and value is not None and not isinstance(value, FieldReference):
-            for other in UNITS:
-                super().__setitem__(f"{duration}_{other}", None)
+            for other in (f"{duration}_{other}" for other in UNITS):
+                if other in self:
+                    super().__setitem__(other, None)
         super().__setitem__(key, value)
 
 
@@ -186,8 +187,13 @@ def _plain_type(hint: Any) -> type:
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Set the values of a nested dictionary, read from JSON, in a config; raise ValueError for an unknown key."""
+    """Set the values of a nested dictionary, read from JSON, in a config; raise ValueError for an unknown key.
+
+    An unknown key that is None is ignored: an earlier version had it, and it was unset.
+    """
     for key, value in values.items():
+        if key not in config and value is None:
+            continue
         if key not in config:
             raise ValueError(f"Unknown config key {prefix + key!r}.{nearest(key, config)}")
         if isinstance(config[key], ConfigDict):

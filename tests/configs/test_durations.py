@@ -2,8 +2,9 @@
 
 import pytest
 
-from lineage.configs import cli
+from lineage.configs import base, cli
 from lineage.configs.durations import steps
+from lineage.runs import folder
 
 
 @pytest.mark.parametrize(
@@ -37,10 +38,9 @@ def test_unset_duration_uses_the_default():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "exactly one of total_steps, total_epochs, total_examples, total_percent must be set"),
+        (base.get_config(), "exactly one of total_steps, total_epochs, total_examples must be set"),
         ({"total_steps": 1, "total_epochs": 1.0}, "exactly one of total_steps, total_epochs must be set"),
         ({"total_steps": -1}, "total_steps is -1: a duration cannot be negative"),
-        ({"total_percent": 5.0}, "total cannot be given in percent"),
         ({"total_epochs": 5.0}, "total_epochs requires the size of the data set"),
     ],
 )
@@ -73,3 +73,15 @@ def test_whole_numbers_of_any_notation(text, value):
     assert config.total_steps == value
     with pytest.raises(ValueError, match=r"total_steps is '1\.5': it must be of type int"):
         cli.override(config, {"total_steps": "1.5"})
+
+
+def test_the_length_of_a_run_has_no_percentage_of_itself():
+    config, _ = cli.load("vit_digits")
+    config.total_steps = 4
+    assert "total_percent" not in config
+    with pytest.raises(ValueError, match="unknown config key 'total_percent'"):
+        cli.override(config, {"total_percent": "50"})
+    saved = folder.plain(config)
+    assert base.from_json(saved | {"total_percent": None}).total_steps == 4  # of an earlier version
+    with pytest.raises(ValueError, match="Unknown config key 'total_percent'"):
+        base.from_json(saved | {"total_percent": 50.0})
