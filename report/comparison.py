@@ -45,7 +45,8 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
 def target_of(runs: Sequence[Run]) -> Target:
     """Return the metric that ranks the runs, and whether higher is better.
 
-    It is the config's `checkpoint.best`, else the first metric of the validation split, else of the test split.
+    It is the config's `checkpoint.best`, else the first metric of the validation split, else of the test split. The
+    last value of a run counts.
     """
     checkpoint = runs[0].config.get("checkpoint", {})
     if best := checkpoint.get("best"):
@@ -175,7 +176,8 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     best = runs[0]
     shown = results(best) if math.isfinite(result(best, metric)) else {}
     tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
-    about = html.note(f"The best run by {metric} is {best.name}.") if tiles else Markup()
+    biased = " The test split selects it: its result is too optimistic." if curves.is_test(metric) else ""
+    about = html.note(f"The best run by the last {metric} is {best.name}.{biased}") if tiles else Markup()
     return html.header(title, facts, about, tiles)
 
 

@@ -1,5 +1,6 @@
 """Charts of metrics over the steps, with remarks on why training values differ from evaluation values."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,11 @@ def is_fraction(metric: str) -> bool:
     """Return whether a metric, with or without its split, is a fraction of 1 that is shown as a percentage."""
     name = metric.partition("/")[2] or metric
     return "accuracy" in name or (metric.startswith("time/") and "second" not in name)
+
+
+def is_test(metric: str) -> bool:
+    """Return whether a metric is that of a test split, by which neither a step nor a run should be selected."""
+    return re.match(r"test[/_]", metric) is not None
 
 
 def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:

@@ -99,14 +99,19 @@ def _header(
 
 
 def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
-    """Return a tile for an evaluation metric, or for a training metric if there was no evaluation."""
+    """Return a tile for an evaluation metric, or for a training metric if there was no evaluation.
+
+    The best step is named too, except on a test split: the result on it is the last one.
+    """
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return Markup()
     show = "{:.2%}".format if curves.is_fraction(key) else html.number
     best = finite[np.argmin(values[finite]) if higher_is_better(key) is False else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
-    if values[best] == values[-1]:
+    if curves.is_test(key):
+        note = f"at step {steps[-1]:,}"
+    elif values[best] == values[-1]:
         note = f"at step {steps[-1]:,}, the best"
     return html.tile(html.words(key), show(values[-1]), note)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 from lineage import launch
 from lineage.report.comparison import compare, differing, ranked, target_of, write_page
@@ -43,9 +44,22 @@ def test_report_contains_every_run(runs, tmp_path):
         charts = page.count(f"<title>{run.name}</title>")
         assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has the finished runs
     assert "3 done" in page
-    assert "The best run by validation/loss is rate=0.001" in page
+    assert "The best run by the last validation/loss is rate=0.001" in page
     assert not re.search(r"(?:src|href)=.?https?:", page)
     assert (tmp_path / "sweep" / "parallel.png").stat().st_size > 1000
+
+
+def test_page_states_that_the_test_split_selects_the_best_run(runs, tmp_path):
+    write = partial(write_page, tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""))
+    assert "The test split selects" not in write(target_of(runs)).read_text()
+    for run in runs:
+        run.metrics = [{k: v for k, v in line.items() if not k.startswith("validation/")} for line in run.metrics]
+    (metric, highest), found = target_of(runs), [run for run in runs if run.state == "done"]
+    assert metric.startswith("test/")
+    last = {run.name: [line[metric] for line in run.metrics if metric in line][-1] for run in found}
+    best = (max if highest else min)(last, key=last.get)
+    page = write(target_of(runs)).read_text()
+    assert f"The best run by the last {metric} is {best}. The test split selects it" in page
 
 
 def test_sweep_without_results(tmp_path):

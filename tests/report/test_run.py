@@ -213,6 +213,15 @@ def test_best_value_is_shown(tmp_path):
     assert "<b>80.00%</b><small>best 90.00% at step 2" in body
 
 
+def test_best_value_of_a_test_split_is_not_shown(tmp_path):
+    points = [(1, 2.0), (2, 1.0), (3, 4.0)]
+    lines = [{"step": step, "test/loss": loss, "test_sum/accuracy": 1 / loss} for step, loss in points]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    body = write_report(tmp_path).read_text()
+    assert "<b>4</b><small>at step 3<" in body
+    assert "<b>25.00%</b><small>at step 3<" in body
+
+
 def test_attention_without_class_token_is_averaged_over_queries(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))

@@ -83,7 +83,7 @@ def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
     best = min(float(row["validation/loss"]) for row in rows(tmp_path) if row["state"] == "done")
     assert best < 2.5
     page = (tmp_path / "sweep.html").read_text()
-    assert "The best run by validation/loss is" in page
+    assert "The best run by the last validation/loss is" in page
 
 
 @pytest.mark.thorough
