@@ -98,12 +98,16 @@ class Confusion(State):
 
 @struct.dataclass
 class F1(Confusion):
-    """F1 of class 1 if there are two classes, else macro F1; a class that never occurs has an F1 of 0."""
+    """F1 of class 1 if there are two classes, else macro F1: the mean over the classes in labels or predictions.
+
+    This is scikit-learn's `f1_score` with `average="binary"` or "macro"; it is 0 if no class occurs.
+    """
 
     def compute(self) -> Leaf:
         found, total = self.counts.diagonal(), self.counts.sum(0) + self.counts.sum(1)
         scores = 2 * found / total.clip(1)
-        return _nan_unless(self.outside == 0, scores[1] if len(scores) == 2 else scores.mean())
+        macro = scores.sum() / (total > 0).sum().clip(1)
+        return _nan_unless(self.outside == 0, scores[1] if len(scores) == 2 else macro)
 
 
 @struct.dataclass

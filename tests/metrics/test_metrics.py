@@ -99,8 +99,8 @@ def test_total_adds_means_whose_weight_is_1_or_more():
 
 def test_scores_match_scikit_learn():
     random = np.random.default_rng(0)
-    for classes in (2, 5):
-        truth, found = random.integers(0, classes, (2, 300))
+    for classes, occurring in ((2, 2), (5, 5), (5, 3)):
+        truth, found = random.integers(0, occurring, (2, 300))
         found = np.where(random.random(300) < 0.5, truth, found)
         mask = random.random(300) < 0.8
         args = [jnp.asarray(a) for a in (found, truth, mask)]
