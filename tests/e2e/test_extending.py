@@ -7,12 +7,14 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.configs import base, cli, modules
+from lineage.configs import base, cli, modules, schema
 from lineage.evaluation import EVALUATORS
 from lineage.train import loop
 
@@ -20,7 +22,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding=
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, flags=re.DOTALL))
 ONE = {"devices": jax.devices()[:1]}
 METRICS = {"test/loss", "test/accuracy", "test/knn_accuracy"}
-OWN = {"model": "mixer", "task": "contrastive", "source": "sqlite"}
+OWN = [("model", "mixer"), ("model", "projected_vit"), ("task", "contrastive"), ("source", "sqlite")]
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def example(tmp_path, monkeypatch):
 
 def forget(folder):
     """Undo the registrations of the examples, as in a new process."""
-    for part, name in OWN.items():
+    for part, name in OWN:
         base.REGISTRIES[part].pop(name, None)
     EVALUATORS.pop("calibration", None)
     for name in EXAMPLES:
@@ -73,6 +75,26 @@ def test_new_source(example, tmp_path):
 def test_new_evaluator(example, tmp_path):
     metrics = loop.train(example("calibration"), tmp_path / "run", **ONE)
     assert 0 <= metrics["test/calibration_error"] <= 1
+
+
+def test_contrastive_loss_is_that_of_the_paper(example):
+    """Compare with equation 1 of arXiv 2002.05709 for each of the 2N views; the last image is padding."""
+    task = schema.build(base.REGISTRIES["task"], example("simclr").task)
+    rng = np.random.default_rng(0)
+    first, second, weights = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 6), (5, 6), (6, 3)))
+    model = SimpleNamespace(project=lambda image: jnp.tanh(image) @ weights)
+    batch = {"image": first, "other": second, "mask": np.arange(5) < 4}
+    total, weight, metrics = task.loss(model, jax.tree.map(jnp.asarray, batch))
+    z = np.tanh(np.stack([first, second], axis=1)[:4].reshape(8, 6)).astype(float) @ weights  # pairs are adjacent
+    similarity = np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in z] for a in z]) / task.temperature
+
+    def loss(i, j):
+        return -similarity[i, j] + np.log(sum(np.exp(similarity[i, k]) for k in range(8) if k != i))
+
+    expected = np.mean([loss(2 * k, 2 * k + 1) + loss(2 * k + 1, 2 * k) for k in range(4)]) / 2
+    assert weight == 8
+    np.testing.assert_allclose(total / weight, expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"].compute(), expected, rtol=1e-5)
 
 
 @pytest.mark.thorough
