@@ -166,6 +166,8 @@ class Sampling(Options):
         num_drafted: tokens that the draft model proposes at a time.
         num_beams: above 1, beam search, which needs temperature 0.
         length_penalty: length penalty of beam search; above 0 prefers longer texts.
+        length_offset: k in ((k + n) / (k + 1))^length_penalty, by which beam search divides the log-probability of n
+            tokens: 0 as in `transformers`, 5 in GNMT (arXiv 1609.08144, equation 14).
         cache_format: format of the key/value cache: "int8", with a scale for each token and head, needs about a quarter
             of the memory of float32 and changes the probabilities slightly; None: the dtype of the parameters.
     """
@@ -186,6 +188,7 @@ class Sampling(Options):
     num_drafted: Count = 4
     num_beams: Count = 1
     length_penalty: float = 1.0
+    length_offset: Natural = 0
     cache_format: Literal["int8"] | None = None
 
 

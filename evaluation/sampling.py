@@ -16,7 +16,7 @@ from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
 from lineage.tasks.base import Batch, Request
 
-BEAMS = "num_beams", "length_penalty"  # options of beam search
+BEAMS = "num_beams", "length_penalty", "length_offset"  # options of beam search
 
 
 class Sampler:

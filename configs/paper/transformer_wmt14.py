@@ -29,5 +29,5 @@ def get_config(variant: str = "base") -> base.ConfigDict:
     config.update(evaluate_every_steps=5000, save_every_steps=1000)
     config.checkpoint.best = "validation/bleu"
     config.sampling.update(prompt="The cat sat on the mat.", num_samples=1, max_new_tokens=200, temperature=0.0)
-    config.sampling.update(num_beams=4, length_penalty=0.6)
+    config.sampling.update(num_beams=4, length_penalty=0.6, length_offset=5)  # of GNMT
     return config

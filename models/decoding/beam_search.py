@@ -29,7 +29,7 @@ class _Hypotheses(NamedTuple):
 
 def beam_search(
     decode: Decode, processors: LogitsProcessors, cache: Any, tokens: Int[Array, "B S"], starts: Int[Array, "B"],
-    max_new_tokens: int, num_beams: int, length_penalty: Float[Array, ""],
+    max_new_tokens: int, num_beams: int, length_penalty: Float[Array, ""], length_offset: Float[Array, ""],
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:  # fmt: skip
     """Continue the N = `num_beams` best running hypotheses of each prompt; return the fields of a `Generation`.
 
@@ -40,6 +40,7 @@ def beam_search(
         decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
         cache: cache of N copies of each prompt.
         tokens, starts: prompts, padded for the new tokens, and their lengths.
+        length_penalty, length_offset: see `generate`.
     """
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
@@ -66,7 +67,7 @@ def beam_search(
 
         # Only the best `num_beams` candidates may finish.
         finishing = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
-        normalizer = (step + 1.0) ** length_penalty
+        normalizer = ((length_offset + step + 1) / (length_offset + 1)) ** length_penalty
         final = jnp.where(finishing, scores / normalizer, EXCLUDED)
         new = _Hypotheses(candidates, final, jnp.where(finishing, count, 0))
         finished, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), finished, new).best(num_beams)

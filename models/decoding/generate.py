@@ -38,7 +38,7 @@ class Generation(NamedTuple):
             `max_new_tokens`.
         lengths: number of tokens of the prompt and of the continuation.
         scores: sum of the new tokens' log-probabilities under the model. In beam search, of those after all logits
-            processors, divided by the number of new tokens to the power of the length penalty.
+            processors, divided by ((k + n) / (k + 1))^length_penalty for n new tokens and k = `length_offset`.
     """
 
     tokens: Int[Array, "B S"]
@@ -58,6 +58,7 @@ def generate(
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
+    length_offset: float = 0.0,
     cache_format: CacheFormat = None,
     **processors,
 ) -> Generation:
@@ -77,6 +78,8 @@ def generate(
         pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: exponent in beam search: above 0 favors long hypotheses, below 0 short ones, see `Generation`.
+        length_offset: k in the normalization of beam search, see `Generation`: 0 as in `transformers`, 5 in GNMT (arXiv
+            1609.08144, equation 14).
         cache_format: "int8" stores keys and values as 8-bit integers, with a scale for each token and head; None stores
             them in the dtype of the parameters.
         processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
@@ -89,7 +92,7 @@ def generate(
     temperature = processors.get("temperature", 1.0)
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     processors = LogitsProcessors.create(model, **processors)
-    scalars = np.uint32(seed % 2**32), np.int32(pad_token), float(length_penalty)
+    scalars = np.uint32(seed % 2**32), np.int32(pad_token), (float(length_penalty), float(length_offset))
     static = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "cache_format": cache_format}
     return _generate(model, variables, prompts, lengths, inputs, processors, *scalars, **static)
 
@@ -252,7 +255,7 @@ def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        settings, cache = (max_new_tokens, num_beams, penalty), cache.gather(rows)
+        settings, cache = (max_new_tokens, num_beams, *penalty), cache.gather(rows)
         tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *settings)
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)

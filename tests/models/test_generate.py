@@ -96,7 +96,7 @@ def test_other_sampling_options_do_not_recompile(gpt, prompts, caplog, num_beams
     options = {"max_new_tokens": 26 - num_beams, "num_beams": num_beams}  # a shape that no other test uses
     if num_beams > 1:
         options |= {"temperature": 0.0}
-        others = {"length_penalty": 2.0}
+        others = {"length_penalty": 2.0, "length_offset": 5.0}
     else:
         options |= {"top_p": 0.9, "top_k": 4, "temperature": 0.9}
         others = {"top_p": 0.5, "temperature": 1.5, "seed": 3}
@@ -153,19 +153,21 @@ def test_loop_ends_with_the_last_sequence(bigram):
     assert len(calls) == 1
 
 
-@tiered("length_penalty", [0.0, 1.0, 2.0])
-def test_wide_beam_matches_exhaustive_search(length_penalty):
+@tiered(("length_penalty", "length_offset"), [(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (0.6, 5.0)])
+def test_wide_beam_matches_exhaustive_search(length_penalty, length_offset):
     model = Bigram(vocab_size=4)
     variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
     table = np.asarray(jax.nn.log_softmax(variables["params"]["table"]))
     for start in range(4):
         options = {"max_new_tokens": 4, "num_beams": 64, "length_penalty": length_penalty, "stop_tokens": (3,)}
+        options["length_offset"] = length_offset
         out = generate(model, variables, [[start]], temperature=0.0, **options)
         found, open_ = [], [([start], 0.0)]
         for step in range(1, 5):
             grown = [([*path, token], score + table[path[-1], token]) for path, score in open_ for token in range(4)]
             ended = [step == 4 or path[-1] == 3 for path, _ in grown]
-            found += [(score / step**length_penalty, path) for (path, score), end in zip(grown, ended) if end]
+            penalty = (length_offset + step) ** length_penalty / (length_offset + 1) ** length_penalty
+            found += [(score / penalty, path) for (path, score), end in zip(grown, ended) if end]
             open_ = [one for one, end in zip(grown, ended) if not end]
         score, path = max(found)
         assert out.tokens[0, : out.lengths[0]].tolist() == path
