@@ -131,6 +131,8 @@ class MaskedLMDistillation(MaskedLM):
         temperature: distillation temperature; 0: hard distillation, with the teacher's most probable token as target.
         weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
             similarity of the last hidden states of both models.
+        all_tokens: compute the distillation loss on all tokens, as the authors' code does, or only on the masked ones,
+            which needs less memory: the logits of both models are kept for these tokens.
     """
 
     needs = ("masked_lm", "pretraining")
@@ -140,32 +142,45 @@ class MaskedLMDistillation(MaskedLM):
 
     temperature: Weight = 2.0
     weights: Weights = (5.0, 2.0, 1.0)
+    all_tokens: bool = True
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
-        hidden, logits = hidden_and_logits(teacher, batch)
+        hidden, logits = hidden_and_logits(teacher, batch, self.all_tokens)
         return {"teacher_hidden": hidden, "teacher_logits": logits}
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the weighted sum of the three losses, given `teacher_logits` [B, M, V], `teacher_hidden` [B, T, D]."""
-        hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch))
+        """Return the weighted sum of the three losses, given `teacher_hidden` [B, T, D] and `teacher_logits`.
+
+        These are [B, T, V] with `all_tokens`, else [B, M, V]. Each loss is a mean over the tokens of a text.
+        """
+        hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch, self.all_tokens))
         target_hidden, target_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
         for student, teacher, name in ((logits, target_logits, "vocab_size"), (hidden, target_hidden, "width")):
             if student.shape != teacher.shape:
                 raise ValueError(f"model.{name} is {student.shape[-1]}: the teacher's is {teacher.shape[-1]}.")
-        soft = divergence(target_logits, logits, self.temperature)
-        real, targets = batch["tokens_mask"], batch["targets"]
+        targets, soft = batch["targets"], divergence(target_logits, logits, self.temperature)
+
+        def mean(losses):
+            """Return the mean over the real tokens [B, T] of each text, for each masked token [B, M]."""
+            real = batch["tokens_mask"]
+            each = (losses * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+            return jnp.broadcast_to(each, targets.shape)
+
+        if self.all_tokens:
+            soft = mean(soft)
+            logits = jnp.take_along_axis(logits, batch["masked_positions"][..., None], axis=1)
         norms = jnp.linalg.norm(hidden, axis=-1) * jnp.linalg.norm(target_hidden, axis=-1)
         cosine = (hidden * target_hidden).sum(-1) / jnp.maximum(norms, 1e-8)
-        distance = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
-        losses = {"soft_loss": soft, "masked_lm_loss": cross_entropy(logits, targets)}
-        losses["cosine_loss"] = jnp.broadcast_to(distance, soft.shape)
+        losses = {"soft_loss": soft, "masked_lm_loss": cross_entropy(logits, targets), "cosine_loss": mean(1 - cosine)}
         return weighted(self.weights, losses, batch["mask"], accuracy=correct(logits, targets))
 
 
-def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
-    """Return the last hidden states and the logits of the masked tokens."""
+def hidden_and_logits(
+    model: Model, batch: Batch, all_tokens: bool = False
+) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"] | Float[Array, "B T V"]]:
+    """Return the last hidden states, and the logits of the masked tokens or of all tokens."""
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
-    outputs: Any = model.apply_head(hidden, batch["masked_positions"])
+    outputs: Any = model.apply_head(hidden, None if all_tokens else batch["masked_positions"])
     return hidden, outputs[0] if isinstance(outputs, tuple) else outputs
 
 

@@ -282,8 +282,10 @@ def distilled(pretrained, changes=()):
     )
 
 
-def test_distillation_loss_matches_reference(pretrained, tiny):
-    config = tiny("bert", distilled(pretrained, {"task.temperature": 3.0, "task.weights": (0.5, 0.25, 2.0)}))
+@pytest.mark.parametrize("all_tokens", [True, False])
+def test_distillation_loss_matches_reference(pretrained, tiny, all_tokens):
+    changes = {"task.temperature": 3.0, "task.weights": (0.5, 0.25, 2.0), "task.all_tokens": all_tokens}
+    config = tiny("bert", distilled(pretrained, changes))
     experiment = Experiment(config, **ONE)
     batch = dict(jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0]))
     batch["mask"], batch["tokens_mask"] = batch["mask"].at[0, 0].set(False), batch["tokens_mask"].at[1, 20:].set(False)
@@ -294,9 +296,7 @@ def test_distillation_loss_matches_reference(pretrained, tiny):
         args = {"mask": batch["tokens_mask"]}
         inner = experiment.model.clone(head="none")
         kept = {name: value for name, value in params.items() if name != "masked_lm"}
-        words = experiment.model.apply(
-            {"params": params}, batch["tokens"], masked_positions=batch["masked_positions"], **args
-        )
+        words = experiment.model.apply({"params": params}, batch["tokens"], **args)
         return np.asarray(inner.apply({"params": kept}, batch["tokens"], **args), float), np.asarray(words, float)
 
     (hidden, words), (their_hidden, their_words) = (
@@ -305,14 +305,20 @@ def test_distillation_loss_matches_reference(pretrained, tiny):
     )
     np.testing.assert_allclose(told["teacher_hidden"], their_hidden, atol=1e-5)
     total, count = 0.0, 0
+
+    def divergence(row, t):
+        target = np.exp(log_softmax(their_words[row, t] / 3))
+        return (target * (np.log(target) - log_softmax(words[row, t] / 3))).sum() * 9
+
     for row in np.flatnonzero(batch["mask"].any(axis=1)):  # the other rows are padding
         real = np.asarray(batch["tokens_mask"][row])
         a, b = hidden[row, real], their_hidden[row, real]
         cosine = np.mean(1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+        every = np.mean([divergence(row, t) for t in np.flatnonzero(real)])
         for m in np.flatnonzero(batch["mask"][row]):
-            target = np.exp(log_softmax(their_words[row, m] / 3))
-            soft = (target * (np.log(target) - log_softmax(words[row, m] / 3))).sum() * 9
-            hard = -log_softmax(words[row, m])[batch["targets"][row, m]]
+            t = batch["masked_positions"][row, m]
+            soft = every if all_tokens else divergence(row, t)
+            hard = -log_softmax(words[row, t])[batch["targets"][row, m]]
             total, count = total + 0.5 * soft + 0.25 * hard + 2 * cosine, count + 1
     loss, weight, aux = experiment.task.loss(experiment.model.bind({"params": params}), told)
     assert weight == count
