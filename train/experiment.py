@@ -1,7 +1,7 @@
 """Construction of an experiment from its config: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,14 @@ class Experiment:
     def total_steps(self) -> int:
         return self.steps("total")
 
-    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None) -> int:
-        """Return a duration of the config in steps (see `durations.steps`)."""
+    def steps(
+        self,
+        name: str,
+        section: Mapping[str, Any] | ConfigDict | None = None,
+        default: int | None = None,
+        total_steps: int | None = None,
+    ) -> int:
+        """Return a duration of the config in steps (see `durations.steps`); `total_steps` replaces the config's."""
         section = self.config if section is None else section
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(
@@ -175,7 +181,7 @@ class Experiment:
             name,
             batch_size=self.loader.batch_size,
             examples_per_epoch=self.data.train.examples_per_epoch if in_epochs else None,
-            total_steps=self.total_steps if name != "total" else None,
+            total_steps=self.total_steps if total_steps is None and name != "total" else total_steps,
             default=default,
         )
 
@@ -185,8 +191,12 @@ class Experiment:
 
     @cached_property
     def schedule(self) -> LearningRate:
-        warmup_steps = self.steps("warmup", self.config.schedule, default=0)
-        return schema.build(SCHEDULES, self.config.schedule).make(self.total_steps, warmup_steps, self.model.width)
+        return self.schedule_of(self.total_steps)
+
+    def schedule_of(self, total_steps: int) -> LearningRate:
+        """Return the schedule of the config for a run of another length."""
+        warmup_steps = self.steps("warmup", self.config.schedule, default=0, total_steps=total_steps)
+        return schema.build(SCHEDULES, self.config.schedule).make(total_steps, warmup_steps, self.model.width)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:

@@ -137,9 +137,9 @@ class TrainingLoop:
         throughput.earlier = self.writer.earlier
         self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, notify))
         notify(f"writing to {workdir}")
-        for note in start_notes(experiment, self.start):
-            notify(f"note: {note}")
         record = self.checkpoints.record(self.start) if self.start else {}
+        for note in start_notes(experiment, self.start, record.get("config", {})):
+            notify(f"note: {note}")
         self.averages = Averages(record.get("averages", {}))
         if self.start:
             done = self.start >= self.total

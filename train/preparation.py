@@ -1,6 +1,7 @@
 """Start of a run: checks and notes, the initial state, intervals, the compiled step and the batches."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
 from lineage.runs import folder
-from lineage.runs.folder import START
+from lineage.runs.folder import START, number
 from lineage.train import expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -60,8 +61,11 @@ def check_start(experiment: Experiment) -> None:
         experiment.facts.save(experiment.workdir / FACTS)
 
 
-def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
-    """Yield notes about the data of a run and its learning rate; the run resumes after `start` steps."""
+def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes about the data of a run and its learning rate; the run resumes after `start` steps.
+
+    `before` is the config of the checkpoint; {} if there is none.
+    """
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
@@ -73,6 +77,13 @@ def start_notes(experiment: Experiment, start: int) -> Iterator[str]:
     scaled |= {config.optimizer.name: OPTIMIZERS[config.optimizer.name].estimates_rate}
     for name in (name for name, scales in scaled.items() if scales and factor < 0.1):
         yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
+    if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
+        old, new = (float(experiment.schedule_of(length)(start)) for length in (total, experiment.total_steps))
+        if not math.isclose(old, new, rel_tol=1e-3):
+            yield (
+                f"the run had {total:,} steps and now has {experiment.total_steps:,}: the learning rate after step "
+                f"{start:,} changes from {number(old)} to {number(new)}."
+            )
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:

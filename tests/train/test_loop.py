@@ -18,6 +18,7 @@ from lineage.runs.folder import MEASURED
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from lineage.train.preparation import start_notes
 from lineage.train.profiling import Throughput
 from tests.train.runs import ONE, noisy, run, train_lines
 
@@ -175,6 +176,28 @@ def test_many_steps_need_no_more_memory_and_files(steps, tiny, tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("schedule", "notes"),
+    [
+        (
+            {"schedule.name": "cosine"},
+            "the run had 4 steps and now has 8: the learning rate after step 4 changes from 0.00 to 0.000500.",
+        ),
+        ({"schedule.name": "constant"}, ""),
+        (
+            {"schedule.name": "constant", "schedule.warmup_percent": 100.0},
+            "the run had 4 steps and now has 8: the learning rate after step 4 changes from 0.00100 to 0.000625.",
+        ),
+        ({"schedule.name": "constant", "schedule.warmup_steps": 3}, ""),
+    ],
+)
+def test_longer_run_notes_a_jump_of_the_learning_rate(tiny, tmp_path, schedule, notes):
+    changes = {"total_steps": 8, "schedule.learning_rate": 1e-3, "schedule.warmup_steps": None}
+    experiment = Experiment(tiny("gpt", changes | schedule), tmp_path, ONE)
+    assert " ".join(start_notes(experiment, 4, {"total_steps": 4, "total_epochs": None})) == notes
+    assert not [*start_notes(experiment, 4, {"total_steps": 8}), *start_notes(experiment, 4, {})]
+
+
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
     whole = run(tiny("vit", changes), tmp_path / "whole")
