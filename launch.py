@@ -102,11 +102,11 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the overrides applied, in the form of `config.json`."""
-    from lineage.configs import cli
+    from lineage.configs import base, cli
 
     config = config.copy_and_resolve_references()
     cli.override(config, overrides)
-    return plain(config)
+    return plain(base.resolved(config))
 
 
 def shared_command(options: Options, changes: Changes) -> list[str]:
@@ -296,7 +296,7 @@ def run_slurm(options: Options, changes: Changes) -> int:
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
-    alone = [Run(folder.name, folder, {}, plain(config))]
+    alone = [Run(folder.name, folder, {}, changed(config, {}))]
     runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)

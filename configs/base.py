@@ -99,7 +99,24 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
         {name: schema.section(EVALUATORS, one["name"]) for name, one in values["evaluators"].items()}
     )
     schema.update(config, values)
+    _each_part(schema.release, config)
     return config
+
+
+def resolved(config: ConfigDict) -> ConfigDict:
+    """Return the config as a run stores it, with the values of variants, such as the sizes of a model.
+
+    `from_json` is the inverse.
+    """
+    config = config.copy_and_resolve_references()
+    _each_part(schema.resolve, config)
+    return config
+
+
+def _each_part(change, config):
+    given = {"model": schema.build(TASKS, config.task).model_options()}
+    for part, registry in REGISTRIES.items():
+        change(registry, config[part], given.get(part, {}))
 
 
 def replace(config: ConfigDict, **parts: str) -> None:

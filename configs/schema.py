@@ -58,8 +58,8 @@ def keys(cls: type) -> list[Key]:
 def plain(cls: type) -> dict[str, Any]:
     """Return the keys of a dataclass with their values in a section; a field that is a dataclass is a section too.
 
-    A key is empty (None, of the field's type) if the default is None, if a variant of the class sets the field, or if
-    the data determine it (`FROM_DATA`). `construct` is the inverse.
+    A key is empty (None, of the field's type) if the default is None, if a variant of the class sets the field (see
+    `resolve`), or if the data determine it (`FROM_DATA`). `construct` is the inverse.
     """
     hints, values = field_types(cls) | {"variant": str}, {}
     empty = {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
@@ -142,6 +142,39 @@ def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
     values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
     known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
     return registry.build(**known | {key: value for key, value in values.items() if value is not None})
+
+
+def resolve(registry: Registry, section: ConfigDict, given: Mapping[str, Any]) -> None:
+    """Set the keys that are empty because of variants to the values that `build` would use.
+
+    `given` are values that the task determines. Keys that the data determine (`FROM_DATA`) stay empty.
+    """
+    for part, key, value in _implied(registry, section, given):
+        if part[key] is None:
+            part[key] = value
+
+
+def release(registry: Registry, section: ConfigDict, given: Mapping[str, Any]) -> None:
+    """Empty the keys that `resolve` would set to their present values, so that another variant can be chosen."""
+    for part, key, value in [*_implied(registry, section, given)]:
+        if part[key] == value:
+            part[key] = None
+
+
+def _implied(registry, section, given, outer=types.MappingProxyType({})):
+    """Yield (section, key, value) for the keys of a section and its parts that take a value from elsewhere if empty.
+
+    `outer` are the values from a variant that has the section as a part.
+    """
+    cls, variant = registry[section.name], section.get("variant") or outer.get("variant")
+    defaults = {key.name: key.default for key in keys(cls)} | variants(cls).get(variant, {})
+    shared = {key: None for one in variants(cls).values() for key in one if key not in from_data(cls)}
+    for key in shared | {key: None for key in outer if key in section and key != "name"}:
+        value = {**defaults, **given, **outer}[key]
+        if isinstance(section[key], ConfigDict):
+            yield from _implied(registry, section[key], {}, value if isinstance(value, Mapping) else {})
+        else:
+            yield section, key, value
 
 
 def documentation(cls: type) -> dict[str, str]:

@@ -32,8 +32,7 @@ MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
-# Prefixes of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
-# and processes that it uses. A test checks that each is the prefix of a key.
+# Prefixes of the keys that may change when a run is resumed. A test checks that each is the prefix of a key.
 MAY_CHANGE = (
     "checkpoint.",
     "cluster.",
@@ -201,10 +200,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
+def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = None) -> None:
+    """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`."""
     if last_step(workdir) and not force:
-        check_config(config, workdir)
+        check_config(config, workdir, earlier)
     write_atomic(workdir / CONFIG, _text(config))
 
 
@@ -281,14 +280,15 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
         )
 
 
-def check_config(config: Any, workdir: Path) -> None:
-    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
-    before, now = flatten(saved_config(workdir)), flatten(plain(config))
+def check_config(config: Any, workdir: Path, earlier: Any = None) -> None:
+    """Raise ValueError unless the run has this config, or as `earlier` versions wrote it, apart from `MAY_CHANGE`."""
+    before, now, other = map(flatten, (saved_config(workdir), plain(config), plain(earlier or config)))
     changed = [
         f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
         for key in {**before, **now}
         # A key that only the new config has is ignored while it is off (0, False, "" or None).
-        if before.get(key) != now.get(key) and (key in before or now[key]) and not key.startswith(MAY_CHANGE)
+        if before.get(key) not in (now.get(key), other.get(key)) and not key.startswith(MAY_CHANGE)
+        if key in before or now[key]
     ]
     if before and changed:  # if no record is left, the checkpoints cannot be restored either
         raise ValueError(

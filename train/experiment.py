@@ -13,13 +13,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from lineage.configs import durations, modules, schema
+from lineage.configs import base, durations, modules, schema
 from lineage.configs.registry import check_matches
 from lineage.configs.run import Run
 from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model, quantization
+from lineage.runs.folder import plain
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
@@ -51,6 +52,11 @@ class Experiment:
             raise ValueError(
                 f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
             )
+
+    @cached_property
+    def stored_config(self) -> dict[str, Any]:
+        """The config in the form of `config.json`, see `base.resolved`."""
+        return plain(base.resolved(self.config))
 
     @cached_property
     def run(self) -> Run:

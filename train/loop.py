@@ -18,7 +18,6 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
-from lineage.runs.folder import plain
 from lineage.runs.locks import locked, unmoved
 from lineage.runs.process import StopSignal
 from lineage.train import distributed
@@ -131,9 +130,8 @@ class TrainingLoop:
         self.stop = stack.enter_context(StopSignal())
         self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
         self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
-        self.writer = stack.enter_context(
-            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
-        )
+        logged = {"wandb": config.wandb, "config": experiment.stored_config, "primary": primary}
+        self.writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, **logged))
         throughput.earlier = self.writer.earlier
         self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, notify))
         notify(f"writing to {workdir}")
@@ -244,7 +242,7 @@ class TrainingLoop:
         with self.throughput.spent("saving"), self.watchdog.step(self.step, "saving"):
             with self._disk_errors():
                 self.writer.flush()
-            self.checkpoints.save(self.state, plain(self.experiment.config), **self._history())
+            self.checkpoints.save(self.state, self.experiment.stored_config, **self._history())
         self._restart_clock()
 
     def _history(self):
@@ -286,7 +284,7 @@ class TrainingLoop:
         recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
         earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only
         about |= {"seconds": earlier + self.throughput.seconds, "steps": int(self.state.step)}
-        about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
+        about |= {"config": experiment.stored_config, "device_count": experiment.mesh.size}
         variables, budget = to_host(experiment.variables(self.state)), self.throughput.budget
         artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)
         if jax.process_index() == 0:

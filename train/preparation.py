@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from lineage.configs import base
 from lineage.configs.atomic import write_atomic, write_record
 from lineage.data import tokenizers
 from lineage.data.content import FACTS
@@ -33,7 +34,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")
-    folder.keep_config(config, workdir, force_config)  # marks the folder as a run folder
+    # Marks the folder as a run folder. Earlier versions wrote the config without the values of variants.
+    folder.keep_config(base.resolved(config), workdir, force_config, earlier=config)
     experiment.check()
     if not done:
         check_examples(experiment.data)
@@ -52,7 +54,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
 def check_start(experiment: Experiment) -> None:
     """Check that this process can train the experiment with the others, and save the metadata of the data."""
     config, loader = experiment.config, experiment.loader
-    folder.check_shared(config, experiment.workdir, jax.process_index())
+    folder.check_shared(base.resolved(config), experiment.workdir, jax.process_index())
     check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
     check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
     if jax.process_index():  # process 0 has checked the experiment in `prepare_folder`

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from lineage.configs import adoption, cli, schema
+from lineage.configs import adoption, base, cli, schema
 from lineage.configs.run import Mesh
 from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
@@ -221,7 +221,7 @@ def restore(
         choose_experts: whether to choose the mixture of `config.experts`, for the `prompt` or for the training data.
     """
     if not force:
-        check_config(config, folder)
+        check_config(base.resolved(config), folder, earlier=config)
         check_tokenizer(folder)
     devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, saved_facts=Facts.load(folder / FACTS))

@@ -14,6 +14,7 @@ from lineage.configs import base, cli, modules, schema
 from lineage.data import SOURCES
 from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
+from lineage.runs import folder
 from lineage.tasks import TASKS
 from lineage.train.experiment import Experiment
 
@@ -34,6 +35,13 @@ def test_every_config_loads_with_the_keys_of_base(path):
     assert own == {key for key in schema.describe(fresh, {}) if not key.startswith("evaluators.")}
     assert set(fresh.evaluators) <= set(config.evaluators)
     assert config.is_locked
+    stored = folder.plain(base.resolved(config))
+    assert stored["model"].get("width", 0) is not None
+    assert stored["model"].get("depth", 0) is not None
+    loaded = base.from_json(stored)
+    given, found = folder.flatten(folder.plain(config)), folder.flatten(folder.plain(loaded))
+    assert not [key for key, value in found.items() if value not in (None, given[key])]  # another variant has effect
+    assert folder.plain(base.resolved(loaded)) == stored
 
 
 PARTS = [(registry, name) for registry in (*base.REGISTRIES.values(), EVALUATORS) for name in registry]

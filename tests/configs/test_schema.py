@@ -112,6 +112,41 @@ def test_config_takes_precedence_over_data_variant_and_default(changes, given, e
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"variant": "small"},
+        {"variant": "small", "depth": 7},
+        {"variant": "large"},
+        {"variant": "large", "part": {"size": 0.0, "kind": "square"}},
+        {"part": {"variant": "big"}},
+    ],
+)
+def test_resolved_section_does_not_depend_on_variants_and_defaults(changes, monkeypatch):
+    section, stored = whole(**changes), whole(**changes)
+    expected = schema.build(THINGS, section, classes=3)
+    schema.resolve(THINGS, stored, {})
+    assert None not in (stored.depth, stored.part.size)
+    assert stored.classes is None  # of the data
+    released = stored.copy_and_resolve_references()
+    schema.release(THINGS, released, {})
+    assert released.to_dict() == section.to_dict()
+    monkeypatch.setattr(Whole, "VARIANTS", {name: {"depth": 9, "part": {"name": "part"}} for name in Whole.VARIANTS})
+    monkeypatch.setattr(Part, "VARIANTS", {"big": {"size": 9.0}})
+    for _ in range(2):
+        assert schema.build(THINGS, stored, classes=3) == expected
+        schema.release(THINGS, stored, {})  # as on loading
+
+
+def test_resolved_section_has_the_values_of_the_task():
+    section = whole(variant="small")
+    schema.resolve(THINGS, section, {"depth": 5, "color": "red"})
+    assert section.depth == schema.build(THINGS, whole(variant="small"), depth=5).depth == 5
+    schema.release(THINGS, section, {"depth": 5})
+    assert section.depth is None
+
+
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Available: variant, part"),

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.configs import cli, schema
+from lineage.configs import base, cli, schema
 from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
+from lineage.models.vit import ViT
 from lineage.runs import folder, locks, process, provenance
 from lineage.train import loop
 
@@ -172,6 +173,30 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_config_has_the_sizes_of_its_variant(tmp_path, monkeypatch):
+    """Check that a run is refused if the sizes have changed, and that one of an earlier version is not."""
+    config = base.get_config("vit")
+    config.model.variant = "mu"
+    folder.keep_config(base.resolved(config), tmp_path)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())["model"]
+    assert (stored["variant"], stored["depth"], stored["width"], stored["mlp_dim"]) == ("mu", 4, 64, None)
+    folder.check_config(base.resolved(config), tmp_path, earlier=config)
+    other = config.copy_and_resolve_references()
+    other.model.depth = 3
+    monkeypatch.setitem(ViT.VARIANTS, "mu", ViT.VARIANTS["mu"] | {"width": 32})
+    with pytest.raises(ValueError, match=r"another config \(model.width was 64, is 32\)"):
+        folder.check_config(base.resolved(config), tmp_path, earlier=config)
+    loaded, _ = cli.load(str(path))
+    assert (loaded.model.width, loaded.model.depth) == (64, None)  # 4, as in the variant
+    folder.check_config(base.resolved(loaded), tmp_path, earlier=loaded)
+    path.write_text(json.dumps(folder.plain(config)))  # of an earlier version
+    folder.check_config(base.resolved(config), tmp_path, earlier=config)
+    with pytest.raises(ValueError, match=r"another config \(model.depth was None, is 3\)"):
+        folder.check_config(base.resolved(other), tmp_path, earlier=other)
 
 
 def test_processes_share_config_and_folder(tiny, tmp_path):
