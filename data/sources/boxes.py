@@ -105,7 +105,8 @@ class VOC(PathSource):
             elif (split, name) != ("test", "test"):
                 raise FileNotFoundError(f"There is no set {name}.txt in {self.path}/ImageSets/Main with images.")
         rows = {split: [_voc_example(file) for file in files] for split, files in found.items()}
-        names = sorted({name for _, _, objects in rows["train"] for name, *_ in objects})
+        found_names = {name for _, _, objects in rows["train"] for name, *_ in objects}
+        names = list(self.known.class_names if self.known else sorted(found_names))
         return Images({split: self._images(part, names) for split, part in rows.items()}, names)
 
     def _annotations(self, name: str) -> list[Path]:

@@ -86,8 +86,8 @@ class Parquet(Table):
 
     def images(self) -> Images:
         """Return the images with a label, without splits that have none; classes numbered -1 are missing labels."""
-        named, splits, channels = self.class_names(self.label_key), {}, 0
-        names = list(named)
+        named, splits, channels = self.class_names(self.label_key), {}, self.known.channels if self.known else 0
+        names = list(self.known.class_names if self.known else named)
         for split in self.splits():
             values = self._rows(split, [self.label_key])
             if not names and all(isinstance(label, int) for *_, label in values):

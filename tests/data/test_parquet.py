@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from lineage.data import Question
+from lineage.data import Facts, Question
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import parquet
 from lineage.data.sources.parquet import Parquet
@@ -166,6 +166,18 @@ def test_gray_images_and_classes_without_names(tmp_path):
     splits, names = Parquet(path, image_key="picture", label_key="animal").images()
     assert names == ["cat", "dog"]
     assert splits["train"].label.tolist() == [1, 0, 1]
+
+
+def test_classes_and_channels_are_those_of_training_images_that_are_not_read(tmp_path):
+    gray = [png(np.full((4, 4, 1), value, np.uint8)) for value in (0, 1, 2)]
+    write(tmp_path / "train.parquet", {"image": gray, "label": ["ant", "bee", "cow"]})
+    write(tmp_path / "test.parquet", {"image": encoded([0, 1]), "label": ["cow", "bee"]})
+    source = Parquet(str(tmp_path))
+    content = source.images()
+    facts = Facts(class_names=tuple(content.class_names), channels=1)
+    (test,) = source.evaluating(facts).images().splits.values()
+    for part in (test, content.splits["test"]):
+        assert (part.label.tolist(), part.channels) == ([2, 1], 1)
 
 
 def test_images_without_labels_are_left_out(tmp_path):
