@@ -40,7 +40,7 @@ class Data:
 def load(
     source: Source,
     task: Any,
-    tokenizer: TokenizerKind,
+    tokenizer: TokenizerKind | Tokenizer,
     loader: Loader,
     *,
     seed: int = 0,
@@ -53,7 +53,7 @@ def load(
     """Read the content of a source and create the batches of a `lineage.tasks.Task`.
 
     Args:
-        tokenizer: kind of tokenizer, for tasks on text; one in the workdir takes precedence.
+        tokenizer: tokenizer, for tasks on text, or its kind; one in the workdir takes precedence over a kind.
         seed: random seed of the order, augmentation and noise of the training examples.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, whose tokenizer is used if it has one.

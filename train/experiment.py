@@ -90,7 +90,8 @@ class Experiment:
 
     def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
         """Return the data of a source for the task and the tokenizer of the experiment (see `data.load`)."""
-        tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
+        tokenizer = (known and self.tokenizer) or schema.build(TOKENIZERS, self.config.tokenizer)
+        origin = self.run.init.path or self.run.teacher
         kept = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
         if origin and not kept and not isinstance(tokenizer, tokenizers.TokenizerFile):
             file = Path(local(origin)) / tokenizers.FILE  # further training keeps the tokenizer
@@ -276,7 +277,7 @@ class Experiment:
             compile=lambda *args, **options: self.jit(step(*args, **options)),
             to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
             teach=self.with_teacher,
-            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text))),
+            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text)), self.facts),
         )
 
     def evaluation(self) -> Evaluation:

@@ -249,7 +249,7 @@ class TokenizerFile(TokenizerKind):
 
 
 def find_tokenizer(
-    kind: TokenizerKind,
+    kind: TokenizerKind | Tokenizer,
     texts: Mapping[str, Iterable[str]],
     special_tokens: Sequence[str],
     *,
@@ -257,12 +257,14 @@ def find_tokenizer(
     workdir: str | Path | None = None,
     cache_dir: str | Path = "",
 ) -> Tokenizer:
-    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of the given kind.
+    """Return the tokenizer of a run: a given one, else the one in its workdir if there is one, else one of a kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones.
     Trained tokenizers of this module are kept in `cache_dir` ("": the cache of the user); one process trains for all.
     FileNotFoundError is raised if the workdir has no tokenizer and the texts have no training split.
     """
+    if isinstance(kind, Tokenizer):
+        return kind
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
     if "train" not in texts:

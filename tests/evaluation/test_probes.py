@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from lineage.configs import schema
+from lineage.configs import base, cli, schema
 from lineage.evaluation import EVALUATORS
 from lineage.evaluation.images import FewShot, LinearProbe, Neighbors
 from lineage.train import loop
@@ -108,3 +108,22 @@ def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
     assert set(evaluation(variables, 1)) == {f"validation/{name}" for name in names}
     assert set(evaluation(variables, 2)) == {f"{split}/{name}" for name in names for split in ("validation", "other")}
     assert set(evaluation(variables)) == set(evaluation(variables, 4))
+
+
+def test_another_source_has_the_tokens_and_classes_of_the_run(tmp_path):
+    for name, rows in {"own": ("w A", "v B", "u C"), "other": ("u C", "x B")}.items():
+        for split in ("train", "test"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / split).write_text("\n".join(rows))
+    config = base.get_config("bert", "token_classification", f"bio:{tmp_path}/own")
+    changes = {"evaluators.other": "tagging", "evaluators.other.source": f"bio:{tmp_path}/other"}
+    cli.override(config, changes | {"tokenizer.name": "words", "task.sequence_length": 8})
+    experiment = Experiment(config, devices=jax.devices()[:1])
+    evaluation = experiment.evaluation()
+    (own,), (other,) = (list(evaluation._splits(name, evaluation.evaluators[name])) for name in ("loss", "other"))
+    assert own.facts.class_names == other.facts.class_names == ("A", "B", "C")
+    known = dict(zip("wvux", experiment.tokenizer.encode("w v u x"), strict=True))
+    for split, words, tags in ((own, "wvu", "ABC"), (other, "ux", "CB")):
+        batch = split.batches[0]
+        assert batch["tokens"][0, 1 : len(words) + 1].tolist() == [known[word] for word in words]
+        assert batch["targets"][batch["mask"]].tolist() == ["ABC".index(tag) for tag in tags]
