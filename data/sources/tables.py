@@ -219,12 +219,13 @@ def _inside(entry: dict[str, Any], key: str) -> Any:
 
 def as_text(value: Any, key: str, where: str) -> str:
     """Return a value of a column as text; raise ValueError unless it is a text or a finite number."""
-    if isinstance(value, str):
-        return value
     try:
+        if isinstance(value, str):
+            value.encode()  # raises an error for a lone surrogate, which JSON can contain
+            return value
         if isinstance(value, bytes):
             return value.decode()
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
     if not isinstance(value, int | float) or not math.isfinite(value):
         found = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"

@@ -87,14 +87,8 @@ class Tokenizer:
 
         Raises ValueError for a text with a lone surrogate, which JSON can contain but UTF-8 cannot.
         """
-        try:
+        with self._errors(texts):
             return self._encode(texts)
-        except (UnicodeEncodeError, TypeError) as error:
-            wrong = next((found for found in map(_SURROGATE.search, texts) if found), None)
-            if not wrong:
-                raise
-            near = wrong.string[max(wrong.start() - 20, 0) : wrong.end() + 20]
-            raise ValueError(f"A text has a lone surrogate, which is not a character, in {near!r}.") from error
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         if self._is_bytes:
@@ -102,15 +96,14 @@ class Tokenizer:
         if self._characters is not None:
             return [self._look_up(np.frombuffer(text.encode("utf-32-le"), np.uint32)) for text in texts]
         pieces = [list(split_lines([text])) for text in texts]
-        with self._errors():
-            encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
+        encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
     def encode_marked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the token ids int32 [N] of each text; names of special tokens are encoded as these tokens."""
         self._backend.encode_special_tokens = False
         try:
-            with self._errors():
+            with self._errors(texts):
                 encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         finally:
             self._backend.encode_special_tokens = True
@@ -120,7 +113,7 @@ class Tokenizer:
         """Return the token ids int32 [N] of each text, and the start and end of each token in it, int64 [N, 2]."""
         if self._characters is not None:
             self.encode_batch(texts)  # raises ValueError for an unknown character
-        with self._errors():
+        with self._errors(texts):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
 
@@ -155,11 +148,18 @@ class Tokenizer:
             return self._backend.decode(np.asarray(ids, np.int64).tolist(), skip_special_tokens=False)
 
     @contextlib.contextmanager
-    def _errors(self):
-        """Convert errors of the library (`Exception` itself, and a `PanicException` without a module) to ValueError."""
+    def _errors(self, texts: Iterable[str] = ()):
+        """Convert errors of the library (`Exception` itself, and a `PanicException` without a module) to ValueError.
+
+        Its errors for a lone surrogate in the texts are of two types.
+        """
         try:
             yield
         except BaseException as error:
+            wrong = next(filter(None, map(_SURROGATE.search, texts)), None)
+            if wrong and isinstance(error, UnicodeEncodeError | TypeError):
+                near = wrong.string[max(wrong.start() - 20, 0) : wrong.end() + 20]
+                raise ValueError(f"A text has a lone surrogate, which is not a character, in {near!r}.") from error
             if type(error) is not Exception and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"{self._name} cannot be used for a text: {str(error)[:200]}.") from None

@@ -134,8 +134,10 @@ def test_long_ids_of_words(tmp_path, id):
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])
 def test_half_of_a_surrogate_pair(kind):
-    with pytest.raises(ValueError, match=r"lone surrogate, .* in 'text \\ud800 more'"):
-        train(kind, ["text more"]).encode_batch(["sound", "text \ud800 more"])
+    tokenizer = train(kind, ["text more"])
+    for encode in (tokenizer.encode_batch, tokenizer.encode_with_offsets, tokenizer.encode_marked):
+        with pytest.raises(ValueError, match=r"lone surrogate, .* in 'text \\ud800 more'"):
+            encode(["sound", "text \ud800 more"])
 
 
 def tiled(side):
