@@ -41,7 +41,12 @@ class TextTask(Task):
         return {"B": sizes.batch_size, "T": length, "S": length}
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        return {"start_token": self.first_token(tokenizer()), "sequence_length": self.sequence_length}
+        found, most = tokenizer(), model.data_options["vocab_size"]
+        if most and found.vocab_size > most:
+            raise ValueError(f"The tokenizer has {found.vocab_size:,} tokens, more than the model's {most:,}.")
+        if missing := [role for role in self.ends if role not in ("", *self.optional_tokens) and not found.has(role)]:
+            raise ValueError(f"The tokenizer does not have the special tokens {', '.join(missing)}.")
+        return {"start_token": self.first_token(found), "sequence_length": self.sequence_length}
 
     def first_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the first token of an encoder-decoder's target; None for other models."""

@@ -166,6 +166,12 @@ def test_folder_of_transformers(tmp_path):
     path.write_text(json.dumps(config | {"id2label": {"0": "a", "5": "b", "2": "c"}}))
     with pytest.raises(ValueError, match="id2label must map the numbers from 0 on to names"):
         lineage.load(tmp_path / "bert", task="text_classification")
+    path.write_text(json.dumps(config))
+    more = "one for each of some more words than there were before", "has 13 tokens, more than the model's 11"
+    for text, message in (more, ("good", "does not have the special tokens cls, sep")):
+        TOKENIZERS["words"]().train([text]).save(tmp_path / "bert")
+        with pytest.raises(ValueError, match=f"The tokenizer {message}"):
+            lineage.load(tmp_path / "bert", task="text_classification")
 
 
 @pytest.mark.thorough
