@@ -118,7 +118,7 @@ def crc(file: Path, limit: int) -> int:
 def _files(path: str) -> Iterator[Path]:
     found = [path] if path and Path(path).exists() else glob.glob(path, recursive=True)
     for place in map(Path, found):
-        yield from filter(Path.is_file, files_below(place)) if place.is_dir() else [place]
+        yield from filter(Path.is_file, files_below(place) if place.is_dir() else [place])  # a pipe would be waited for
     if not found and "," in path:
         for part in path.split(","):
             yield from _files(part)

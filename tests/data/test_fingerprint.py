@@ -93,6 +93,10 @@ def test_folders_are_visited_once(tmp_path):
         list(files_below(tmp_path / "lost"))
 
 
+def test_devices_and_pipes_are_not_read():
+    assert fingerprint([os.devnull]) == {}
+
+
 def test_files_are_read_from_4_kib_on(tmp_path):
     (tmp_path / "a").write_bytes(bytes(5000))
     assert [crc(tmp_path / "a", limit) > 0 for limit in (4095, 4096)] == [False, True]
