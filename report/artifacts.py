@@ -265,7 +265,7 @@ def view(
     layers, heads = (np.arange(size) for size in weights.shape[:2])
     while weights[0, 0].size * len(layers) * len(heads) > MAX_WEIGHTS and max(len(layers), len(heads)) > 1:
         layers, heads = (layers[::2], heads) if len(layers) > len(heads) else (layers, heads[::2])
-    shown = np.round(255 * weights[layers][:, heads]).astype(np.uint8)
+    shown = np.round(65535 * weights[layers][:, heads]).astype("<u2")  # bytes are too coarse for many keys
     return {
         "name": name,
         "layers": (layers + 1).tolist(),

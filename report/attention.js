@@ -12,14 +12,14 @@ document.querySelectorAll('.attend').forEach(box => {
     select.replaceChildren(...names.map((name, i) => new Option(name, i)));
     select.parentNode.hidden = names.length < 2;
   };
-  let now, bytes, keys, queries, picked;
+  let now, numbers, keys, queries, picked;
   // The weights of a query: the mean over the layers and heads that are chosen.
   const row = query => {
     const [L, H, T, S] = [now.layers.length, now.heads.length, queries.length, keys.length];
     const chosen = (select, size) => +select.value ? [select.value - 1] : [...Array(size).keys()];
     const total = new Float64Array(S), ls = chosen(layer, L), hs = chosen(head, H);
     for (const l of ls) for (const h of hs) for (let s = 0; s < S; s++)
-      total[s] += bytes[((l * H + h) * T + query) * S + s] / 255 / ls.length / hs.length;
+      total[s] += numbers[((l * H + h) * T + query) * S + s] / 65535 / ls.length / hs.length;
     return total;
   };
   const draw = () => {
@@ -52,7 +52,7 @@ document.querySelectorAll('.attend').forEach(box => {
   };
   const show = () => {
     now = views[which.value];
-    bytes = Uint8Array.from(atob(now.weights), c => c.charCodeAt(0));
+    numbers = new Uint16Array(Uint8Array.from(atob(now.weights), c => c.charCodeAt(0)).buffer);
     stage.replaceChildren();
     queries = now.queries.length ? line(now.queries) : [];
     if (now.image) queries = queries.concat(patches());
