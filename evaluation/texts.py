@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import softmax
 
 from lineage.data.examples.encoded import Encoded
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
@@ -15,6 +14,7 @@ from lineage.metrics.answers import exact_match, f1
 from lineage.metrics.classification import regression
 from lineage.metrics.tagging import Spans, is_chunk
 from lineage.metrics.translation import bleu, bleu_by_length
+from lineage.tasks.prediction import probabilities_of
 from lineage.tasks.text_classification import pooled
 from lineage.tasks.token_classification import tags_of
 
@@ -97,7 +97,7 @@ class PooledAccuracy(Evaluator):
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
-        return pooled_accuracy(logits(context, variables, split), source) if source.is_cut else {}
+        return pooled_accuracy(logits(context, variables, split), source, context.task.binary) if source.is_cut else {}
 
 
 @EVALUATORS.register("regression")
@@ -142,9 +142,9 @@ def predicted(context: Context, variables: Any, split: Split) -> list[dict[str, 
     return context.task.predict(logits(context, variables, split), split.batches.source, split.facts)
 
 
-def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:
+def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded, binary: bool = False) -> dict[str, float]:
     """Return the accuracies of `PooledAccuracy`."""
-    probabilities, first = softmax(logits, axis=-1), source.firsts
+    probabilities, first = probabilities_of(logits, binary), source.firsts
     labels = {"mean": pooled(probabilities, source), "max": np.maximum.reduceat(probabilities, first)}
     truth = source.per_sequence["label"][first]
     return {f"{name}_pooled_accuracy": float((of.argmax(axis=-1) == truth).mean()) for name, of in labels.items()}

@@ -65,11 +65,12 @@ class ImageClassification(LabeledImageTask):
         """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
         model, facts = context.model, split.facts
         names = np.asarray(facts.class_names)
-        predict = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
+        predict = jax.jit(model.apply)
         confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
-            scores = np.asarray(predict(variables, batch["image"]))[:, : len(names)]  # the model may have more classes
+            logits = np.asarray(predict(variables, batch["image"]))
+            scores = probabilities_of(logits, self.binary)[:, : len(names)]  # the model may have more classes
             predictions = scores.argmax(axis=-1)
             if confusion is not None:
                 confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))

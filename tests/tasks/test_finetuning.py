@@ -2,6 +2,7 @@
 distillation.
 """
 
+import itertools
 import json
 
 import jax
@@ -157,13 +158,13 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
     source = experiment.data.splits["validation"].source
     assert source.is_cut
     logits = np.random.default_rng(0).normal(size=(len(source), 2))
-    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    for name, pool in (("mean", np.mean), ("max", np.max)):
-        right = []
+    classes, both = np.exp(logits) / np.exp(logits).sum(1, keepdims=True), 1 / (1 + np.exp(-logits))
+    for name, binary in itertools.product(("mean", "max"), (False, True)):
+        chances, pool, right = both if binary else classes, getattr(np, name), []
         for text in range(8):
             rows = np.flatnonzero(source.origins == text)
             right.append(pool(chances[rows], axis=0).argmax() == source.per_sequence["label"][rows[0]])
-        assert pooled_accuracy(logits, source)[f"{name}_pooled_accuracy"] == np.mean(right)
+        assert pooled_accuracy(logits, source, binary)[f"{name}_pooled_accuracy"] == np.mean(right)
     state = jax.jit(experiment.make_state)()
     assert "validation/max_pooled_accuracy" in experiment.evaluation()(state.variables(average=True))
 

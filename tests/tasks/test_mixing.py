@@ -1,6 +1,7 @@
 """Mixup and CutMix, soft labels, the binary cross-entropy and distillation."""
 
 import functools
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from lineage.configs.run import Run
+from lineage.data import ExampleSource, Facts
 from lineage.models import Model
+from lineage.tasks import image_classification
 from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
 from lineage.tasks.losses import divergence, weighted
 from lineage.train.step import TrainState, make_train_step
@@ -137,6 +140,18 @@ def test_soft_labels_and_binary_cross_entropy_match_pytorch():
     smooth = 0.9 * hot[:5] + 0.1 / 12
     loss = found(given(logits, hard, mask), {"dropout": keys()[0]}, binary=True, label_smoothing=0.1)[0]
     assert float(loss) == pytest.approx(5 * binary(torch_logits, torch.tensor(smooth)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_errors_in_reports_have_the_probabilities_of_predictions(binary, monkeypatch):
+    monkeypatch.setattr(image_classification, "attention_of_images", lambda *_: {})
+    logits, task = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), ImageClassification(binary=binary)
+    facts = Facts(class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
+    split = SimpleNamespace(name="test", batches=[given(logits, (logits.argmax(1) + 1) % 3)], facts=facts)
+    context, variables = SimpleNamespace(model=Scores(num_classes=3)), {"params": {"bias": jnp.zeros(())}}
+    errors = task.pictures(context, variables, split)["mistakes_test"]
+    expected = [max(row["probabilities"].values()) for row in task.predict(logits, ExampleSource(), facts)]
+    np.testing.assert_allclose(errors["probability"], sorted(expected)[::-1], rtol=1e-6)
 
 
 def test_binary_targets_have_both_classes_of_a_mixed_image(monkeypatch):
