@@ -225,11 +225,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
     path, files = workdir / DATA, {**files, **_own_files(workdir)}
     if last_step(workdir) and not force:
         before = read_json(path)
-        if not before and newest_record(workdir).get("data") not in (None, sealed(files)["crc32"]):
-            raise ValueError(
-                f"the data changed since the run in {workdir} began, and {path}, which lists the files, is missing: "
-                f"restore the data, choose another workdir, or {FORCE}."
-            )
+        _check_record(before or files, workdir)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if before and changed:
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
@@ -241,16 +237,24 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
 
 
 def check_tokenizer(workdir: Path) -> None:
-    """Raise ValueError if the tokenizer in a run folder, if there is one, is not the one in `data.json`."""
+    """Raise ValueError if the tokenizer or newest checkpoint in a run folder, if any, is not that of `data.json`."""
     path, data = workdir / "tokenizer.json", workdir / DATA
     advice = f"restore it, let the command `train` write it again, or {FORCE}"
-    if not path.is_file():
-        return
-    known = read_json(data, advice).get(path.name)
-    if known is None:
+    known = read_json(data, advice)
+    if path.is_file() and path.name not in known:
         raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
-    if _digest(path) != known:
+    if path.is_file() and _digest(path) != known[path.name]:
         raise ValueError(f"{path} is damaged: its SHA-256 is not that in {DATA}.")
+    _check_record(known, workdir)
+
+
+def _check_record(known, workdir):
+    """Raise ValueError if the newest checkpoint is that of a run on other data than those with `known` fingerprints."""
+    if known and newest_record(workdir).get("data") not in (None, sealed(known)["crc32"]):
+        raise ValueError(
+            f"the newest checkpoint in {workdir} is that of a run on other data: restore the data and {DATA} of that "
+            f"run, choose another workdir, or {FORCE}."
+        )
 
 
 def _own_files(workdir):
@@ -273,7 +277,7 @@ def _digest(path):
 def check_shared(config: Any, workdir: Path, process: int) -> None:
     """Raise ValueError unless this process has the same config and folder as process 0, which wrote `config.json`."""
     path = workdir / CONFIG
-    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+    if not path.exists() or path.read_text(encoding="utf-8") != json.dumps(plain(config), indent=2):
         raise ValueError(
             f"{path} of process {process} differs from that of process 0: every process must be given the same "
             "command and a workdir on shared storage."
@@ -307,10 +311,6 @@ def newest_record(workdir: Path) -> dict[str, Any]:
         with contextlib.suppress(DamagedError):
             return read_record(checkpoint)
     return {}
-
-
-def _text(config):
-    return json.dumps(plain(config), indent=2)
 
 
 def displayed(command: Sequence[str]) -> str:

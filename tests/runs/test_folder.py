@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, write_record
+from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
 from lineage.runs import folder, slurm
 from lineage.runs.folder import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
@@ -44,7 +44,7 @@ def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
     """Check that those of a living process are kept, also if it writes another file."""
     code = f"""
 import sys
-from lineage.configs.atomic import in_turn, replacing, unsealed, write_atomic, write_record
+from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
 with replacing({str(tmp_path / "a")!r}) as temporary:
     temporary.write_bytes(b"half")
     print("writes", flush=True)
@@ -218,6 +218,11 @@ def test_tokenizer_that_is_not_that_of_the_run_raises(tmp_path):
         folder.check_tokenizer(tmp_path)
     folder.keep_data({}, tmp_path)
     folder.check_tokenizer(tmp_path)
+    record = tmp_path / "checkpoints" / "5" / "about" / "metadata"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(sealed({"data": 1})))
+    with pytest.raises(ValueError, match=f"^the newest checkpoint in {tmp_path} is that of a run on other data"):
+        folder.check_tokenizer(tmp_path)
     path.write_text("[]")
     with pytest.raises(ValueError, match=f"^{path} is damaged: its SHA-256 is not that in data.json"):
         folder.check_tokenizer(tmp_path)

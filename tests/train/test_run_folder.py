@@ -328,7 +328,7 @@ def test_resuming_with_changed_data_raises(tmp_path):
 
 
 def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
-    """Check that without data.json, the checksum in the newest checkpoint counts, if it has one."""
+    """Check that the checksum in the newest checkpoint counts, if it has one, also without data.json."""
     path, data = tmp_path / "data.json", tmp_path / "a.txt"
     about = tmp_path / "checkpoints" / "5" / "about"
     about.mkdir(parents=True)
@@ -343,7 +343,7 @@ def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
     assert path.exists()
     path.unlink()
     data.write_text("next")
-    with pytest.raises(ValueError, match=f"the data changed since the run in {tmp_path} began, and {path}, which"):
+    with pytest.raises(ValueError, match=f"newest checkpoint in {tmp_path} is that of a run on other data: restore"):
         folder.keep_data(fingerprint([str(data)]), tmp_path)
     assert not path.exists()
     (about / "metadata").write_text(json.dumps(sealed({})))  # of an earlier version
@@ -351,6 +351,8 @@ def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
     path.unlink()
     (about / "metadata").write_text(json.dumps(sealed({"data": 1})))
     folder.keep_data(fingerprint([str(data)]), tmp_path, force=True)
+    with pytest.raises(ValueError, match=f"newest checkpoint in {tmp_path} is that of a run on other data: restore"):
+        folder.keep_data(fingerprint([str(data)]), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["run[1]/a.txt", "one,two.txt", "a*b?.txt"])
