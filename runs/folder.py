@@ -243,8 +243,8 @@ def check_tokenizer(workdir: Path) -> None:
     known = read_json(data, advice)
     if path.is_file() and path.name not in known:
         raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
-    if path.is_file() and _digest(path) != known[path.name]:
-        raise ValueError(f"{path} is damaged: its SHA-256 is not that in {DATA}.")
+    if (_digest(path) if path.is_file() else None) != known.get(path.name):
+        raise ValueError(f"{path} is damaged or missing: its SHA-256 is not that in {DATA}.")
     _check_record(known, workdir)
 
 

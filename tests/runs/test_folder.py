@@ -223,9 +223,10 @@ def test_tokenizer_that_is_not_that_of_the_run_raises(tmp_path):
     record.write_text(json.dumps(sealed({"data": 1})))
     with pytest.raises(ValueError, match=f"^the newest checkpoint in {tmp_path} is that of a run on other data"):
         folder.check_tokenizer(tmp_path)
-    path.write_text("[]")
-    with pytest.raises(ValueError, match=f"^{path} is damaged: its SHA-256 is not that in data.json"):
-        folder.check_tokenizer(tmp_path)
+    for change in (lambda: path.write_text("[]"), path.unlink):
+        change()
+        with pytest.raises(ValueError, match=f"^{path} is damaged or missing: its SHA-256 is not that in data.json"):
+            folder.check_tokenizer(tmp_path)
     data.write_text("{")
     with pytest.raises(ValueError, match=rf"^{data} is damaged \(.*\): restore it, let the command `train` write it"):
         folder.check_tokenizer(tmp_path)

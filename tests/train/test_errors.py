@@ -95,7 +95,7 @@ def test_changed_tokenizer_is_named(mode, error, trained, tmp_path):
     vocab = spec["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(spec))
-    said = f"{path} is damaged: its SHA-256 is not that in data.json."
+    said = f"{path} is damaged or missing: its SHA-256 is not that in data.json."
     assert error(mode, f"--workdir={tmp_path}/gpt") == said
     data = tmp_path / "gpt" / "data.json"
     data.write_text(data.read_text()[:-9])
