@@ -204,7 +204,7 @@ def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = 
     """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`."""
     if last_step(workdir) and not force:
         check_config(config, workdir, earlier)
-    write_atomic(workdir / CONFIG, _text(config))
+    write_atomic(workdir / CONFIG, json.dumps(plain(config), indent=2))
 
 
 def discard(workdir: Path, force: bool = False) -> None:
