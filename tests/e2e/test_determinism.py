@@ -62,7 +62,8 @@ def test_equal_bits(name, alone, tmp_path):
         assert found[path].tobytes() == leaf.tobytes(), path
 
 
-@tiered("name", CLOSE, first=lambda name: name == "2 devices, data")
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", CLOSE)
 def test_equal_up_to_rounding(name, alone, tmp_path):
     found = parameters(CLOSE[name], tmp_path)
     differences = {path: np.abs(found[path] - leaf).max() for path, leaf in alone.items()}

@@ -199,8 +199,8 @@ def predict_all(start_all, count, output, run, inputs, *more):
     return start_all(count, "launch.py", "predict", run, *options, *(several if count > 1 else ()), devices=count)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("model", [pytest.param("gpt", marks=pytest.mark.slow), "vit"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "vit"])
 def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny, no_report, tmp_path):
     """Check texts, which are sampled, and images, of which one cannot be read, and that a file is continued."""
     config = tiny(model, {"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4})

@@ -131,10 +131,8 @@ def harness(model, name, path):
     return [found["results"][name][f"{metric},none"] for metric in metrics], answers
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "hellaswag")) for name in sorted(TASKS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TASKS))
 def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     path = tmp_path / "rows.jsonl"

@@ -143,7 +143,13 @@ def test_answers_to_questions(unanswerable, trained, predict, score, printed, tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("model", "task"), [("transformer", "sequence_to_sequence"), ("gpt", "conditional_lm")])
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        pytest.param("transformer", "sequence_to_sequence", marks=pytest.mark.slow),
+        ("gpt", "conditional_lm"),
+    ],
+)
 def test_generated_texts(model, task, trained, predict, score, tmp_path):
     """Check BLEU, and that decoding options change the texts."""
     rng = np.random.default_rng(0)

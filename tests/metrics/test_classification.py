@@ -17,7 +17,7 @@ LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, m
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(LABELS, st.sampled_from([None, "micro", "macro", "weighted"]))
 def test_precision_recall_and_f1_match_scikit_learn(pairs, average):
     truth, guesses = np.array(pairs).T

@@ -73,7 +73,8 @@ def test_logits_are_close_to_those_of_the_full_cache(name):
     assert 0 < error.max() < 0.05 * found[0].std()
 
 
-@pytest.mark.parametrize("name", ["grouped", pytest.param("encoder-decoder", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["grouped", "encoder-decoder"])
 def test_ways_of_decoding_agree(name):
     """Check greedy search alone, in slots and with a draft; beam search runs."""
     model, variables, prompts, lengths, inputs = problem(name)

@@ -140,6 +140,7 @@ def test_training_with_buckets_resumes_exactly(files, tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_report")
 def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
     """Check pairs as single texts, with prompts of different lengths in a batch."""

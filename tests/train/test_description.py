@@ -52,11 +52,8 @@ def test_durations_have_readable_units():
     assert found == ["0.14 µs", "2.5 ms", "250 ms", "1 s", "112 s", "120 s", "2.02 min", "118 min", "2.5 h"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "changes",
-    [{"mesh.data": 4}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({}, {"model.remat": "full"}))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"mesh.data": 4}, {}, {"model.remat": "full"}])
 def test_smallest_changes_make_an_experiment_fit(changes):
     config, _ = cli.load("gpt2_openwebtext")
     cli.override(config, changes)

@@ -25,7 +25,6 @@ from lineage.runs.folder import read_metrics
 from lineage.tasks import TASKS
 from lineage.train import loop, trained
 from tests.data.conftest import load
-from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = {"devices": jax.devices()[:1]}
@@ -40,7 +39,8 @@ def write_labels(folder):
     return {"source": f"labels:{folder}/train.tsv", "source.validation_path": f"{folder}/dev.tsv"}
 
 
-@tiered("rule", ["key_sentences", "head"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("rule", ["key_sentences", "head"])
 def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     """Check each command after the training file is gone, and that the Python API gives what the command writes."""
     run, changes = tmp_path / "run", write_labels(tmp_path) | ENCODER | {"task.long_text": rule}
