@@ -1,7 +1,7 @@
 """Construction of an experiment from its config: data, task, model, optimizer, mesh, durations and state."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -173,14 +173,8 @@ class Experiment:
     def total_steps(self) -> int:
         return self.steps("total")
 
-    def steps(
-        self,
-        name: str,
-        section: Mapping[str, Any] | ConfigDict | None = None,
-        default: int | None = None,
-        total_steps: int | None = None,
-    ) -> int:
-        """Return a duration of the config in steps (see `durations.steps`); `total_steps` replaces the config's."""
+    def steps(self, name: str, section: Any = None, default: int | None = None, total_steps: int | None = None) -> int:
+        """Return a duration of a section in steps (see `durations.steps`), by default of and as in the config."""
         section = self.config if section is None else section
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(

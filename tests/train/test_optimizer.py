@@ -261,7 +261,7 @@ def test_transformer_schedule_is_that_of_the_paper_by_default():
 def test_small_factors_of_a_learning_rate_are_noted(changes, name, tiny):
     def notes(**rate):
         config = tiny("gpt", changes | {f"schedule.{key}": value for key, value in rate.items()})
-        return [note for note in start_notes(Experiment(config), 1) if "learning_rate" in note]
+        return [note for note in start_notes(Experiment(config), 1, {}) if "learning_rate" in note]
 
     note = f"schedule.learning_rate is 0.003: {name} multiplies its own learning rate by it, usually by 1."
     assert notes(learning_rate=3e-3) == [note]
