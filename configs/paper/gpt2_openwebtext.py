@@ -1,4 +1,4 @@
-"""GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe. Not run yet.
+"""GPT-2 small (124M parameters) on OpenWebText, after nanoGPT's recipe. Not run yet.
 
 The data are OpenWebText from the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` comes with
 the package huggingface_hub:

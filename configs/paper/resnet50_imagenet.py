@@ -1,4 +1,4 @@
-"""ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677). Not run yet.
+"""ResNet-50 on ImageNet-1k in 90 epochs, batches of 256 (arXiv 1706.02677). Not run yet.
 
 The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The learning rate is
 divided by 10 after 30, 60 and 80 epochs.

@@ -1,11 +1,11 @@
-"""Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code). Not run yet.
+"""Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=swin_t_imagenet
 
-The paper reports 81.3% top-1 accuracy on the validation split. Unlike in the paper, 1% of the training images is held
-out to select a checkpoint.
+The recipe is that of the paper and its code. The paper reports 81.3% top-1 accuracy on the validation split. Unlike in
+the paper, 1% of the training images is held out to select a checkpoint.
 """
 
 from lineage.configs import base
