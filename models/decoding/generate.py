@@ -58,7 +58,7 @@ def generate(
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
-    length_offset: float = 0.0,
+    length_offset: int = 0,
     cache_format: CacheFormat = None,
     **processors,
 ) -> Generation:

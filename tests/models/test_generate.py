@@ -96,7 +96,7 @@ def test_other_sampling_options_do_not_recompile(gpt, prompts, caplog, num_beams
     options = {"max_new_tokens": 26 - num_beams, "num_beams": num_beams}  # a shape that no other test uses
     if num_beams > 1:
         options |= {"temperature": 0.0}
-        others = {"length_penalty": 2.0, "length_offset": 5.0}
+        others = {"length_penalty": 2.0, "length_offset": 5}
     else:
         options |= {"top_p": 0.9, "top_k": 4, "temperature": 0.9}
         others = {"top_p": 0.5, "temperature": 1.5, "seed": 3}
@@ -153,7 +153,7 @@ def test_loop_ends_with_the_last_sequence(bigram):
     assert len(calls) == 1
 
 
-@tiered(("length_penalty", "length_offset"), [(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (0.6, 5.0)])
+@tiered(("length_penalty", "length_offset"), [(0.0, 0), (1.0, 0), (2.0, 0), (0.6, 5)])
 def test_wide_beam_matches_exhaustive_search(length_penalty, length_offset):
     model = Bigram(vocab_size=4)
     variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
