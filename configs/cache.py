@@ -11,7 +11,14 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 DAYS = 30  # reproducible files are deleted if unused for this long
-KINDS = ("programs", "tokenizers", "tokens", "fingerprints")  # kinds of reproducible files
+# Patterns of the reproducible files. The folder may contain other files, as users choose it.
+REPRODUCIBLE = (
+    "programs/jit_*-cache",
+    "programs/xla_gpu_*/*",
+    "tokenizers/tokenizer-*",
+    f"tokens/{'[0-9a-f]' * 24}/*",
+    "fingerprints/fingerprints-*.json",
+)
 
 
 def root() -> Path:
@@ -43,15 +50,14 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     """
     if "JAX_COMPILATION_CACHE_DIR" in environment or not (path := folder("programs")):
         return
-    for kind in KINDS:
-        delete_unused(path.with_name(kind))
+    delete_unused(path.parent)
     environment["JAX_COMPILATION_CACHE_DIR"] = str(path)
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 def delete_unused(path: Path) -> None:
-    """Delete the files of a folder that were neither read nor written for `DAYS` days."""
-    for file in path.rglob("*"):
+    """Delete the reproducible files of a cache that were neither read nor written for `DAYS` days."""
+    for file in (file for pattern in REPRODUCIBLE for file in path.glob(pattern)):
         with contextlib.suppress(OSError):  # deleted by another process
             about = file.stat()
             if file.is_file() and time.time() - max(about.st_atime, about.st_mtime) > DAYS * 86400:

@@ -69,13 +69,19 @@ def test_compiled_programs_are_kept_unless_the_user_says_where(kept, monkeypatch
 
 
 def test_files_that_are_not_used_are_deleted(kept):
-    folder = cache.folder("programs")
-    month = time.time() - 31 * 86400
-    for name, times in (("old", (month, month)), ("read", (time.time(), month)), ("new", (month, time.time()))):
-        (folder / name).touch()
-        os.utime(folder / name, times)
+    now, month = time.time(), time.time() - 31 * 86400
+    names = ("programs/jit_{}-cache", "tokenizers/tokenizer-{}.json", f"tokens/{24 * 'a'}/{{}}.tokens")
+    names += ("fingerprints/fingerprints-{}.json", "programs/{}.py", "tokens/notes/{}", "tokenizers/my/{}.json")
+    for name in names:
+        for age, times in (("old", (month, month)), ("read", (now, month)), ("new", (month, now))):
+            path = kept / name.format(age)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.utime(path, times)
     cache.keep_compiled_programs({})
-    assert sorted(path.name for path in folder.iterdir()) == ["new", "read"]
+    found = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
+    others = {name.format("old") for name in names[4:]}  # not files of the cache, whose folder users choose
+    assert found == {name.format(age) for name in names for age in ("read", "new")} | others
 
 
 def test_a_tokenizer_is_trained_once(kept, monkeypatch):
