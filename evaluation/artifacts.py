@@ -61,13 +61,8 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, about: Mapping[str, Any]) -> None:
-    """Write all other artifacts, at the end of a run.
-
-    Args:
-        variables: model variables, whole on every process.
-        about: run metadata; `seconds` is the duration of all starts of the run.
-    """
+def write_all(context: Context, variables: Any, workdir: Path, budget: Budget) -> None:
+    """Write all other artifacts but the facts, at the end of a run; `variables` must be whole on every process."""
     if jax.process_index():
         return
     out, data, artifacts = folder(workdir), context.data, dict(context.artifacts)
@@ -80,10 +75,14 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
         else:
             write_record(out / f"{name}.json", content)
     write_record(out / "cost.json", budget.to_dict())
+
+
+def write_facts(workdir: Path, about: Mapping[str, Any]) -> None:
+    """Write metadata of a run and its device, at its end; `seconds` is the duration of all starts of the run."""
     kind = jax.devices()[0].device_kind
     device = f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
     facts = {"device": device, "python": platform.python_version(), "jax": jax.__version__}
-    write_record(out / FACTS, {**about, **facts})
+    write_record(folder(workdir) / FACTS, {**about, **facts})
 
 
 def folder(workdir: Path) -> Path:

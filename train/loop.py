@@ -280,15 +280,16 @@ class TrainingLoop:
         if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluation(self.experiment.variables(self.state))
         self._check_folder()
-        experiment, about = self.experiment, dict(about)
+        experiment, about = self.experiment, {**about, "device_count": self.experiment.mesh.size}
         recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
         earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only
         about |= {"seconds": earlier + self.throughput.seconds, "steps": int(self.state.step)}
-        about |= {"config": experiment.stored_config, "device_count": experiment.mesh.size}
-        variables, budget = to_host(experiment.variables(self.state)), self.throughput.budget
-        artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)
+        variables, workdir = to_host(experiment.variables(self.state)), experiment.workdir
+        artifacts.write_all(self.evaluation.context, variables, workdir, self.throughput.budget)
         if jax.process_index() == 0:
-            write_report(experiment.workdir)
+            artifacts.write_facts(workdir, about)
+            write_report(workdir)
+            artifacts.write_facts(workdir, about | {"config": experiment.stored_config})  # see `Run.is_done`
         return self.evaluated
 
     def _evaluate(self) -> None:

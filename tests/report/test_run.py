@@ -157,12 +157,12 @@ def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, mon
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
     state = jax.jit(experiment.make_state)()
     budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
-    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
+    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget)
     confusion = tmp_path / "artifacts/confusion_test.npz"
     assert np.load(confusion)["counts"].sum() == 359
     confusion.unlink()
     monkeypatch.setattr(image_classification, "MOST_CLASSES", 9)
-    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget, {"seconds": 0.0})
+    artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget)
     assert (tmp_path / "artifacts/mistakes_test.npz").exists()
     assert not confusion.exists()
 

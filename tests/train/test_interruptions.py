@@ -17,7 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lineage.evaluation import Evaluation
-from lineage.runs.folder import MEASURED, read_metrics, read_record
+from lineage.runs.folder import MEASURED, plain, read_metrics, read_record
+from lineage.runs.live import Run
 from lineage.runs.process import HUNG
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
@@ -179,14 +180,22 @@ def test_run_in_a_moved_folder_stops(replaced, reference, train, tmp_path):
     assert final(train({"save_every_steps": 3}, "moved")) == reference
 
 
-def test_error_of_the_report_loses_no_step(train, tmp_path, monkeypatch):
+def test_run_without_its_report_is_not_done(tiny, train, tmp_path):
+    """Check that a sweep resumes a run that was interrupted while it wrote its report."""
+    run = Run("run", tmp_path / "run", config=plain(tiny("vit", CHANGES)))
+
     def fail(_):
         raise ValueError("no font")
 
-    monkeypatch.setattr(loop, "write_report", fail)
-    with pytest.raises(ValueError, match="no font"):
-        train()
-    assert steps(tmp_path / "run") == [6]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "write_report", fail)
+        with pytest.raises(ValueError, match="no font"):
+            train()
+    assert steps(run.folder) == [6]
+    assert run.facts()["steps"] == 6  # for the report
+    assert not run.is_done()
+    train()
+    assert run.is_done()
 
 
 @tiered("evaluation", [1, 2], first=1)
