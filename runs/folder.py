@@ -17,8 +17,7 @@ from typing import Any, SupportsFloat
 from lineage.configs import storage
 from lineage.configs.atomic import sealed, unsealed, write_atomic, write_record
 
-CONFIG = "config.json"
-METRICS = "metrics.jsonl"
+CONFIG, METRICS = "config.json", "metrics.jsonl"
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
@@ -27,7 +26,9 @@ DATA = "data.json"  # the fingerprints of the data files
 # Files of a run that, in a folder without a run, may belong to somebody else.
 OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
-LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
+# Starts the command line from any folder. Without -P, Python would import modules of that folder, such as `queue.py`.
+_IMPORTS_HERE = any(os.path.isdir(path or ".") and os.path.samefile(path or ".", ".") for path in sys.path)
+LAUNCH = (sys.executable, *([] if _IMPORTS_HERE else ["-P"]), "-m", "lineage.launch")
 MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
@@ -316,9 +317,8 @@ def newest_record(workdir: Path) -> dict[str, Any]:
 def displayed(command: Sequence[str]) -> str:
     """Return a command line as a user types it, with `lineage` if it was called so or from outside the checkout."""
     if tuple(command[: len(LAUNCH)]) == LAUNCH:
-        installed = Path(sys.argv[0]).name == "lineage" or not Path("launch.py").is_file()
-        program = ("lineage",) if installed else ("python", "launch.py")
-        command = [*program, *command[len(LAUNCH) :]]
+        checkout = Path(sys.argv[0]).name != "lineage" and Path("launch.py").is_file()
+        command = [*(["python", "launch.py"] if checkout else ["lineage"]), *command[len(LAUNCH) :]]
     return shlex.join(command)
 
 
