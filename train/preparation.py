@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,9 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     config, workdir, done = experiment.config, experiment.workdir, folder.last_step(experiment.workdir)
     if not done:
         folder.discard(workdir, force_config)
+        for path in filter(Path.is_dir, map(Path, experiment.source.files())):
+            if workdir.resolve().is_relative_to(path.resolve()):  # its files would be read as data
+                raise ValueError(f"the workdir {workdir} is in the folder of the data, {path}: choose another workdir.")
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
         raise ValueError(f"the run is {total:,} steps long, but {workdir} has step {done:,}.")

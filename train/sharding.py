@@ -27,6 +27,8 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
     The devices of a process, and those of a TPU slice, are adjacent: if `data` is a multiple of the number of slices,
     only the gradients of replicas are exchanged between slices.
     """
+    if jax.config.jax_enable_x64:
+        raise ValueError("jax_enable_x64 (JAX_ENABLE_X64) is on: turn it off, as states have no 64-bit numbers.")
     devices = jax.devices() if devices is None else devices
     devices = sorted(devices, key=lambda one: (getattr(one, "slice_index", 0), one.process_index))
     given = run.Mesh(*data, **sizes)

@@ -162,6 +162,24 @@ def test_run_that_is_shorter_than_before(error, trained):
     )
 
 
+def test_64_bit_numbers(tiny):
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with pytest.raises(ValueError, match=r"^jax_enable_x64 \(JAX_ENABLE_X64\) is on: turn it off"):
+            _ = Experiment(tiny("gpt")).mesh
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+def test_run_in_the_folder_of_its_data(error, tmp_path):
+    """Check that a run does not begin whose next start would read its own files as data."""
+    (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
+    options = (f"--config.source=text:{tmp_path}", f"--workdir={tmp_path}/outputs/run", "--config.total_steps=1")
+    assert error(GPT, *options) == (
+        f"the workdir {tmp_path}/outputs/run is in the folder of the data, {tmp_path}: choose another workdir."
+    )
+
+
 @pytest.mark.thorough
 def test_prompt_with_unknown_characters(error, tiny, tmp_path):
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
