@@ -223,6 +223,9 @@ class Evaluation:
     def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:
         data = self._open(evaluator.source) if evaluator.source else self.context.data
         chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
+        if evaluator.source and not chosen:
+            wanted = f"split {evaluator.split!r}" if evaluator.split else "split besides the training split"
+            raise ValueError(f"evaluators.{name}.source is {evaluator.source!r}, which has no {wanted}.")
         for split, batches in chosen.items():
             label = split
             if evaluator.source:

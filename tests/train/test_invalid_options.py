@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup'. The keys of task are cache_dir, "),
         (
             [GPT, "--config.optimizer.name=adam"],
-            "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, ademamix, lars, lion, muon, ",
+            "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, ademamix, lamb, lars, lion, ",
         ),
         (
             [GPT, "--config.schedule=cos"],

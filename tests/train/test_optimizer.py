@@ -216,15 +216,27 @@ def matrices(params):
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
-def test_lars_scales_each_of_the_stacked_layers():
+def test_lamb_matches_optax():
+    parts = (optax.scale_by_adam(0.9, 0.95, 1e-6), optax.add_decayed_weights(0.3, matrices))
+    scaled = optax.masked(optax.scale_by_trust_ratio(), matrices)
+    ours = run(make("lamb", lambda n: 0.1, b2=0.95, weight_decay=0.3))
+    theirs = run(optax.chain(*parts, scaled, optax.scale_by_learning_rate(0.1)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    ours = run(make("lamb", lambda n: 0.1, weight_decay=0.3, no_decay=()))
+    theirs = run(optax.lamb(0.1, weight_decay=0.3))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_trust_ratios_are_those_of_each_of_the_stacked_layers(name):
     """Compare with the layers as separate parameters; a stacked bias is a vector in each layer."""
     rng = np.random.default_rng(0)
     params, grads = (jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), LAYERED) for _ in range(2))
     layers = grads["stack"]["layers"]["up"]["kernel"]
     layers *= np.array([1, 10, 0.1], np.float32).reshape(3, 1, 1)
-    optimizer = make("lars", lambda n: 0.5, Layered(), weight_decay=0.1)
+    optimizer = make(name, lambda n: 0.5, Layered(), weight_decay=0.1)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    theirs = optax.lars(0.5, 0.1, weight_decay_mask=matrices, trust_ratio_mask=matrices)
+    theirs = make(name, lambda n: 0.5, weight_decay=0.1)
     for i in range(3):
         p, g = (
             {name: tree["stack"]["layers"]["up"][name][i] for name in ("kernel", "bias")} for tree in (params, grads)
@@ -341,6 +353,7 @@ def test_optimizers_and_schedules_have_no_unused_keys():
         "adafactor": {"b1"},
         "lion": {"b1", "b2"},
         "lars": {"b1"},
+        "lamb": {"b1", "b2", "epsilon"},
         "muon": {"b1", "b2", "epsilon", "momentum", "iterations", "rms"},
         "ademamix": {"b1", "b2", "epsilon", "b3", "alpha", "rise_steps"},
         "sophia": {"b1", "b2", "gamma", "epsilon", "interval"},

@@ -140,9 +140,13 @@ class Optimizer:
         """Return the weight decay, if any."""
         return [optax.add_decayed_weights(self.weight_decay, self.is_decayed)] if self.weight_decay else []
 
+    def decays(self, path: str, _: Any = None) -> bool:
+        """Return whether the parameter with a path has weight decay."""
+        return not _found(self.no_decay, path)
+
     def is_decayed(self, params: Any) -> Any:
         """Return for each parameter whether it has weight decay."""
-        return map_paths(lambda path, _: not _found(self.no_decay, path), params)
+        return map_paths(self.decays, params)
 
     def multipliers(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the learning-rate multipliers of layers and of parameters, if any."""

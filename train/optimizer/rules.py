@@ -1,6 +1,7 @@
 """Optimizers with update rules of optax; their fields are the keys of the config's section `optimizer`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,9 +128,36 @@ class Lion(_Momentum):
         return optax.scale_by_lion(self.b1, self.b2)
 
 
+@dataclass(frozen=True)
+class _LayerWise(Optimizer):
+    """Optimizer that scales the update of each parameter of a layer by its trust ratio; the weight decay precedes it.
+
+    The trust ratio is the norm of the parameter divided by that of its update, or 1 if one of them is 0.
+    """
+
+    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
+        rate = optax.scale_by_learning_rate(setting.learning_rate)
+        return [self.rule(setting), *self.multipliers(setting), rate]
+
+    def trust(
+        self, setting: Setting, scaled: Callable[[str, Any], Any], coefficient: float = 1.0
+    ) -> optax.GradientTransformation:
+        """Multiply the updates of parameters for which `scaled(path, leaf)` is true by coefficient x trust ratio."""
+
+        def change(path, update, param):
+            if not scaled(path, param):
+                return update
+            axes = setting.own_axes(path, param)
+            ours, theirs = (jnp.sqrt(jnp.sum(leaf**2, axes, keepdims=True)) for leaf in (param, update))
+            usable = (ours > 0) & (theirs > 0)
+            return update * jnp.where(usable, coefficient * ours / jnp.where(usable, theirs, 1), 1)
+
+        return optax.stateless(lambda updates, params: map_paths(change, updates, params))
+
+
 @OPTIMIZERS.register("lars")
 @dataclass(frozen=True)
-class LARS(_Momentum):
+class LARS(_LayerWise, _Momentum):
     """LARS: SGD with adaptive learning rates for the matrices of each layer (arXiv 1708.03888, algorithm 1).
 
     Attributes:
@@ -137,17 +165,21 @@ class LARS(_Momentum):
     """
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        def trusted(path, update, param):
-            if not setting.matrix(path, param):
-                return update
-            axes = setting.own_axes(path, param)
-            ours, theirs = (jnp.sqrt(jnp.sum(leaf**2, axes, keepdims=True)) for leaf in (param, update))
-            usable = (ours > 0) & (theirs > 0)
-            return update * jnp.where(usable, 0.001 * ours / jnp.where(usable, theirs, 1), 1)
+        return optax.chain(*self.decay(), self.trust(setting, setting.matrix, 0.001), optax.trace(self.b1))
 
-        trust = optax.stateless(lambda updates, params: map_paths(trusted, updates, params))
-        return optax.chain(*self.decay(), trust, optax.trace(self.b1))
 
-    def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
-        rate = optax.scale_by_learning_rate(setting.learning_rate)
-        return [self.rule(setting), *self.multipliers(setting), rate]
+@OPTIMIZERS.register("lamb")
+@dataclass(frozen=True)
+class LAMB(_LayerWise, AdamW):
+    """LAMB: Adam with adaptive learning rates for the parameters of each layer (arXiv 1904.00962, algorithm 2).
+
+    As in the authors' code, the updates of parameters without weight decay (`no_decay`) are those of Adam.
+
+    Attributes:
+        weight_decay: added to Adam's update, before its norm is taken.
+    """
+
+    epsilon: NonNegative = 1e-6
+
+    def rule(self, setting: Setting) -> optax.GradientTransformation:
+        return optax.chain(super().rule(setting), *self.decay(), self.trust(setting, self.decays))
