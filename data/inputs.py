@@ -5,7 +5,7 @@ Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; w
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from lineage.data.sources.files import inside, iterate_lines, read_json, read_li
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
+from lineage.data.sources.tables import CSV
 from lineage.data.transforms.pillow import decode
 
 BOXES = "images_with_boxes"
@@ -63,7 +64,14 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     return Inputs(rows, _about(rows, kind))
 
 
-def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None, bad: int = 0) -> Inputs:
+def from_files(
+    path: str,
+    kind: str,
+    columns: Sequence[str] = (),
+    channels: int | None = None,
+    bad: int = 0,
+    quotes: bool = True,
+) -> Inputs:
     """Return the inputs in a file or folder.
 
     Args:
@@ -74,6 +82,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
         columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
         channels: number of channels of images.
         bad: maximum number of bad lines or rows in whose place the inputs have their ValueErrors.
+        quotes: whether fields of a .csv or .tsv may be in double quotes, see the source `csv`.
 
     Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, has no such
     column, or has more bad lines; the message names the line.
@@ -85,7 +94,7 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     if suffix in reading.readers:
         rows = reading.readers[suffix](path)
     else:
-        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns), bad))
+        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns), bad, quotes))
         rows = rows[:] if reading.about else rows
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
@@ -231,13 +240,15 @@ KINDS = {
 }
 
 
-def _rows(path, row, suffix, names, allowed):
+def _rows(path, row, suffix, names, allowed, quotes):
     """Yield the inputs in a file, and in place of up to `allowed` bad ones their ValueErrors."""
     errors, failed = {}, []  # of all rows, and of the current one
     if suffix == ".txt" and len(names) == 1:
         lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path, failed.append), 1))
     elif suffix[1:] in TABLES:
-        rows = SOURCES[suffix[1:]](path=path).values("train", names, failed.append)
+        source = SOURCES[suffix[1:]](path=path)
+        source = replace(source, quotes=quotes) if isinstance(source, CSV) else source
+        rows = source.values("train", names, failed.append)
         lines = ((number, values) for _, number, values in rows)
     else:
         known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])

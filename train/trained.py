@@ -19,6 +19,7 @@ from lineage.data.content import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, skip
 from lineage.data.sources.folder import is_image
+from lineage.data.sources.tables import CSV
 from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
@@ -122,6 +123,7 @@ class Trained:
 
         Args:
             text: a file or folder (see `from_files`) or a source, such as "labels:PATH"; None: the source of the run.
+                Quotes in a .csv or .tsv mean what they mean in the source of the run, if it is one of these.
             split: split of a source that has several.
             columns, bad: columns and number of bad rows of a file (see `from_files`).
         """
@@ -130,7 +132,8 @@ class Trained:
         if text is not None and text.partition(":")[0] not in SOURCES:
             files, is_folder = fingerprint([text]), Path(local(text, ())).is_dir()  # which may also have the output
             files = {name: value for name, value in files.items() if is_image(Path(name)) or not is_folder}
-            return from_files(text, kind, columns, self.experiment.facts.channels, bad), files
+            quotes = own.quotes if isinstance(own, CSV) else True
+            return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
         source = own if text in (None, own.name) else schema.build(SOURCES, schema.parse(SOURCES, text))
         return from_source(source.read(kind), kind, split), fingerprint(source.files())
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,10 @@ from PIL import Image
 
 from lineage.data import Facts, Loader, Question
 from lineage.data.inputs import Inputs, from_files, from_memory
+from lineage.data.sources.tables import TSV
 from lineage.evaluation.prediction import with_categories
 from lineage.train.experiment import Experiment
+from lineage.train.trained import Trained
 
 
 def test_tasks_without_predictions_are_refused(tiny):
@@ -78,6 +81,15 @@ def test_bad_rows_become_errors(name, content, expected, tmp_path):
     for start in (0, len(expected) - 1):
         for row, wanted in zip(found.part(start, len(expected)), expected[start:], strict=True):
             assert f"{name}, {wanted}" in str(row) if "line" in wanted else row == wanted
+
+
+def test_quotes_mean_what_they_mean_in_the_source_of_the_run(tmp_path):
+    (path := tmp_path / "a.tsv").write_text('text\n"a\nb"\n')
+    about = {"task": SimpleNamespace(reads="documents"), "facts": SimpleNamespace(channels=None)}
+    for quotes, rows in ((True, ["a\nb"]), (False, ['"a', 'b"'])):
+        run = SimpleNamespace(experiment=SimpleNamespace(source=TSV(str(path), quotes=quotes), **about))
+        inputs, _ = Trained.inputs(run, str(path))
+        assert list(inputs.part(0, 2)) == rows
 
 
 def test_sound_header_is_needed(tmp_path):
