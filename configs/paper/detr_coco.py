@@ -26,7 +26,7 @@ def get_config() -> base.ConfigDict:
     config.loader.update(batch_size=64, workers=16)
     config.init.rename = (("^", "backbone/"),)
     config.schedule.update(learning_rate=1e-4, milestones_percent=(80.0,))  # after 400 epochs
-    config.optimizer.update(weight_decay=1e-4, clip_norm=0.1, lr_multipliers=(("backbone", 0.1),))
+    config.optimizer.update(weight_decay=1e-4, no_decay=(), clip_norm=0.1, lr_multipliers=(("backbone", 0.1),))
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.update(precision="bfloat16", total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
