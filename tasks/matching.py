@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,46 +82,80 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
     def add(start, state):
         price, owner, taken = state
         start = jnp.full(batch, start)
-        here = real[jnp.arange(batch), start]
-        nearest, before = jnp.full((batch, queries), jnp.inf), jnp.zeros((batch, queries), jnp.int32)
-        unseen = nearest, before, jnp.zeros(owner.shape, bool)
-        state = price, owner, taken, start, start, jnp.zeros(batch), *unseen, jnp.where(here, -1, queries)
-        state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), partial(_visit, cost), state)
-        _, owner, taken, _, _, distance, nearest, before, visited, end = state
-        price = price - jnp.where(visited, distance[:, None] - nearest, 0)
-        state = jax.lax.while_loop(
-            lambda state: (state[-1] < queries).any(), _reassign, (owner, taken, start, before, end)
+        path = _Path(
+            target=start,
+            distance=jnp.zeros(batch),
+            nearest=jnp.full((batch, queries), jnp.inf),
+            before=jnp.zeros((batch, queries), jnp.int32),
+            visited=jnp.zeros((batch, queries), bool),
+            end=jnp.where(real[jnp.arange(batch), start], -1, queries),
         )
-        return price, *state[:2]
+        extend = partial(_extend, cost, price, owner, taken, start)
+        path = jax.lax.while_loop(lambda path: (path.end < 0).any(), extend, path)
+        price = price - jnp.where(path.visited, path.distance[:, None] - path.nearest, 0)
+        reassign = partial(_reassign, start, path.before)
+        owner, taken, _ = jax.lax.while_loop(
+            lambda state: (state[2] < queries).any(), reassign, (owner, taken, path.end)
+        )
+        return price, owner, taken
 
     last = jnp.where(real, jnp.arange(1, targets + 1), 0).max(initial=0)
     state = jnp.zeros((batch, queries)), jnp.full((batch, queries), -1), jnp.full((batch, targets), queries)
     return jax.lax.fori_loop(0, last, add, state)[-1]
 
 
-def _visit(cost, state):
-    """Extend the path from `target`, reached at `distance`, to the nearest query that was not visited."""
-    price, owner, taken, start, target, distance, nearest, before, visited, end = state
+class _Path(NamedTuple):
+    """Shortest augmenting path of each example, while it is searched.
+
+    Attributes:
+        target: last target that was reached.
+        distance: length of the path to it.
+        nearest: length of the shortest known path to each query.
+        before: target before each query on that path.
+        visited: whether the path to a query is known to be the shortest.
+        end: free query that was reached, or -1 during the search, or Q if there is no target to assign.
+    """
+
+    target: Int[Array, "B"]
+    distance: Float[Array, "B"]
+    nearest: Float[Array, "B Q"]
+    before: Int[Array, "B Q"]
+    visited: Bool[Array, "B Q"]
+    end: Int[Array, "B"]
+
+
+def _extend(cost, price, owner, taken, start, path):
+    """Extend each path to the nearest query that was not visited, and to the target that owns it.
+
+    Args:
+        price: price of each query [B, Q].
+        owner: target of each query [B, Q]; -1 if it is free.
+        taken: query of each target [B, N].
+        start: target from which the paths begin [B].
+    """
     every, numbers = jnp.arange(cost.shape[0]), jnp.arange(cost.shape[2])
+    target, searching = path.target, path.end < 0
     own = taken[every, target]
     at_own = cost[every, target, own] - price[every, own]
     reduced = cost[every, target] - price - jnp.where(target == start, 0, at_own)[:, None]
-    through = distance[:, None] + reduced
-    closer = ~visited & (through < nearest)
-    nearest, before = jnp.where(closer, through, nearest), jnp.where(closer, target[:, None], before)
-    query = jnp.where(visited, jnp.inf, nearest).argmin(axis=1)
-    going = end < 0
-    visited = visited | (going[:, None] & (numbers == query[:, None]))
-    distance = jnp.where(going, nearest[every, query], distance)
-    free = owner[every, query] < 0
-    target = jnp.where(going & ~free, owner[every, query], target)
-    end = jnp.where(going & free, query, end)
-    return price, owner, taken, start, target, distance, nearest, before, visited, end
+    through = path.distance[:, None] + reduced
+    closer = ~path.visited & (through < path.nearest)
+    nearest = jnp.where(closer, through, path.nearest)
+    query = jnp.where(path.visited, jnp.inf, nearest).argmin(axis=1)
+    reached = owner[every, query]
+    return _Path(
+        target=jnp.where(searching & (reached >= 0), reached, target),
+        distance=jnp.where(searching, nearest[every, query], path.distance),
+        nearest=nearest,
+        before=jnp.where(closer, target[:, None], path.before),
+        visited=path.visited | (searching[:, None] & (numbers == query[:, None])),
+        end=jnp.where(searching & (reached < 0), query, path.end),
+    )
 
 
-def _reassign(state):
-    """Assign the query to the target before it on the path, whose own query goes to the target before that."""
-    owner, taken, start, before, query = state
+def _reassign(start, before, state):
+    """Assign a query to the target before it on the path; the query that this target had is the next one."""
+    owner, taken, query = state
     (batch, queries), targets = owner.shape, taken.shape[1]
     every, numbers = jnp.arange(batch), jnp.arange(queries)
     going = query < queries
@@ -128,4 +163,4 @@ def _reassign(state):
     owner = jnp.where(going[:, None] & (numbers == query[:, None]), target[:, None], owner)
     mine = going[:, None] & (jnp.arange(targets) == target[:, None])
     following = jnp.where(target == start, queries, taken[every, target])
-    return owner, jnp.where(mine, query[:, None], taken), start, before, jnp.where(going, following, query)
+    return owner, jnp.where(mine, query[:, None], taken), jnp.where(going, following, query)
