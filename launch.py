@@ -21,8 +21,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.folder import CONFIG, LAUNCH, default_workdir, displayed, folder_of, last_step, plain, saved_config
-from lineage.runs.process import PREEMPTED
+from lineage.runs.command import LAUNCH, displayed
+from lineage.runs.folder import CONFIG, default_workdir, folder_of, last_step, plain, saved_config
 from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
@@ -132,7 +132,7 @@ def run_train(options: Options, changes: Changes) -> int:
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
         process.say(str(stopped))
-        return PREEMPTED
+        return process.PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")
     return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lineage.data.sources.text import StandardLibrary
 from lineage.data.tokenizers import BPE, Bytes
-from lineage.runs.folder import LAUNCH
+from lineage.runs.command import LAUNCH
 
 PEER = """
 import os, sys, time

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import LAUNCH
+from lineage.runs.command import LAUNCH
 
 RECORD = Path(__file__).parent / "plans.json"
 KEPT = ("seconds", "utilization", "arguments", "temporaries", "peak", "fits", "exposed")  # figures in the record

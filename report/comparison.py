@@ -20,7 +20,8 @@ from matplotlib.colors import to_hex
 from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
-from lineage.runs.folder import MEASURED, clock, displayed
+from lineage.runs.command import displayed
+from lineage.runs.folder import MEASURED, clock
 from lineage.runs.live import Run, labels, print_failures, refresh, runs_in
 from lineage.runs.process import show
 

@@ -5,11 +5,9 @@ import hashlib
 import json
 import math
 import os
-import shlex
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -17,7 +15,8 @@ from typing import Any, SupportsFloat
 from lineage.configs import storage
 from lineage.configs.atomic import sealed, unsealed, write_atomic, write_record
 
-CONFIG, METRICS = "config.json", "metrics.jsonl"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 PARAMETERS = "parameters.txt"  # a table, written before the first step
@@ -26,14 +25,12 @@ DATA = "data.json"  # the fingerprints of the data files
 # Files of a run that, in a folder without a run, may belong to somebody else.
 OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
-# Starts the command line from any folder. Without -P, Python would import modules of that folder, such as `queue.py`.
-_IMPORTS_HERE = any(os.path.isdir(path or ".") and os.path.samefile(path or ".", ".") for path in sys.path)
-LAUNCH = (sys.executable, *([] if _IMPORTS_HERE else ["-P"]), "-m", "lineage.launch")
 MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
-# Prefixes of the keys that may change when a run is resumed. A test checks that each is the prefix of a key.
+# Prefixes of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
+# and processes that it uses. A test checks that each is the prefix of a key.
 MAY_CHANGE = (
     "checkpoint.",
     "cluster.",
@@ -205,7 +202,7 @@ def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = 
     """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`."""
     if last_step(workdir) and not force:
         check_config(config, workdir, earlier)
-    write_atomic(workdir / CONFIG, json.dumps(plain(config), indent=2))
+    write_atomic(workdir / CONFIG, _text(config))
 
 
 def discard(workdir: Path, force: bool = False) -> None:
@@ -278,11 +275,15 @@ def _digest(path):
 def check_shared(config: Any, workdir: Path, process: int) -> None:
     """Raise ValueError unless this process has the same config and folder as process 0, which wrote `config.json`."""
     path = workdir / CONFIG
-    if not path.exists() or path.read_text(encoding="utf-8") != json.dumps(plain(config), indent=2):
+    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
         raise ValueError(
             f"{path} of process {process} differs from that of process 0: every process must be given the same "
             "command and a workdir on shared storage."
         )
+
+
+def _text(config):
+    return json.dumps(plain(config), indent=2)
 
 
 def check_config(config: Any, workdir: Path, earlier: Any = None) -> None:
@@ -312,14 +313,6 @@ def newest_record(workdir: Path) -> dict[str, Any]:
         with contextlib.suppress(DamagedError):
             return read_record(checkpoint)
     return {}
-
-
-def displayed(command: Sequence[str]) -> str:
-    """Return a command line as a user types it, with `lineage` if it was called so or from outside the checkout."""
-    if tuple(command[: len(LAUNCH)]) == LAUNCH:
-        checkout = Path(sys.argv[0]).name != "lineage" and Path("launch.py").is_file()
-        command = [*(["python", "launch.py"] if checkout else ["lineage"]), *command[len(LAUNCH) :]]
-    return shlex.join(command)
 
 
 def number(value: SupportsFloat) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from lineage.runs.folder import LAUNCH
+from lineage.runs.command import LAUNCH
 from lineage.runs.live import LOG
 from lineage.runs.process import PREEMPTED
 from tests import slurm

@@ -16,7 +16,8 @@ import time
 
 from jax import tree
 
-from lineage.runs.folder import LAUNCH, MEASURED, METRICS
+from lineage.runs.command import LAUNCH
+from lineage.runs.folder import MEASURED, METRICS
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
 from lineage.runs.process import PREEMPTED, brief_errors

@@ -16,7 +16,7 @@ import pytest
 
 from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
 from lineage.runs import folder, slurm
-from lineage.runs.folder import LAUNCH
+from lineage.runs.command import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import brief_errors
 

@@ -44,7 +44,7 @@ def test_freed_memory_is_used_again():
 def test_processes_import_modules_of_the_current_folder_only_if_this_one_does(within, tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit(3)")
     start = [sys.executable, *([] if within else ["-P"]), "-c"]
-    code = "import subprocess, sys; from lineage.runs.folder import LAUNCH; "
+    code = "import subprocess, sys; from lineage.runs.command import LAUNCH; "
     code += "sys.exit(subprocess.call([*LAUNCH[:-1], 'mine']))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([*start, code], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)

@@ -20,6 +20,7 @@ from lineage.configs.atomic import sealed
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.models.vit import ViT
+from lineage.runs import command as command_line
 from lineage.runs import folder, locks, process, provenance
 from lineage.train import loop
 
@@ -211,13 +212,13 @@ def test_displayed_command(tmp_path, monkeypatch):
     """Check that it is what the user types: in the checkout, elsewhere, and with the installed program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["launch.py"])
-    command = [*folder.LAUNCH, "report", "a b"]
-    assert folder.displayed(command) == "lineage report 'a b'"
+    command = [*command_line.LAUNCH, "report", "a b"]
+    assert command_line.displayed(command) == "lineage report 'a b'"
     (tmp_path / "launch.py").touch()
-    assert folder.displayed(command) == "python launch.py report 'a b'"
+    assert command_line.displayed(command) == "python launch.py report 'a b'"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/lineage"])
-    assert folder.displayed(command) == "lineage report 'a b'"
-    assert folder.displayed(["tensorboard", "a b"]) == "tensorboard 'a b'"
+    assert command_line.displayed(command) == "lineage report 'a b'"
+    assert command_line.displayed(["tensorboard", "a b"]) == "tensorboard 'a b'"
 
 
 def test_versions_of_installed_packages():
