@@ -173,14 +173,13 @@ class Evaluation:
 
     def __init__(self, context: Context, evaluators: Mapping[str, Evaluator]):
         """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist."""
-        self.context, self.evaluators = context, evaluators
+        self.context, self.evaluators, self._open = context, evaluators, cache(context.open)
         for name, evaluator in evaluators.items():
             evaluator.check(context)
-            known = list(context.data.splits)
-            if evaluator.split and not evaluator.source and evaluator.split not in known:
-                splits = ", ".join(known) or "none"
-                raise ValueError(f"evaluators.{name}.split is {evaluator.split!r}, but the data's splits are {splits}.")
-        self._open = cache(context.open)
+            known = self._data(evaluator).splits
+            if evaluator.split not in ("", *known) or (evaluator.source and not known):
+                splits = f"{evaluator.source or 'the data'}'s splits are {', '.join(known) or 'none'}"
+                raise ValueError(f"evaluators.{name}.split is {evaluator.split!r}, but {splits}.")
 
     def __call__(self, variables: Any, number: int | None = None) -> dict[str, float]:
         """Return the metrics of all splits, as "split/metric".
@@ -220,12 +219,12 @@ class Evaluation:
             hint = did_you_mean(metric, known) or f": the metrics are {', '.join(known)}."
             raise UnknownMetricError(f"{key} is {metric!r}{hint}")
 
+    def _data(self, evaluator: Evaluator) -> Data:
+        return self._open(evaluator.source) if evaluator.source else self.context.data
+
     def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:
-        data = self._open(evaluator.source) if evaluator.source else self.context.data
+        data = self._data(evaluator)
         chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
-        if evaluator.source and not chosen:
-            wanted = f"split {evaluator.split!r}" if evaluator.split else "split besides the training split"
-            raise ValueError(f"evaluators.{name}.source is {evaluator.source!r}, which has no {wanted}.")
         for split, batches in chosen.items():
             label = split
             if evaluator.source:

@@ -108,9 +108,10 @@ def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
     assert set(evaluation(variables, 1)) == {f"validation/{name}" for name in names}
     assert set(evaluation(variables, 2)) == {f"{split}/{name}" for name in names for split in ("validation", "other")}
     assert set(evaluation(variables)) == set(evaluation(variables, 4))
-    evaluation = Experiment(tiny("gpt", changes | {"evaluators.other.split": "tests"})).evaluation()
-    with pytest.raises(ValueError, match=r"^evaluators\.other\.source is 'text:.*', which has no split 'tests'\.$"):
-        evaluation(variables)
+    with pytest.raises(
+        ValueError, match=r"^evaluators\.other\.split is 'tests', but text:.*'s splits are validation\.$"
+    ):
+        Experiment(tiny("gpt", changes | {"evaluators.other.split": "tests"})).evaluation()
 
 
 def test_another_source_has_the_tokens_and_classes_of_the_run(tmp_path):

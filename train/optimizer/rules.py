@@ -130,9 +130,9 @@ class Lion(_Momentum):
 
 @dataclass(frozen=True)
 class _LayerWise(Optimizer):
-    """Optimizer that scales the update of each parameter of a layer by its trust ratio; the weight decay precedes it.
+    """Optimizer that adds the weight decay and then scales each layer's parameters by their trust ratios.
 
-    The trust ratio is the norm of the parameter divided by that of its update, or 1 if one of them is 0.
+    A trust ratio is the norm of a parameter divided by that of its update, or 1 if one of them is 0.
     """
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
