@@ -10,7 +10,7 @@ from lineage.configs import base, modules, schema
 from lineage.configs.registry import variants
 from lineage.configs.storage import local
 from lineage.data import Facts
-from lineage.data.content import FACTS
+from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, read_json

@@ -9,15 +9,16 @@ from lineage.data import fingerprint
 from lineage.data.content import (
     Documents,
     Examples,
-    Facts,
     Images,
     LabeledTexts,
     PairedTexts,
     Question,
     TaggedSentence,
+    as_test_split,
     chained,
 )
 from lineage.data.examples.mixture import mix
+from lineage.data.facts import Facts
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
@@ -49,6 +50,7 @@ def load(
     workdir: str | Path | None = None,
     workers: int = 0,
     known: Facts | None = None,
+    whole: bool = False,
 ) -> Data:
     """Read the content of a source and create the batches of a `lineage.tasks.Task`.
 
@@ -60,11 +62,12 @@ def load(
         workers: number of processes that encode the texts missing from `task.cache_dir`, after verifying those in it;
             0: this process encodes them.
         known: metadata of the training data, to read only the evaluation splits where possible; None: read all splits.
+        whole: whether a source that has only training examples provides them as the split "test", for evaluation.
     """
     task.check_loader(loader)
     if known is not None:
         source, task = source.evaluating(known), task.evaluating(known)
-    contents = source.read_parts(task.reads)
+    contents = _contents(source, task.reads, known, whole)
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"
         raise ValueError(f"loader.{option} is {getattr(loader, option)!r}: a mixture does not allow it.")
@@ -86,13 +89,21 @@ def load(
     examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
     examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
-    parts = dict(examples.splits)
-    facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
-    train = None
-    if "train" in parts:
-        train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
-    transforms = examples.evaluation_transform
-    if not isinstance(transforms, Mapping):
-        transforms = dict.fromkeys(parts, transforms)
-    splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
+    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
+    train, splits = None, {}
+    for name, part in examples.splits.items():
+        parts = {"source": part, "transform": examples.transform(name), **reading}
+        if name == "train":
+            train = TrainBatches(seed=seed, **parts)
+        else:
+            splits[name] = EvaluationBatches(**parts)
     return Data(train, splits, trained, facts)
+
+
+def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> dict[str, Any]:
+    """Return the content of each part of a source; raise ValueError for classes other than the known ones."""
+    contents = source.read_parts(kind)
+    for content in contents.values():
+        if known is not None and isinstance(content, Images):
+            content.check_classes(known.class_names)
+    return {name: as_test_split(content) for name, content in contents.items()} if whole else contents

@@ -1,24 +1,22 @@
 """Content that sources provide, and the examples that tasks create from it."""
 
 import hashlib
-import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lineage.configs.atomic import unsealed, write_record
 from lineage.data import shuffle
+from lineage.data.facts import Facts
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
 
-FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 _PIECE, _CHUNK = 1 << 18, 1 << 20  # characters of a piece of a text, and of a group of pieces
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
@@ -170,6 +168,18 @@ class Images(NamedTuple):
     splits: Mapping[str, ExampleSource]
     class_names: list[str]
 
+    def check_classes(self, known: Sequence[str]) -> None:
+        """Raise ValueError if a class has another index than in `known`; warn if none of the names is known."""
+        names = self.class_names
+        differing = [index for index, name in enumerate(names) if [name] != list(known[index : index + 1])]
+        if known and differing:
+            index = differing[0]
+            trained = known[index] if index < len(known) else "missing"
+            difference = f"class {index} of the source is {names[index]!r}, but {trained!r} in the training data"
+            if len(names) != len(known) or set(names) & set(known):
+                raise ValueError(f"The classes must be the same, in the same order: {difference}.")
+            warnings.warn(f"The classes are matched by their order: {difference}.", stacklevel=2)
+
 
 @dataclass(frozen=True)
 class Arrays(ExampleSource):
@@ -182,6 +192,15 @@ class Arrays(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: value[indices] for name, value in self.features.items()}
+
+
+def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:
+    """Return content whose only split is "train" with this split named "test", and other content unchanged."""
+    splits = content.splits if isinstance(content, Images) else content
+    if set(splits) != {"train"}:
+        return content
+    renamed = {"test": splits["train"]}
+    return content._replace(splits=renamed) if isinstance(content, Images) else renamed
 
 
 def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Documents]:
@@ -247,80 +266,6 @@ def in_memory(source: ExampleSource) -> Arrays:
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
 
 
-def _of_each_split() -> Any:
-    """Return a field of `Facts` that maps the names of splits to values."""
-    return field(default_factory=dict, metadata={"by_split": True})
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Metadata of the data of a run; fields that do not apply are None or empty."""
-
-    examples: Mapping[str, int] = _of_each_split()  # number of examples, set by `data.load`
-    vocab_size: int | None = None  # number of token ids
-    sequence_length: int | None = None  # length that sequences are padded to, in tokens
-    num_classes: int | None = None  # 1 for regression
-    class_names: tuple[str, ...] = ()  # in the order of their indices
-    category_ids: tuple[int | str, ...] = ()  # ids of the classes in COCO files; if empty, 1, 2, ...
-    has_unanswerable: bool = False  # whether some training question has no answer
-    image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
-    channels: int | None = None  # number of channels of an image
-    mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
-    std: tuple[float, ...] = ()
-    tokens: Mapping[str, int] = _of_each_split()  # number of tokens of documents
-    characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
-    bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
-    start_token: int | None = None  # token that a decoder's input begins with
-    document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
-
-    @property
-    def model_options(self) -> dict[str, int | None]:
-        """Model options that the data determine unless the config sets them."""
-        return {
-            "num_classes": self.num_classes,
-            "image_size": self.image_size and max(self.image_size),
-            "channels": self.channels,
-            "vocab_size": self.vocab_size,
-            "max_length": self.sequence_length,
-        }
-
-    def save(self, path: Path) -> None:
-        """Write the metadata as JSON; raise ValueError for class names that UTF-8 cannot encode."""
-        for name in self.class_names:
-            if name != name.encode(errors="replace").decode():
-                raise ValueError(f"The class name {name!r} has a character that UTF-8 cannot encode: rename the class.")
-        write_record(path, asdict(self))
-
-    @classmethod
-    def load(cls, path: Path) -> "Facts":
-        """Read metadata that `save` wrote; raise ValueError if the file is damaged."""
-        advice = "restore it, or continue the run with the command `train`, which writes it again"
-        if not path.is_file():  # a pipe would be read forever
-            raise FileNotFoundError(f"There is no file {path}: {advice}.")
-        try:
-            values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
-            facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
-            if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
-                raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
-            return facts
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Return whether a value has the type `hint` of a field of `Facts`."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
-    if kind is UnionType:
-        return any(_is(value, part) for part in parts)
-    if kind is Mapping:
-        return isinstance(value, dict) and all(_is(each, parts[1]) for each in value.values())
-    if kind is tuple and parts[1] is not Ellipsis:
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_is, value, parts))
-    if kind is tuple:
-        return isinstance(value, tuple) and all(_is(each, parts[0]) for each in value)
-    return type(value) is kind or (kind is float and type(value) is int)
-
-
 @dataclass(frozen=True)
 class Examples:
     """Examples of each split, including "train", and the transforms of their batches.
@@ -332,3 +277,10 @@ class Examples:
     facts: Facts
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
+
+    def transform(self, split: str) -> Transform | None:
+        """Return the transform of the batches of a split."""
+        if split == "train":
+            return self.train_transform
+        chosen = self.evaluation_transform
+        return chosen[split] if isinstance(chosen, Mapping) else chosen

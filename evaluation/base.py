@@ -106,8 +106,9 @@ class Evaluator:
     Attributes:
         split: name of the only split to evaluate; empty: all but the training split.
         every: interval in evaluations of the run; the evaluator always runs in the last one; 0 disables it.
-        source: another source to evaluate on, such as "text:PATH", with the tokenizer and the classes of the run. Its
-            metrics are named after the evaluator instead of the split; empty: the source of the run.
+        source: another source to evaluate on, such as "text:PATH", with the tokenizer and the classes of the run; if
+            it has only training examples, they are its split "test". The metrics are named after the evaluator instead
+            of the split; empty: the source of the run.
 
     Class attributes:
         returns: names of the metrics that `measure` may return; None: unknown.

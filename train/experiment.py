@@ -88,8 +88,8 @@ class Experiment:
         """The data; for a trained model, without the training split if the other splits can be read without it."""
         return self.data if self.saved_facts is None else self.read(self.source, self.saved_facts)
 
-    def read(self, source: Source, known: Facts | None = None, workers: int = 0) -> Data:
-        """Return the data of a source for the task and the tokenizer of the experiment (see `data.load`)."""
+    def read(self, source: Source, known: Facts | None = None, **options: Any) -> Data:
+        """Return the data of a source for the experiment's task and tokenizer, with more `options` of `data.load`."""
         tokenizer = (known and self.tokenizer) or schema.build(TOKENIZERS, self.config.tokenizer)
         origin = self.run.init.path or self.run.teacher
         kept = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
@@ -99,7 +99,7 @@ class Experiment:
                 tokenizer = tokenizers.TokenizerFile(str(file))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
-        return load(source, self.task, tokenizer, self.loader, known=known, workers=workers, **settings)
+        return load(source, self.task, tokenizer, self.loader, known=known, **settings, **options)
 
     @property
     def facts(self) -> Facts:
@@ -271,7 +271,7 @@ class Experiment:
             compile=lambda *args, **options: self.jit(step(*args, **options)),
             to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
             teach=self.with_teacher,
-            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text)), self.facts),
+            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text)), self.facts, whole=True),
         )
 
     def evaluation(self) -> Evaluation:

@@ -12,7 +12,7 @@ import jax
 from lineage.configs import base
 from lineage.configs.atomic import write_atomic, write_record
 from lineage.data import tokenizers
-from lineage.data.content import FACTS
+from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts

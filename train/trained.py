@@ -15,7 +15,7 @@ from lineage.configs import adoption, base, cli, schema
 from lineage.configs.run import Mesh
 from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
-from lineage.data.content import FACTS
+from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, skip
 from lineage.data.sources.folder import is_image

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from lineage.configs import cache
 from lineage.configs.atomic import unsealed
 from lineage.data import shards, tokenizers
-from lineage.data.content import FACTS
+from lineage.data.facts import FACTS
 from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
 from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lineage.data import shuffle
-from lineage.data.content import Examples, Facts
+from lineage.data.content import Examples
+from lineage.data.facts import Facts
 from lineage.data.loader import ExampleSource
 
 BY_SPLIT = tuple(field.name for field in fields(Facts) if field.metadata.get("by_split"))

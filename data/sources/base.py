@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
 from lineage.configs.storage import is_remote, local
-from lineage.data.content import Facts
+from lineage.data.facts import Facts
 
 SOURCES: Registry = Registry("source")
 SPLITS = ("train", "validation", "test")

@@ -9,7 +9,7 @@ CASES = {
     "gpt": {},
     "vit": {"evaluators.knn": "knn", "evaluators.knn.split": "test", "evaluators.few_shot": "few_shot"},
     "transformer": {"source": "pairs:{0}", "source.test_path": "{0}", "evaluators.other": "loss"}
-    | {"evaluators.other.source": "pairs:{0}", "evaluators.other.split": "train"},
+    | {"evaluators.other.source": "pairs:{0}", "evaluators.other.split": "test"},
 }
 
 

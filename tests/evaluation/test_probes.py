@@ -1,10 +1,13 @@
 """k-NN and linear probes match their definitions, also on the features of a run."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 from lineage.configs import base, cli, schema
+from lineage.data import Images
 from lineage.evaluation import EVALUATORS
 from lineage.evaluation.images import FewShot, LinearProbe, Neighbors
 from lineage.train import loop
@@ -112,6 +115,21 @@ def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
         ValueError, match=r"^evaluators\.other\.split is 'tests', but text:.*'s splits are validation\.$"
     ):
         Experiment(tiny("gpt", changes | {"evaluators.other.split": "tests"})).evaluation()
+
+
+def test_classes_of_another_source_have_the_indices_of_the_run(tiny):
+    names, error = ["cat", "dog", "owl"], r"^The classes must be the same, in the same order: class . of the source is"
+    for same in (names, names[:2]):
+        Images({}, same).check_classes(names)
+    Images({}, names).check_classes(())  # of a model folder without class names
+    for other in (["dog", "cat", "owl"], ["cat", "owl"], [*names, "ant"], ["ant", "bee"]):
+        with pytest.raises(ValueError, match=error):
+            Images({}, other).check_classes(names)
+    with pytest.warns(UserWarning, match="matched by their order: class 0 of the source is '0', but 'cat' in the"):
+        Images({}, ["0", "1", "2"]).check_classes(names)
+    experiment = Experiment(tiny("vit", {}), devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match=error):
+        experiment.read(experiment.source, replace(experiment.facts, class_names=experiment.facts.class_names[::-1]))
 
 
 def test_another_source_has_the_tokens_and_classes_of_the_run(tmp_path):

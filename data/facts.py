@@ -1,0 +1,86 @@
+"""Metadata of the data of a run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from lineage.configs.atomic import unsealed, write_record
+
+FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
+
+
+def _of_each_split() -> Any:
+    """Return a field of `Facts` that maps the names of splits to values."""
+    return field(default_factory=dict, metadata={"by_split": True})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Metadata of the data of a run; fields that do not apply are None or empty."""
+
+    examples: Mapping[str, int] = _of_each_split()  # number of examples, set by `data.load`
+    vocab_size: int | None = None  # number of token ids
+    sequence_length: int | None = None  # length that sequences are padded to, in tokens
+    num_classes: int | None = None  # 1 for regression
+    class_names: tuple[str, ...] = ()  # in the order of their indices
+    category_ids: tuple[int | str, ...] = ()  # ids of the classes in COCO files; if empty, 1, 2, ...
+    has_unanswerable: bool = False  # whether some training question has no answer
+    image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
+    channels: int | None = None  # number of channels of an image
+    mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
+    std: tuple[float, ...] = ()
+    tokens: Mapping[str, int] = _of_each_split()  # number of tokens of documents
+    characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
+    bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
+    start_token: int | None = None  # token that a decoder's input begins with
+    document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
+
+    @property
+    def model_options(self) -> dict[str, int | None]:
+        """Model options that the data determine unless the config sets them."""
+        return {
+            "num_classes": self.num_classes,
+            "image_size": self.image_size and max(self.image_size),
+            "channels": self.channels,
+            "vocab_size": self.vocab_size,
+            "max_length": self.sequence_length,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the metadata as JSON; raise ValueError for class names that UTF-8 cannot encode."""
+        for name in self.class_names:
+            if name != name.encode(errors="replace").decode():
+                raise ValueError(f"The class name {name!r} has a character that UTF-8 cannot encode: rename the class.")
+        write_record(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "Facts":
+        """Read metadata that `save` wrote; raise ValueError if the file is damaged."""
+        advice = "restore it, or continue the run with the command `train`, which writes it again"
+        if not path.is_file():  # a pipe would be read forever
+            raise FileNotFoundError(f"There is no file {path}: {advice}.")
+        try:
+            values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
+            facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
+            if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
+                raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
+            return facts
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type `hint` of a field of `Facts`."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(_is(value, part) for part in parts)
+    if kind is Mapping:
+        return isinstance(value, dict) and all(_is(each, parts[1]) for each in value.values())
+    if kind is tuple and parts[1] is not Ellipsis:
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_is, value, parts))
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_is(each, parts[0]) for each in value)
+    return type(value) is kind or (kind is float and type(value) is int)
