@@ -124,6 +124,7 @@ def test_nothing_is_kept_where_the_variable_is_empty():
     assert not isinstance(tokenize(TEXTS["train"], tokenizer).tokens, Shards)
 
 
+@pytest.mark.thorough
 def test_start_of_a_run_imports_no_packages_for_its_end(tmp_path):
     code = "import sys, lineage.configs.cli, lineage.train.loop\n"
     code += f"lineage.train.loop.MetricsWriter({str(tmp_path)!r}).close()\n"

@@ -86,6 +86,7 @@ def test_processes_share_the_global_batch(processes):
         same(joined, whole[step])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["threads", "workers"])
 def test_prefetched_batches_are_identical(kind):
     plain = train_batches(source=source(100), batch_size=16, seed=4, transform=add_noise)

@@ -206,6 +206,7 @@ def test_wrong_options_are_refused(options, message):
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.thorough
 def test_sources_that_do_not_fit_are_refused(files, tmp_path):
     source = SOURCES.build("mixture", parts=("cldr", "stdlib"))
     assert source.content_kinds() == ["pairs"]

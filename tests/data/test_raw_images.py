@@ -137,6 +137,7 @@ _PIXELS = b"T\x00\x0c\x00\x00" + bytes(3072)
 _NESTED = b"(K\x01K\x02t" + b"\x85" * 3 + b"".join(b"q%ch%c\x86" % (n, n) for n in range(200))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -253,6 +253,7 @@ def test_missing_and_nested_columns_of_objects(tmp_path):
         pairs(input_key="text.en").pairs()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compressed", [suffix for suffix in OPENED if suffix])
 def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
     path = f"{tmp_path}/a.csv{compressed}"
@@ -269,6 +270,7 @@ def test_compressed_line_that_fills_the_memory_raises(compressed, tmp_path):
             read()
 
 
+@pytest.mark.thorough
 @tiered("kind", KINDS)
 def test_compressed_lines_that_fill_the_memory_raise(kind, tmp_path):
     """Check that a compressed file of 120 MB can be read as a stream, but not at once; a plain one can."""

@@ -77,6 +77,7 @@ def test_evaluate_reproduces_the_last_evaluation_of_training(finished, say):
     assert json.loads(say("evaluate", f"--workdir={finished}")) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_generate_continues_the_prompt(finished, say):
     texts = say("generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
     assert texts.startswith("--- sample 1 of 2 ---\ndef f")
@@ -97,6 +98,7 @@ def test_generate_with_draft_and_contrast_models(finished, say):
     assert say(*arguments, *several, f"--config.sampling.contrast={finished}")
 
 
+@pytest.mark.thorough
 def test_describe_and_config_read_the_config_of_a_run(finished, say):
     assert "model.name = 'gpt'" in say("config", f"--workdir={finished}")
     assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")

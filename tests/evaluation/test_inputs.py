@@ -101,6 +101,7 @@ def test_sound_header_is_needed(tmp_path):
     assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).about == [{}, {"words": ["a", "b"]}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.csv", "a.parquet"])
 def test_texts_are_read_where_they_are_needed(name, tmp_path):
     """Check the parts of a file, that they are not in memory together, and a file that changes meanwhile."""

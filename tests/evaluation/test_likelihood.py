@@ -150,6 +150,7 @@ def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     assert len({*expected}) > 1  # the two scores differ, so that neither passes for the other
 
 
+@pytest.mark.thorough
 def test_commands(folder, ours, tmp_path, monkeypatch, capsys):
     """Check that both commands find the model in a folder, and that a task in a file is found."""
     own_only = partial(harnesses.TaskManager, include_defaults=False)  # the package has thousands of files of tasks

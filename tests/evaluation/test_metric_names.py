@@ -13,6 +13,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @tiered("model", list(CASES), first=2)
 def test_known_names_are_those_of_the_results(model, tiny, tmp_path):
     (path := tmp_path / "pairs.tsv").write_text("1\t2\n3\t4\n")

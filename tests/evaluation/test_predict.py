@@ -68,6 +68,7 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
         assert printed(folder, inputs, *options) == found, number
 
 
+@pytest.mark.thorough
 def test_values_of_texts(trained, predict, score, call, tmp_path):
     """Check the scores of values, of which some are means over the windows of a long text."""
     table = tmp_path / "numbers.tsv"
@@ -230,6 +231,7 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     assert code == 0, said
 
 
+@pytest.mark.thorough
 def test_filled_masks(trained, predict, score, printed, call, tmp_path):
     """Check tokens and probabilities against the model."""
     folder, _ = trained("bert", MASKED | {"task.name": "masked_lm", "model.dropout": 0.0})
@@ -337,6 +339,7 @@ def test_bad_texts_are_skipped(trained, call, refused, tmp_path):
     assert "error: The text '' has no token" in refused(*files, "--skip-bad=1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", [".json", ".npz", ".parquet"])
 def test_output_is_not_held_in_memory(suffix, tmp_path):
     features = np.random.default_rng(0).random((4000, 64), np.float32)

@@ -89,6 +89,7 @@ def write_digits(tmp_path):
     return tmp_path / "digits", write_jsonl(tmp_path / "labels.jsonl", [str(label) for label in examples["label"]])
 
 
+@pytest.mark.thorough
 def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
     """Check the accuracy, images from files, and images that cannot be read."""
     folder, metrics = trained("vit", {}, steps=40)
@@ -123,6 +124,7 @@ def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
     assert lines[5].keys() == lines[300].keys() == {"file", "error"}
 
 
+@pytest.mark.thorough
 def test_features(trained, predict, refused, tmp_path):
     """Check the features of images against those of probes, and those of texts against the hidden states."""
     folder, _ = trained("vit", {}, steps=1)

@@ -68,6 +68,7 @@ def test_metric_names():
     assert found["test/linear_accuracy"] > found["test/5_shot_accuracy"] > 0.3
 
 
+@pytest.mark.thorough
 def test_probes_of_a_run(tiny, tmp_path):
     changes = {"evaluators.knn": "knn", "evaluators.few": "few_shot", "evaluators.few.shots": 5}
     changes |= {"task.augment": "shift(2)", "loader.evaluation_batch_size": 200}

@@ -59,6 +59,7 @@ def test_scores_of_a_regression_match_scipy(pairs):
     assert found == pytest.approx(expected, abs=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bins", [10, 2])
 def test_calibration_matches_worked_example_in_any_split(bins):
     random = np.random.default_rng(0)

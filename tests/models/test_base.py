@@ -100,6 +100,7 @@ def test_last_hidden_state_is_the_encoder_output():
     np.testing.assert_array_equal(states.layers["encoder"][-1], output)
 
 
+@pytest.mark.thorough
 def test_example_in_the_documentation_of_hidden_states():
     names = {"jax": jax, "jnp": jnp, "build": models.build, "hidden_states": models.hidden_states}
     example = doctest.DocTestFinder().find(models.hidden_states, "hidden_states", globs=names)
@@ -112,6 +113,7 @@ def test_layers_of_groups():
     assert (model.num_layers, len(states.layers["encoder"]), len(states.attention["encoder"])) == (2, 3, 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_every_parameter_has_a_layer_and_every_layer_has_parameters(name):
     settings, inputs, _, _ = CASES[name]

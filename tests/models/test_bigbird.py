@@ -99,6 +99,7 @@ def test_short_sequences_use_full_attention(variables):
         assert (difference < 1e-5) == same
 
 
+@pytest.mark.thorough
 def test_full_attention_matches_bert(variables):
     """Check sequences of any length."""
     params = variables(TINY, TOKENS)
@@ -127,6 +128,7 @@ def test_dropout_is_applied_before_the_embedding_norm(variables):
     np.testing.assert_allclose(embedding.std(-1), 1, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_work_and_memory_are_linear_in_length():
     model = BigBird(**SIZES | {"max_length": 4096, "depth": 1}, block_size=16)
     params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]

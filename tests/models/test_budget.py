@@ -96,6 +96,7 @@ def test_forward_flops_of_published_models(name):
     assert cost.textbook["flops"] == pytest.approx(total(cost.flops["forward"]), rel=0.02)
 
 
+@pytest.mark.thorough
 def test_training_flops_match_xla():
     settings = GPT | {"width": 128}  # XLA counts GELU's slope twice, which is 2% at a width of 64
     model = build(**settings)
@@ -173,6 +174,7 @@ def nbytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_bytes_of_cache_and_optimizer_match_the_arrays(dtype):
     model, optimizer = build(**GPT), optax.adamw(1e-3)
@@ -186,6 +188,7 @@ def test_bytes_of_cache_and_optimizer_match_the_arrays(dtype):
     assert cost.memory["training"]["weights"] == nbytes(variables)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "full"])
 def test_training_memory_is_close_to_xla(remat):
     model, optimizer = build(**GPT, remat=remat), optax.adamw(1e-3)

@@ -16,6 +16,7 @@ from lineage.models import convert
 from lineage.models.convert.family import rearrange
 from lineage.models.gpt import GPT
 from lineage.models.vit import ViT
+from tests.tiers import tiered
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
 TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
@@ -69,7 +70,7 @@ def test_rearrange_orders_and_groups_axes():
         TINY_VIT.clone(num_classes=0, head="mlp"),
     ],
 )
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@tiered("dtype", [jnp.float32, jnp.bfloat16])
 def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
     params = jax.tree.map(lambda x: x.astype(dtype), variables(model, INPUTS[type(model)]))
     convert.save(tmp_path, model, params)
@@ -143,6 +144,7 @@ def test_names_without_prefix_old_masks_and_tied_heads(folder):
     assert_same(convert.load(folder(tensors=old, config={"architectures": ["GPT2Model"]}))[1], expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
 def test_other_dtypes_become_float32(dtype, folder):
     exact = convert.load(folder())[1]
@@ -154,7 +156,7 @@ def transposed(tensors):
     tensors["transformer.h.1.mlp.c_fc.weight"] = tensors["transformer.h.1.mlp.c_fc.weight"].T.copy()
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("model", "config", "message"),
     [
         (TINY_GPT, {"model_type": "word2vec"}, "model_type is 'word2vec': it must be one of .*gpt2, "),
@@ -234,6 +236,7 @@ def transposed(tensors):
         (TINY_VIT, {"image_size": 10}, "image 10x10 does not divide into patches of 4x4 pixels"),
         (TINY_VIT.clone(num_classes=0, head="mlp"), {"pooler_act": "relu"}, "pooler_act is 'relu': it must be 'tanh'"),
     ],
+    first=18,
 )
 def test_unsupported_configs_raise(model, config, message, folder):
     path = folder(model, config)
@@ -244,6 +247,7 @@ def test_unsupported_configs_raise(model, config, message, folder):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -330,6 +334,7 @@ def test_missing_files_raise(folder, tmp_path):
 OTHERS = {"pooling": ["tokens", "map"], "position": ["2d", "sincos2d"], "head": ["mlp"], "hybrid": [(1,)]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in OTHERS for value in OTHERS[name]])
 def test_unsupported_models_raise(name, value, variables, tmp_path):
     model = TINY_VIT.clone(**{name: value})

@@ -101,6 +101,7 @@ def test_dropout_only_with_its_rng(name, rates):
         assert "shift_right_logical" in program(jax.random.key(0), **{rate: 0.3})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DECODERS)
 def test_bfloat16_parameters_give_bfloat16_logits_and_caches(name, variables):
     model, args, _, inputs = problem(name)
@@ -122,6 +123,7 @@ def test_logits_in_bfloat16_are_close(name, variables):
     np.testing.assert_allclose(half.astype(jnp.float32), apply(params, TOKENS), atol=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["gpt", "llama", "bart", "transformer"])
 def test_sequence_longer_than_max_length_raises(name, variables):
     model, args, _, _ = problem(name)
@@ -133,6 +135,7 @@ def test_sequence_longer_than_max_length_raises(name, variables):
         model.apply(params, 1, 16, method="init_cache")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "settings", "unused"), [("gpt", {}, 0), ("transformer", {"position": "learned"}, 0), ("bart", {}, 2)]
 )

@@ -80,6 +80,7 @@ class Tagger(nn.Module):
         return self.head(self.mix(jax.lax.stop_gradient(self.elmo.features(tokens))))
 
 
+@pytest.mark.thorough
 def test_scalar_mix_of_a_frozen_model_is_trained(params):
     tagger = Tagger()
     made = jax.jit(tagger.init)(jax.random.key(0), TOKENS)["params"]

@@ -68,6 +68,7 @@ def test_ragged_batch_equals_single_prompts(gpt, prompts, options):
         assert (together.tokens[row, together.lengths[row] :] == VOCAB).all()
 
 
+@pytest.mark.thorough
 def test_samples_depend_on_seed_prompt_and_index_only(gpt, prompts):
     tokens, lengths = prompts
     options = {"max_new_tokens": 12, "top_p": 0.95, "repetition_penalty": 1.2}

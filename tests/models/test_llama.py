@@ -28,6 +28,7 @@ def test_cache_size_is_proportional_to_key_value_heads(kv_heads, variables):
     assert cache_bytes(None) == 8 // kv_heads * cache_bytes(kv_heads)
 
 
+@pytest.mark.thorough
 def test_gradients_are_causal_within_the_window(variables):
     """Check gradients with respect to the inputs of the stack: two layers with windows of 3 reach 2 x 2 tokens back."""
     for model, reach in ((TINY, 10), (WINDOW, 4)):
@@ -74,6 +75,7 @@ def test_unknown_rope_scaling_raises():
         models.build("llama", rope_scaling="yarm")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "config", "message"),
     [

@@ -127,6 +127,7 @@ def test_matrices_take_a_quarter_of_the_memory():
     assert size < 0.28 * whole
 
 
+@pytest.mark.thorough
 @tiered(
     ("name", "kind"),
     [("stacked", "int8"), ("encoder-decoder", "fp8"), ("unrolled", "fp8"), ("recurrent", "int8")],
@@ -153,6 +154,7 @@ def loops(jaxpr):
             yield from loops(inner)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_over_tokens_reads_8_bit_matrices(kind):
     """Check that the loop has no other input with as many numbers as the smallest matrix."""
@@ -176,6 +178,7 @@ def test_speculative_decoding_with_a_quantized_draft():
     assert out.acceptance_rate > 0.8
 
 
+@pytest.mark.thorough
 def test_fused_loss():
     model, args, _, quantized, plain = pair("stacked", "int8")
     model, targets = model.clone(fused_loss=True), Targets(TOKENS, jnp.ones(TOKENS.shape))

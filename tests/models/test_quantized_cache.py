@@ -52,7 +52,7 @@ def test_vectors_are_rounded_to_their_scale(normal):
     assert (np.abs(found.values).max(axis=-1) == np.where(most[..., 0] > 0, 127, 0)).all()
 
 
-@tiered("name", list(MODELS), first=2)
+@tiered("name", list(MODELS))
 def test_logits_are_close_to_those_of_the_full_cache(name):
     """Check tokens one by one and several at once, after a prompt."""
     model, variables, tokens, _, inputs = problem(name)
@@ -119,6 +119,7 @@ def test_compiled_step_has_no_copy_of_the_cache(count):
     assert not re.findall(r"f32\[(?:6,32,4|3,2,32,4|6,4,32|192,4)\]", compiled)
 
 
+@pytest.mark.thorough
 def test_invalid_arguments_raise():
     model, variables, _, _, _ = problem("gpt")
     with pytest.raises(ValueError, match="cache_format is 'int4': it must be 'int8', or None"):

@@ -42,6 +42,7 @@ def test_each_stage_halves_the_resolution(stem, sizes):
     assert [x.shape[-1] for x in maps] == [16, 32, 64]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, {"norm": "group"}, {"norm": "group", "preactivation": True}])
 def test_examples_interact_by_batch_norm_in_training_only(settings):
     model = resnet.ResNet(**TINY | {"depths": (1,), "widths": (16,)}, **settings)
@@ -59,6 +60,7 @@ def test_examples_interact_by_batch_norm_in_training_only(settings):
     assert seen(["statistics"]) == [True, model.norm == "batch"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(2, 7, 8, 3), (1, 4, 3, 1)])
 def test_max_pool_is_that_of_flax_with_equal_values_and_nan(shape):
     x = jax.random.randint(jax.random.key(0), shape, 0, 3).astype(float)

@@ -54,6 +54,7 @@ PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (3, 20))
 LENGTHS = [[2, 1, 3], [9, 4, 6], [3, 17, 20]]  # shorter and longer than the window of 4, and both
 
 
+@pytest.mark.thorough
 @tiered("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.0, "num_beams": 3}], 3)
 def test_generated_tokens_are_those_of_the_whole_cache(options, params):
     options = {"max_new_tokens": 15, "stop_tokens": (5,), **options}
@@ -97,6 +98,7 @@ def test_speculation_rewinds_the_ring(windows, temperature, params):
             np.testing.assert_array_equal(out.generation.tokens, tokens)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("first", "separate"), [(1, 16), (3, 0), (4, 16), (11, 0), (11, 16)])
 def test_tokens_one_by_one_equal_several_at_once(first, separate, params, monkeypatch):
     """Check the logits of a first call with an empty cache, then those of 1 to 3 tokens at a time, with rewinding.
@@ -133,6 +135,7 @@ def test_decoding_step_reads_only_the_window(params):
     assert longest == {model: 64, whole(model): 1024}
 
 
+@pytest.mark.thorough
 def test_calls_for_which_the_ring_is_too_small_raise(params):
     cache = WINDOW.apply(params, 1, 64, 2, method="init_cache").rewind(jnp.array([9]))
     assert cache.rewind(jnp.array([7])).length.tolist() == [7]

@@ -66,6 +66,7 @@ def test_cached_equals_uncached_and_rewinds(model):
         assert_close(logits[row], expected[row, start : start + 3])
 
 
+@pytest.mark.thorough
 def test_padding_has_no_effect(model):
     """Check padding at the end of the inputs, and anywhere in the outputs."""
     module, params, expected = model
@@ -95,6 +96,7 @@ def test_gradients_are_causal_in_tokens_and_reach_all_inputs(model):
     np.testing.assert_array_equal(target, np.tril(np.ones((6, VOCAB))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "beams"), [("additive", 1), ("general", 3)], indirect=["model"])
 def test_batched_generation_matches_logits_of_single_sequences(model, beams):
     """Check inputs and prompts of different lengths; the score of beam search is that of its tokens."""
@@ -161,6 +163,7 @@ def test_incompatible_settings_raise(settings, message):
         Seq2Seq(vocab_size=VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
 
 
+@pytest.mark.thorough
 @tiered("dtype", [jnp.float32, jnp.bfloat16])
 def test_scheduled_sampling_draws_from_the_predictions(dtype):
     """Check that near-uniform predictions yield tokens of the first tenth of the vocabulary in 10% of the cases.

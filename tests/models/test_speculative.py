@@ -62,6 +62,7 @@ def test_greedy_tokens_match_the_target(noise):
     assert np.mean(rates) > 0.6 if noise else 0 < np.mean(rates) < 0.6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("temperature", "rows"), [(0.0, 2), (0.8, 2), (0.0, 5)])
 def test_work_of_the_loop(temperature, rows):
     """Check that greedy search draws no random numbers, and that few sequences are written without a scatter."""
@@ -75,6 +76,7 @@ def test_work_of_the_loop(temperature, rows):
     assert "dynamic_update_slice" in caches
 
 
+@pytest.mark.thorough
 def test_processors_match_the_target():
     target, draft = weights(TARGET, 1), weights(DRAFT, 2)
     options = {"no_repeat_ngram_size": 2, "min_new_tokens": 6, "stop_tokens": (1, 3), "repetition_penalty": 1.7}

@@ -20,6 +20,7 @@ def shapes(model, image):
     return jax.eval_shape(model.init, jax.random.key(0), image)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "size", "parameters", "multiply_adds"),
     [
@@ -66,6 +67,7 @@ def test_gradients_are_limited_to_the_window(shift, variables, normal):
     np.testing.assert_array_equal((seen != 0).any(axis=-1), together)
 
 
+@pytest.mark.thorough
 def test_shifted_blocks_connect_windows(variables, normal):
     image = normal(1, 8, 8, 1)
     params = variables(TINY, image)

@@ -12,6 +12,7 @@ TOKENS = jnp.asarray(RNG.integers(0, 17, (2, 8)), jnp.int32)
 MASK = jnp.arange(7) < jnp.array([[7], [4]])
 
 
+@pytest.mark.thorough
 def test_gradients_are_causal_in_tokens_and_reach_all_real_inputs(variables):
     """Check that the embedding of a token that occurs once affects only the logits at its position and later ones."""
     inputs, tokens = jnp.arange(1, 6)[None], jnp.arange(6, 12)[None]
@@ -28,6 +29,7 @@ def test_gradients_are_causal_in_tokens_and_reach_all_real_inputs(variables):
     np.testing.assert_array_equal(reached[:, 1:6], np.tile(mask, (6, 1)))
 
 
+@pytest.mark.thorough
 def test_initialization_matches_the_paper():
     """Check that unscaled scores have unit variance, because queries have a smaller initialization."""
     model = TINY.clone(width=64, head_size=16, num_heads=8, mlp_dim=100)

@@ -34,6 +34,7 @@ def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, 
         assert_close(logits, expected[:, start:stop])
 
 
+@pytest.mark.thorough
 def test_order_matters_only_with_positions(variables):
     """Check that shuffling the inputs changes the logits, unless there are no positions."""
     params = variables(TINY.clone(position="learned"), INPUTS, TOKENS)

@@ -72,6 +72,7 @@ def test_fused_loss_and_gradients_match(smoothing, bias, normal, small_blocks):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), without_gradient, found)
 
 
+@pytest.mark.thorough
 @tiered("divisor", [2, 1])
 def test_adaptive_softmax_matches_its_log_probabilities(divisor, variables, normal, small_blocks):
     module, x = AdaptiveEmbed(WORDS, WIDTH, (10, 20, 45), divisor), normal(*SHAPE, WIDTH)
@@ -141,6 +142,7 @@ def test_devices_of_a_mesh_share_the_tokens(sizes, normal, small_blocks):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), shared, grads)
 
 
+@pytest.mark.thorough
 def test_label_that_is_not_a_word_has_no_loss(variables, normal):
     x, labels = normal(1, 4, WIDTH), jnp.asarray([[-1, WORDS, 3, 50]])
     for module in (Embed(WORDS, WIDTH), AdaptiveEmbed(WORDS, WIDTH, (10, 20))):
@@ -150,6 +152,7 @@ def test_label_that_is_not_a_word_has_no_loss(variables, normal):
         assert not found.correct[0, :2].any()
 
 
+@pytest.mark.thorough
 @tiered(("name", "smoothing"), [("gpt", 0.1), ("llama", 0.0), ("transformer_xl", 0.0)])
 def test_causal_language_models_may_fuse_the_loss(name, smoothing, variables, small_blocks):
     """Check the loss, its weight, the accuracy and all gradients of the task."""
@@ -191,6 +194,7 @@ def test_cutoffs_that_do_not_rise_raise(cutoffs):
         AdaptiveEmbed(WORDS, WIDTH, cutoffs).init(jax.random.key(0), jnp.zeros((1,), jnp.int32))
 
 
+@pytest.mark.thorough
 def test_unsupported_options_raise(variables, normal):
     with pytest.raises(ValueError, match="divisor is 4: the vectors of the last cluster would be empty"):
         AdaptiveEmbed(WORDS, WIDTH, (10, 20), 4).init(jax.random.key(0), jnp.zeros((1,), jnp.int32))

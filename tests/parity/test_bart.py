@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
@@ -53,6 +54,7 @@ def test_logits_hidden_states_and_gradients(seed, scale_embedding, randomize, as
 BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 7, "repetition_penalty": 1.2}
 
 
+@pytest.mark.thorough
 @tiered(
     ("seed", "options"),
     [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5}), (2, BLOCKED), (3, BLOCKED | {"num_beams": 3})],

@@ -169,6 +169,7 @@ def test_plain_tokens(family, randomize, ours):
     assert_close(jax.jit(model.apply)(variables, tokens), expected)
 
 
+@pytest.mark.thorough
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
 def test_export_round_trip(family, name, head, seed, randomize, ours, exported):
     reference = reference_of(family, name, seed, randomize)
@@ -214,6 +215,7 @@ def test_old_file_formats(randomize, ours, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("family", "sizes"), [("bert", {}), ("roberta", {}), ("albert", {"embed_width": 6})])
 def test_models_without_segments_are_exported(family, sizes, tmp_path):
     """Check that the reference computes the same, and that the model is read again with segments of zeros."""

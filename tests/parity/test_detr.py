@@ -160,6 +160,7 @@ def test_outputs_of_every_layer_match(both):
 SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 12, "num_queries": 3}
 
 
+@pytest.mark.thorough
 def test_export_round_trip(round_trip, tmp_path):
     backbone = resnet.ResNet(num_classes=0, depths=(1, 1), widths=(8, 16), stem_width=4, bottleneck=False, frozen=True)
     model = detr.DETR(backbone=backbone, num_classes=4, **SIZES)
@@ -189,6 +190,7 @@ def test_pre_norm_encoder_has_a_final_norm():
     np.testing.assert_allclose(memory.var(axis=-1), 1, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_backbone_with_timm_names(tmp_path, monkeypatch):
     """Check names as in the files of facebook/detr-resnet-50."""
     monkeypatch.setitem(resnet.ResNet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})

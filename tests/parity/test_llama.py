@@ -150,6 +150,7 @@ def test_yarn_frequencies_match_at_published_size():
     np.testing.assert_allclose(turned, np.concatenate([cos[:, :64], sin[:, :64]], axis=-1), atol=1e-6)
 
 
+@pytest.mark.thorough
 @tiered(
     ("case", "num_beams"),
     [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3), ("masked", 1)],

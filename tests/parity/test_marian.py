@@ -51,6 +51,7 @@ def test_logits_hidden_states_and_gradients(seed, randomize, assert_same_encoder
     assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
 
 
+@pytest.mark.thorough
 def test_generation(randomize, assert_same_generation):
     reference = reference_of(2, randomize, scale=0.4)
     reference.generation_config.forced_eos_token_id = None

@@ -201,6 +201,7 @@ def published_norm(own, name, x):
     return torch.nn.functional.layer_norm(x, (WIDTH,), weight, bias, 1e-5)
 
 
+@pytest.mark.thorough
 @tiered(("divisor", "same_length"), [(2, True), (1, False)])
 def test_checkpoint_matches_the_published_module(divisor, same_length, tmp_path):
     """Check log-probabilities, loss and accuracy on a segment after a random memory, and saving."""
@@ -255,6 +256,7 @@ def test_unsupported_checkpoints_raise(change, message, tmp_path):
         convert.load(tmp_path)
 
 
+@pytest.mark.thorough
 def test_model_without_an_adaptive_softmax_cannot_be_saved(tmp_path):
     model = TransformerXL(vocab_size=11, depth=1, width=6, num_heads=2)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))

@@ -249,6 +249,7 @@ def foreign(bucket, **changes):
     bucket.put({".lock": json.dumps(lock).encode(), "config.json": b"{}"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_run_on_another_machine_counts_as_dead_if_its_lock_does_not_change(bucket, monkeypatch, alive):
     foreign(bucket)

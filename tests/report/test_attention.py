@@ -92,6 +92,7 @@ def explore(browse, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_browser_shows_attention_of_a_token(explore):
     tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
     own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)

@@ -93,6 +93,7 @@ def write_run(folder, text):
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["report", "comparison"])
 def test_hostile_texts_are_only_text(tmp_path, kind, browse):
     pages = {}
@@ -130,6 +131,7 @@ def test_browser_refuses_other_scripts(tmp_path, browse):
     assert "<title>text</title>" in browse(body.replace("<main>", f"<main>{attack}"), "/* nothing */")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "content"),
     [

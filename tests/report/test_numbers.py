@@ -140,6 +140,7 @@ def test_comparison_shows_which_runs_are_in_progress_or_failed(tmp_path):
     assert rows == [(name, name) for name in ("done", "failed", "running", "stopped")]
 
 
+@pytest.mark.thorough
 def test_browser_sorts_durations_and_leaves_missing_values_last(tmp_path, browse):
     runs = {5: 1.0, 185: -2.0, 3723: 3.0, 187_200: 0.5, 36_000: None, 3540: 2.0}
     for seconds, value in runs.items():

@@ -72,6 +72,7 @@ def test_counts_of_a_confusion_matrix_have_enough_contrast():
         assert contrast(image.cmap(image.norm(share))[:3], text.get_color()) >= 4.5
 
 
+@pytest.mark.thorough
 def test_every_figure_has_an_alternative_text_and_its_data(pages):
     _, *bodies = pages
     for body in bodies:
@@ -160,6 +161,7 @@ document.title = [style('body').backgroundColor, style('.card').backgroundColor,
 """
 
 
+@pytest.mark.thorough
 def test_print_is_light_and_complete(pages, browse):
     body = browse(pages[1], PRINT, "--blink-settings=preferredColorScheme=0")
     white = "rgb(255, 255, 255)"
@@ -186,6 +188,7 @@ AUGMENTED = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "evaluated", "loss", "accuracy"),
     [

@@ -150,6 +150,7 @@ def test_report_is_deterministic(text):
     assert write_report(text.parent).read_text() == before
 
 
+@pytest.mark.thorough
 def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, monkeypatch):
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
     experiment = Experiment(config, tmp_path, jax.devices()[:1])
@@ -167,6 +168,7 @@ def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, mon
     assert not confusion.exists()
 
 
+@pytest.mark.thorough
 def test_confusion_matrix_of_a_hundred_classes(tmp_path):
     run = vision_run(tmp_path, classes=120)
     for name in ("attention_image", "mistakes_validation"):

@@ -183,6 +183,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
 COMMANDS = ("list models", "config vit_digits", "--help")  # the second one's output exceeds a buffer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "where", "said"),
     [

@@ -31,6 +31,7 @@ print(min(found))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
 def test_freed_memory_is_used_again():
     kept, returned = (

@@ -118,6 +118,7 @@ def test_search_resumes_after_a_kill(tmp_path):
     assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lines", [0, 3, 5, 11, 19])
 def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
     run(tmp_path, 1, trials=4, startup=2)

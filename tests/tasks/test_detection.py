@@ -86,6 +86,7 @@ def test_accumulation_and_sharding_match_a_single_device(one_step):
     assert np.isfinite(metrics["gradient_norm"])
 
 
+@pytest.mark.thorough
 def test_invalid_weights_and_too_many_objects_raise(one_step):
     model, state, _ = one_step
     batch = jax.tree.map(jnp.asarray, batch_of(2))

@@ -152,6 +152,7 @@ def test_span_loss_matches_reference(tasks, tiny):
     assert weight == 7
 
 
+@pytest.mark.thorough
 def test_pooled_accuracy_of_long_texts(tasks, tiny):
     changes = {"task.long_text": "segments", "task.stride": 2, "task.sequence_length": 8}
     experiment = Experiment(tiny("bert", tasks["text_classification"] | changes), **ONE)
@@ -250,6 +251,7 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     np.testing.assert_array_equal(found.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
 
 
+@pytest.mark.thorough
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(ValueError, match=r"than the model \(\d+\): .*embed/table \(261, 16\), here \(261, 32\)"):

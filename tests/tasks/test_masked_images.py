@@ -86,6 +86,7 @@ def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     assert (after.collections["statistics"]["probe_norm"]["mean"] != 0).any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), [(8, 12), (12, 8)])
 @tiered("kind", [ViT, DeiT])
 def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):

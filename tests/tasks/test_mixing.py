@@ -77,6 +77,7 @@ class Areas(Model):
         return jnp.log(image.mean((1, 2)) + 1e-30) + bias
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, BOTH], ids=["mixup", "cutmix", "both"])
 def test_label_weights_match_pixel_weights(options):
     label = jnp.array([0, 1, 2, 1])

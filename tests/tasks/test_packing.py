@@ -76,6 +76,7 @@ def test_packed_loss_and_gradients_are_those_of_the_documents(batches, name, opt
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("relative", [RelativeKeys, None])
 def test_relative_positions_of_segments(relative):
     attention = Attention(2, relative=relative and (lambda name: RelativeKeys(4, name=name)), causal=True)

@@ -60,6 +60,7 @@ def test_memorized_targets_are_generated(trained):
     assert unsealed(sample) == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
 
+@pytest.mark.thorough
 def test_generated_texts_are_saved_and_reported(trained, files):
     _, workdir, _ = trained
     written = json.loads((workdir / "artifacts" / "written_test.json").read_text())

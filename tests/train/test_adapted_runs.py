@@ -82,6 +82,7 @@ def test_base_parameters_do_not_change(lora, base):
     np.testing.assert_allclose(after[f"{owner}/kernel"][0] - before[f"{owner}/kernel"][0], product, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_optimizer_state_covers_adapters_only(tiny, base):
     state = adapted(tiny, base, LORA)[1]
     count = sum(a.size for a in jax.tree.leaves(state.params))
@@ -90,6 +91,7 @@ def test_optimizer_state_covers_adapters_only(tiny, base):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.thorough
 def test_resume_of_lora_is_bit_exact(learned, lora, base):
     halves = learned(LORA | {"init.path": str(base)}, 2, 4)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, lora)))
@@ -160,6 +162,7 @@ ONE_OF_TWO = ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")
 ASKED = {"experts.choice": "prompt", "experts.question": "{text} ({name})"}
 
 
+@pytest.mark.thorough
 def test_prompt_selects_the_most_probable_expert(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     found, said = expert_mixture.choose(experiment, state, "def")
@@ -194,6 +197,7 @@ def test_classifier_selects_the_expert(tiny, base, crowd, lora, tmp_path):
         expert_mixture.choose(experiment, state, text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -213,6 +217,7 @@ def test_invalid_expert_options_raise(changes, message, tiny, base, crowd):
         choose()
 
 
+@pytest.mark.thorough
 def test_invalid_experts_raise(base, lora, crowd, tmp_path, tiny):
     with pytest.raises(ValueError, match=r"is not a run of adapter\.name='svf' without adapter\.trained"):
         expert_mixture.load([crowd[0], lora])
@@ -231,6 +236,7 @@ def test_cross_entropy_search_finds_the_maximum():
     np.testing.assert_allclose(found, goal, atol=0.02)
 
 
+@pytest.mark.thorough
 def test_parameters_are_renamed(tiny, base):
     """Check `init.rename`; a pair that matches nothing, or maps two parameters to one name, raises."""
     theirs = read_variables(base)["params"]
@@ -263,6 +269,7 @@ def test_incompatible_parameters_raise_before_allocation(tiny, base):
         Experiment(tiny("gpt", {"adapter.name": "lora"}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [

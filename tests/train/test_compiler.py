@@ -324,6 +324,7 @@ def test_steps_compile_for_a_tpu(step):
     assert step == "decode" or "all-reduce" in {one["kind"] for one in figures["collectives"]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
@@ -370,6 +371,7 @@ def test_recorded_plans_are_donated_and_compute_in_bfloat16():
     assert len(plans.table(record).splitlines()) == 2 + len(record)
 
 
+@pytest.mark.thorough
 def test_cpu_sums_the_gradients_of_unrolled_layers_once():
     """Check that no fusion reads something of every layer; otherwise, 97 operands are read."""
     config, _ = cli.load(f"{TINY}:vit")

@@ -196,6 +196,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", PASSING, ids=str)
 @pytest.mark.parametrize("times", [1, 2])
 def test_read_error_that_may_pass_costs_no_checkpoint(error, times, tmp_path, monkeypatch):

@@ -81,6 +81,7 @@ def test_nothing_is_changed_where_everything_fits(tiny):
     assert "smallest change" not in describe(Experiment(tiny("gpt")))
 
 
+@pytest.mark.thorough
 def test_table_of_parameters(tiny, capsys):
     experiment = Experiment(tiny("gpt", {"mesh.fsdp": 8, "mesh.data": 1}))
     header, *lines = parameters(experiment).splitlines()

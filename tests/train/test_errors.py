@@ -37,6 +37,7 @@ def trained(tiny, tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_invalid_commands(error, trained):
     (trained / "model").mkdir()
     (trained / "model" / "config.json").write_text('{"model_type": "gpt2"}')
@@ -66,6 +67,7 @@ def test_invalid_commands(error, trained):
     assert "has no sweep()" in error("sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
 
 
+@pytest.mark.thorough
 def test_generated_samples_are_separated(trained, capsys):
     generate = ["generate", f"--workdir={trained}/gpt", "--prompt=ab"]
     assert launch.main(generate) == 0
@@ -86,6 +88,7 @@ def test_workdir_that_cannot_be_written(error, tmp_path):
     assert said.startswith("the workdir /proc/lineage cannot be written (")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["evaluate", "generate"])
 def test_changed_tokenizer_is_named(mode, error, trained, tmp_path):
     """Check that a tokenizer with two swapped ids is not used."""
@@ -131,6 +134,7 @@ def test_platform_without_devices(error, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flag", [[], ["--traceback"]])
 def test_full_disk_at_the_end_of_a_save_prints_no_traceback(flag, tmp_path, monkeypatch, capsys):
     async def merge(*_, **__):

@@ -82,6 +82,7 @@ def reference(tiny, tmp_path_factory):
     return final(workdir)
 
 
+@pytest.mark.thorough
 @tiered(("minutes", "saved"), [(2.5, [3, 6, 7]), (0.0, [7]), (30.0, [7])], first=1)
 def test_run_saves_by_the_clock(minutes, saved, train, monkeypatch):
     clock, whole = SimpleNamespace(now=0.0), loop.TrainingLoop.run
@@ -156,6 +157,7 @@ def test_nothing_is_saved_after_an_error_of_a_save(train, tmp_path, monkeypatch)
     assert saves == [2]
 
 
+@pytest.mark.thorough
 @tiered("replaced", [True, False], first=1)
 def test_run_in_a_moved_folder_stops(replaced, reference, train, tmp_path):
     """Check that nothing is written to the old path, where another run may have begun, and that the run continues."""
@@ -180,6 +182,7 @@ def test_run_in_a_moved_folder_stops(replaced, reference, train, tmp_path):
     assert final(train({"save_every_steps": 3}, "moved")) == reference
 
 
+@pytest.mark.thorough
 def test_run_without_its_report_is_not_done(tiny, train, tmp_path):
     """Check that a sweep resumes a run that was interrupted while it wrote its report."""
     run = Run("run", tmp_path / "run", config=plain(tiny("vit", CHANGES)))
@@ -198,6 +201,7 @@ def test_run_without_its_report_is_not_done(tiny, train, tmp_path):
     assert run.is_done()
 
 
+@pytest.mark.thorough
 @tiered("evaluation", [1, 2], first=1)
 def test_signal_stops_an_evaluation_at_the_next_batch(evaluation, train, tmp_path):
     """Check that the resumed run evaluates again and ends as an undisturbed one."""
@@ -277,6 +281,7 @@ def test_every_batch_of_an_evaluation_is_progress(train, monkeypatch):
     assert {one: seen.count(one) for one in seen} == {("evaluating", 3): 6, ("evaluating", 6): 6}
 
 
+@pytest.mark.thorough
 @tiered(("activity", "said"), [(", 'saving'", "saving after"), ("", "in")])
 def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
     script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(60)\n"

@@ -194,6 +194,7 @@ def test_longer_run_notes_a_jump_of_the_learning_rate(tiny, tmp_path, schedule, 
     assert not [*start_notes(experiment, 4, {"total_steps": 8}), *start_notes(experiment, 4, {})]
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
     whole = run(tiny("vit", changes), tmp_path / "whole")
@@ -304,6 +305,7 @@ def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, ca
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
+@pytest.mark.thorough
 def test_finished_run_is_shown_as_finished(tiny, tmp_path, capsys):
     config = tiny("vit", {"total_steps": 2})
     loop.train(config, tmp_path, devices=ONE)

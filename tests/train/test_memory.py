@@ -75,6 +75,7 @@ def read(experiment, params, segments):
     return np.stack(losses), memory
 
 
+@pytest.mark.thorough
 def test_training_carries_the_memory(run):
     config, workdir, history = run
     experiment = Experiment(config, workdir, ONE)
@@ -106,6 +107,7 @@ def test_evaluation_starts_with_empty_memory_and_carries_it(run):
     assert history[-1]["validation/loss"] == pytest.approx(losses[counted].mean(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_resume_restores_the_memory(run, tmp_path):
     config, workdir, history = run
     shutil.copytree(workdir, tmp_path / "run")

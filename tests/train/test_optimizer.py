@@ -93,6 +93,7 @@ def test_adafactor_minimizes_a_quadratic_with_factored_state():
 HEADS = {"out": (-3, -2), "query": (-3,)}  # input axes of [heads, channels, width] and [width, heads, channels]
 
 
+@pytest.mark.thorough
 def test_adafactor_factors_the_matrices_of_each_layer():
     """Compare stacked kernels with heads to the matrix of each layer in optax."""
     rng, layer = np.random.default_rng(0), "stack/layers/attention"

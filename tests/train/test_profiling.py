@@ -91,6 +91,7 @@ def check_memory(name, changes):
     assert estimate == pytest.approx(planned, rel=0.15)
 
 
+@pytest.mark.thorough
 def test_adapters_cost_less_than_full_training():
     whole, adapted = (profiling.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
     assert whole.parameters == adapted.parameters

@@ -44,6 +44,7 @@ def say(workdir, capsys):
     return say
 
 
+@pytest.mark.thorough
 def test_evaluate(say):
     """Check that the loss changes a little, differently for the two formats."""
     losses = [json.loads(say("evaluate", *weights))["validation/loss"] for weights in ([], [WEIGHTS])]

@@ -140,6 +140,7 @@ def test_frozen_parameters_do_not_change():
 FROZEN = {"frozen": {"frozen": ("^(?!classifier)",)}, "frozen_layers": {"frozen_layers": 2}}  # the same parameters
 
 
+@pytest.mark.thorough
 def test_both_ways_to_freeze_give_the_same_trajectory():
     """Compare the parameters and gradient norms; the clipping, the moments and the decay are of the trained ones."""
     batch, runs = setting("vit")[2], []
@@ -153,6 +154,7 @@ def test_both_ways_to_freeze_give_the_same_trajectory():
     jax.tree.map(np.testing.assert_array_equal, *runs)
 
 
+@pytest.mark.thorough
 def test_gradient_norm_is_that_of_the_trained_layers():
     """Compare a model of which one of two stacked layers is frozen with gradients of all parameters."""
     model, objective, batch = setting("vit")
@@ -168,6 +170,7 @@ def test_gradient_norm_is_that_of_the_trained_layers():
     assert all((a[0] == b[0]).all() and (a[1] != b[1]).any() for a, b in zip(*layers))
 
 
+@pytest.mark.thorough
 @tiered("way", FROZEN)
 def test_frozen_parameters_have_no_backward_pass(way):
     def flops(**options):
@@ -180,6 +183,7 @@ def test_frozen_parameters_have_no_backward_pass(way):
     assert flops(frozen_layers=1) < 0.8 * whole
 
 
+@pytest.mark.thorough
 @tiered("name", GOLDEN)
 def test_bfloat16_computation_keeps_float32_state(name):
     model, objective, batch = setting(name)
@@ -284,6 +288,7 @@ class Scores(Model):
         return image[:, 0, :, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_mixup_and_label_smoothing_in_training_only(share, monkeypatch):
     monkeypatch.setattr(jax.random, "beta", lambda key, a, b: jnp.asarray(share))

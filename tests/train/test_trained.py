@@ -70,6 +70,7 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert "facts.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_train_continues_a_run_that_is_given_by_its_folder(tiny, tmp_path):
     run = tmp_path / "run"
     loop.train(tiny("gpt", {"total_steps": 2}), run)
@@ -107,6 +108,7 @@ def test_student_without_its_teacher(tiny, tmp_path):
     assert found["prediction"].startswith("def ")
 
 
+@pytest.mark.thorough
 def test_runs_that_a_run_names_execute_nothing(tiny, tmp_path):
     """Check a run without `imports`, whose config names a run with some."""
     run, other, module = tmp_path / "run", tmp_path / "other", tmp_path / "own.py"
@@ -149,6 +151,7 @@ def test_mesh_of_a_trained_model_is_reset(tiny):
     assert trained.used(config, {"mesh.fsdp": "4"}).mesh.to_dict() == vars(Mesh(fsdp=4))
 
 
+@pytest.mark.thorough
 def test_folder_of_transformers(tmp_path):
     bert_folder(tmp_path / "bert", head="classification", num_classes=3)
     path = tmp_path / "bert" / "config.json"
@@ -233,6 +236,7 @@ def test_sizes_come_from_a_model_of_another_kind(tiny, tmp_path):
     assert (config.model.width, config.model.patch_size) == (16, 4)
 
 
+@pytest.mark.thorough
 def test_wrong_shapes_are_listed_before_the_data_are_read(tiny, tmp_path):
     bert_folder(tmp_path / "bert", head="pretraining")
     absent = {"source": f"labels:{tmp_path}/absent.tsv", "init.path": str(tmp_path / "bert")} | ENCODER

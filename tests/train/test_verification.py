@@ -14,6 +14,7 @@ from lineage.runs.folder import read_json, read_record, sealed_page
 from lineage.runs.locks import locked
 from lineage.train import loop, verification
 from lineage.train.verification import runs_below, verify
+from tests.tiers import tiered
 from tests.train.runs import ONE
 
 
@@ -134,7 +135,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@tiered("name", FAULTS, first=6)
 def test_damage_is_found(name, folder, capsys):
     pattern, damage, said = FAULTS[name]
     path = next(folder.glob(pattern)) if "*" in pattern else folder / pattern
@@ -156,6 +157,7 @@ def test_odd_place_of_the_token_cache(place, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/config.json: sound\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["compare.html", "sweep.html"])
 def test_page_about_several_runs_is_checked(name, folder, capsys):
     (folder / name).write_bytes(sealed_page(b"<!doctype html>" * 99))
@@ -167,6 +169,7 @@ def test_page_about_several_runs_is_checked(name, folder, capsys):
         assert f"{folder}/{name}: its SHA-256" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_event_that_was_cut_by_a_kill_is_no_damage(folder):
     path = next(folder.glob("run/events.out.tfevents.*"))
     for removed in (3, 9):
@@ -174,6 +177,7 @@ def test_event_that_was_cut_by_a_kill_is_no_damage(folder):
         assert verify([folder]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [empty, edit(b",", b""), lambda path: os.truncate(path, path.stat().st_size - 1)])
 def test_table_of_a_sweep_is_checked(damage, folder, capsys):
     rows = [{"run": "a,\u2028b\n", "state": "failed (1)"}, {"run": "c", "state": "done", "test/loss": "0.5"}]
@@ -185,6 +189,7 @@ def test_table_of_a_sweep_is_checked(damage, folder, capsys):
     assert f"{folder}/sweep.csv: its rows are not complete" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["slurm", "run/slurm"])
 def test_numbers_of_jobs_are_checked(place, folder, capsys):
     path = folder / place / "jobs.json"
@@ -203,6 +208,7 @@ def test_names_of_folders_are_printed_escaped(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/a\\x1b[2J\\nb: sound\\udcff/config.json: is missing\n"
 
 
+@pytest.mark.thorough
 def test_damaged_arrays_are_found(folder, capsys):
     (folder / "run" / "artifacts" / "more.npz").write_bytes(b"PK\x03\x04 damaged")
     assert verify([folder]) == 1

@@ -75,11 +75,13 @@ def test_kernels_match_dense_attention(kernel, mask):
     assert_equal_to_dense(kernel, mask)
 
 
+@pytest.mark.thorough
 @tiered("mask", MASKS, slow=lambda mask: id(mask) not in map(id, MASKS[:3]))
 def test_dropout_is_the_same_in_both_passes(kernel, mask):
     assert_equal_to_dense(kernel, mask, DROPOUT)
 
 
+@pytest.mark.thorough
 def test_numbers_of_queries_and_keys_may_differ(kernel):
     assert_equal_to_dense(kernel, Mask(keys=PADDED[:, :33]), DROPOUT, length=21, keys=33)
 
@@ -90,6 +92,7 @@ def test_gradient_of_the_bias_is_summed_over_examples(monkeypatch):
     assert_equal_to_dense(partial(short_attention.attend, interpret=True), mask, DROPOUT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["tpu", "cuda"], indirect=True)
 @tiered("mask", [Mask(causal=True, segments=jnp.arange(256)[None] // 70), Mask(), Mask(causal=True, window=100)])
 def test_several_blocks_of_queries_match_dense_attention(kernel, mask, monkeypatch):
@@ -98,6 +101,7 @@ def test_several_blocks_of_queries_match_dense_attention(kernel, mask, monkeypat
     assert_equal_to_dense(kernel, mask, DROPOUT, length=256, keys=256)
 
 
+@pytest.mark.thorough
 @tiered("keys", [70, 150])
 def test_last_blocks_are_filled(keys):
     """Check several blocks of a bias, some of whose keys do not exist."""
@@ -106,6 +110,7 @@ def test_last_blocks_are_filled(keys):
     assert_equal_to_dense(partial(flash, interpret=True), mask, DROPOUT, length=100, keys=keys)
 
 
+@pytest.mark.thorough
 @tiered("axes", [{"fsdp": 2, "tensor": 2}, {"data": 4}, {"fsdp": 2, "context": 2}])
 def test_devices_compute_the_same_as_one(kernel, axes):
     """Two examples are not split over four devices."""

@@ -77,6 +77,7 @@ def test_tables_list_every_pair_from_both_sides():
     assert found["starts"][-1] == len(found["columns"])
 
 
+@pytest.mark.thorough
 @tiered("axes", [{"fsdp": 2, "tensor": 2}, {"data": 4}])
 def test_devices_compute_the_same_as_one(axes):
     mesh = make_mesh(**{"data": 1} | axes, devices=jax.devices()[:4])
@@ -89,6 +90,7 @@ def test_devices_compute_the_same_as_one(axes):
         assert_close(one, other)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "dropout", "attend", "expected"),
     [(64, 0.25, "auto", 3), (64, 0.0, "auto", 3), (64, 0.0, "portable", 0), (32, 0.25, "auto", 0)],

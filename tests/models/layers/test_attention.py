@@ -114,6 +114,7 @@ def test_gradients_are_causal(variables, normal):
     np.testing.assert_array_equal(reached, np.tril(np.ones((5, 5), bool)))
 
 
+@pytest.mark.thorough
 @tiered("window", [1, 3, 4, 6, 12], first=2)
 def test_window_attention_matches_masked_attention(window, variables, normal):
     """Check inputs of 11 tokens with padding, which are divided into blocks if longer than two windows; a
@@ -170,6 +171,7 @@ def test_window_with_a_bias_or_a_full_mask(with_bias, variables, normal):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_window_of_jax_attention_matches(normal):
     """Check that `local_window_size`, as passed to cuDNN, has the same meaning in JAX's own implementation."""
     query, key, value = normal(1, 7, 4, 5), normal(1, 7, 2, 5), normal(1, 7, 2, 5)
@@ -302,6 +304,7 @@ def test_segments_attend_only_to_themselves(variables, normal):
         np.testing.assert_allclose(found[:, rows], module.apply(params, x[:, rows])[0], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_gradient_of_masked_softmax_matches_jax(normal):
     """Check rows with and without keys; without keys the weights do not depend on the scores."""
     scores, cotangent = normal(1, 2, 4, 5), normal(1, 2, 4, 5)

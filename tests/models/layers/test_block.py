@@ -98,6 +98,7 @@ def test_layers_are_initialized_differently(normal):
     assert (kernel[0] != kernel[1]).all()
 
 
+@pytest.mark.thorough
 def test_cached_stack_equals_uncached(variables, normal):
     x = normal(2, 6, 8)
     stack = Stack(BLOCK, 2)
@@ -184,6 +185,7 @@ def test_dropout_needs_its_rng_and_differs_between_layers():
     assert abs(np.corrcoef(hidden[0].ravel(), (hidden[1] - hidden[0]).ravel())[0, 1]) < 0.1
 
 
+@pytest.mark.thorough
 def test_program_size_does_not_depend_on_depth(normal):
     x = normal(1, 4, 8)
 
