@@ -1,6 +1,7 @@
 """Base classes of the architectures: fields, outputs, layer order, sharding rules and hidden states."""
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -73,17 +74,11 @@ class Model(nn.Module):
     The attributes below are not dataclass fields; subclasses override them by class attributes, properties or fields.
 
     Attributes:
-        reads: kind of the inputs, "images" or "texts".
         outputs: kinds of the outputs, for tasks to check: "features", "classes", "distilled_classes", "patches",
             "objects", "next_token", "both_directions", "target_tokens", or the name of a head.
-        is_decoder: whether the model can generate text with `encode`, `init_cache` and `decode`.
-        has_feature_maps: whether `features` returns feature maps of several resolutions, for a detector.
-        has_patch_attention: whether attention weights are between all patches of an image, in row order.
-        has_class_token: whether a class token comes before the patches.
+        image_attention: for a model whose attention weights are between all patches of an image, in row order: whether
+            the first token is a class token, whose attention a report shows ("class_token"), or not ("patches").
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
-        takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
-        takes_segments: whether `__call__` accepts `segments` and `positions`, for rows of several texts.
-        has_heads: whether the field `head` chooses the outputs, "none" for the hidden states.
         space_first: whether texts begin with a space when they are tokenized, like the words in the middle of a text.
         num_segments: number of segments with an embedding; 0: there are no segment embeddings.
         computes_loss: whether `__call__` accepts `targets` and then returns their losses instead of logits, see
@@ -105,16 +100,9 @@ class Model(nn.Module):
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
 
-    reads = "texts"
     outputs = ("features",)
-    is_decoder = False
-    has_feature_maps = False
-    has_patch_attention = False
-    has_class_token = False
+    image_attention = None
     uses_batch_statistics = False
-    takes_own_rate = False
-    takes_segments = False
-    has_heads = False
     space_first = False
     num_segments = 0
     computes_loss = False
@@ -144,6 +132,24 @@ class Model(nn.Module):
         """The fields that the data determine unless the config sets them; None for fields that the model lacks."""
         names = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
         return {name: self.settings.get(name) for name in names}
+
+    @property
+    def is_decoder(self) -> bool:
+        """True if the model generates text, with the methods `encode`, `init_cache` and `decode`."""
+        return hasattr(self, "init_cache")
+
+    @property
+    def has_heads(self) -> bool:
+        """True if the task determines the field `head`, which chooses the outputs; "none": the hidden states."""
+        return "head" in self.FROM_DATA
+
+    def accepts(self, argument: str) -> bool:
+        """Return whether `__call__` has an argument of this name.
+
+        Tasks ask for "own_rate", the probability of scheduled sampling, and "segments" (with "positions"), for rows of
+        several texts.
+        """
+        return argument in inspect.signature(self.__call__).parameters
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
@@ -284,8 +290,6 @@ class ImageModel(Model):
     num_classes: Natural = 1000
     image_size: Count = 224
     channels: Count = 3
-
-    reads = "images"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -75,7 +75,6 @@ class BERT(StackModel):
     head_dropout: Annotated[float | None, Range(0, below=1)] = None
     attend: Implementation = "auto"
 
-    has_heads = True
     input_parameters = "^(embed|position|projection|segment)"
 
     # Attributes that subclasses override.

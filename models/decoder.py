@@ -21,7 +21,6 @@ class Decoder(StackModel):
 
     FROM_DATA = ("vocab_size", "max_length")
 
-    is_decoder = True
     window = None
 
     @property

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
+from lineage.models.base import MODELS, ImageModel, Layers, Model, ResampleRule, StackModel
 from lineage.models.fields import Activation, Count, Image, Implementation, Rate, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Learned, Linear, Mask, Mlp
 
@@ -75,7 +75,6 @@ class DETR(StackModel):
     dropout: Rate = 0.1
     attend: Implementation = "auto"
 
-    reads = "images"
     outputs = ("objects",)
 
     @property
@@ -106,7 +105,7 @@ class DETR(StackModel):
         return self.backbone.channels
 
     def setup(self):
-        if not self.backbone.has_feature_maps:
+        if not (isinstance(self.backbone, ImageModel) and hasattr(self.backbone, "features")):
             name = type(self.backbone).__name__
             raise ValueError(f"the backbone is a {name}: it must be one with feature maps, such as resnet.")
         if self.width % 4:

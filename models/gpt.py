@@ -29,8 +29,6 @@ class GPT(DecoderOnly):
         "xl": {"depth": 48, "width": 1600, "num_heads": 25},
     }
 
-    takes_segments = True
-
     vocab_size: Count = 50_257
     max_length: Count = 1024
     depth: Count = 12

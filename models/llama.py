@@ -55,8 +55,6 @@ class Llama(DecoderOnly):
         | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
     }
 
-    takes_segments = True
-
     vocab_size: Count = 32_000
     max_length: Count = 4096
     depth: Count = 32

@@ -58,7 +58,6 @@ class ResNet(ImageModel):
     padding: Literal["symmetric", "same"] = "symmetric"
     epsilon: Epsilon = 1e-5
 
-    has_feature_maps = True
     input_parameters = "^(stem_conv|outer_norm)/"
 
     @property

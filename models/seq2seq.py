@@ -71,8 +71,6 @@ class Seq2Seq(Model):
     dropout: Rate = 0.0
 
     outputs = ("target_tokens",)
-    is_decoder = True
-    takes_own_rate = True
     input_parameters = "^encoder_embed/"
 
     @property

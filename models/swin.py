@@ -71,7 +71,6 @@ class Swin(ImageModel, StackModel):
     epsilon: Epsilon = 1e-5
     stochastic_depth: Rate = 0.0
 
-    has_feature_maps = True
     input_parameters = "^(patch_embed|embed_norm)/"
     attention_path = "attention/attention/attention"
 

@@ -70,12 +70,11 @@ class ViT(ImageModel, StackModel):
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
 
-    has_patch_attention = True
     input_parameters = "^(backbone|class_token|distillation_token|patch_embed|registers|table)"
 
     @property
-    def has_class_token(self) -> bool:
-        return self.pooling == "token"
+    def image_attention(self) -> Literal["class_token", "patches"]:
+        return "class_token" if self.pooling == "token" else "patches"
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:

@@ -32,7 +32,7 @@ def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.nd
     There are fewer images if the weights of all would be too large for a report, {} if those of one are.
     """
     image = image[:IMAGES]
-    weights = attention_weights(model, variables, image).get("attention") if model.has_patch_attention else None
+    weights = attention_weights(model, variables, image).get("attention") if model.image_attention else None
     if weights is None:
         return {}
     count = min(len(image), MOST_BYTES // weights[:, 0].nbytes)
@@ -40,8 +40,8 @@ def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.nd
         return {}
     image, weights = image[:count], weights[:, :count]
     rows, columns = (size // model.patch_size for size in image.shape[1:3])
-    arrays = {"image": to_pixels(image, facts), "weights": weights, "has_class_token": model.has_class_token}
-    return {"attention_image": arrays | {"grid": (rows, columns)}}
+    arrays = {"image": to_pixels(image, facts), "weights": weights, "grid": (rows, columns)}
+    return {"attention_image": arrays | {"has_class_token": model.image_attention == "class_token"}}
 
 
 def attention_of_texts(

@@ -55,7 +55,7 @@ class CausalLM(DocumentTask):
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
-        if self.packing and not model.takes_segments:
+        if self.packing and not model.accepts("segments"):
             kind = type(model).__name__
             raise ValueError(f"task.packing is True: it must be False for {kind}, which takes no segments.")
 

@@ -42,7 +42,7 @@ class EncoderDecoderTask(TextTask):
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
-        if self.scheduled_sampling and not model.takes_own_rate:
+        if self.scheduled_sampling and not model.accepts("own_rate"):
             given = f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}"
             raise ValueError(f"{given}, which reads all tokens at once; it is for seq2seq.")
 

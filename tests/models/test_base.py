@@ -57,6 +57,20 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("holds", "expected"),
+    [
+        (lambda model: model.is_decoder, {"bart", "gpt", "llama", "seq2seq", "t5", "transformer", "transformer_xl"}),
+        (lambda model: model.has_heads, {*BERTS}),
+        (lambda model: model.accepts("segments"), {"gpt", "llama"}),
+        (lambda model: model.accepts("own_rate"), {"seq2seq"}),
+    ],
+    ids=["decoders", "heads", "segments", "own rate"],
+)
+def test_capabilities_follow_from_methods(holds, expected):
+    assert {name for name, (settings, *_) in CASES.items() if holds(models.build(name, **settings))} == expected
+
+
 def paths(model, *inputs):
     """Return the shapes of the parameters by path."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]

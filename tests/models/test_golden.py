@@ -39,7 +39,7 @@ GOLDEN = {
 def inputs_of(name, model):
     """Return the inputs of a model: an image (and the order of its patches), or tokens (and target tokens)."""
     rng = np.random.default_rng(0)
-    if model.reads == "images":
+    if hasattr(model, "image_size"):
         side = model.image_size
         image = rng.standard_normal((2, side, side, 3)).astype(np.float32)
         return [image, rng.random((2, 16)).astype(np.float32)] if name == "mae" else [image]

@@ -37,6 +37,7 @@ SETTINGS |= {name: {"head": "none"} for name in ("distilbert", "electra")}
 def test_parameter_counts_match_published_models(name, variant):
     model = models.build(name, variant, **SETTINGS.get(name, {}), **SETTINGS.get((name, variant), {}))
     image, tokens = jnp.zeros((1, 224, 224, 3)), jnp.zeros((1, 4), jnp.int32)
-    inputs = (image,) if model.reads == "images" else (tokens,) * (2 if name in ("bart", "t5", "transformer") else 1)
+    texts = 2 if name in ("bart", "t5", "transformer") else 1
+    inputs = (image,) if hasattr(model, "image_size") else (tokens,) * texts
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == COUNTS[name][variant]

@@ -23,8 +23,6 @@ BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys((
 class Tell(Model):
     """Model whose loss encodes the sampling probability: ln(1 + e^-rate) per token, and ln(1 + e^-7) without one."""
 
-    takes_own_rate = True
-
     @nn.compact
     def __call__(self, inputs, tokens, *, inputs_mask, own_rate=None):
         logit = self.param("one", nn.initializers.ones, ()) * (7.0 if own_rate is None else own_rate)
