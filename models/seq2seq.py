@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
 from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Size, Tokens, TokensMask
-from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, dense, dot_product
+from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, Weighting, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
@@ -245,7 +245,7 @@ class Seq2Seq(Model):
             return recorded[0]
 
         key, value = memory.key[:, :, None], memory.value[:, :, None]
-        out = dense(query[:, None, None], key, value, Mask(keys=mask), score=self.score, transform=scale)
+        out = dense(query[:, None, None], key, value, Mask(keys=mask), Weighting(self.score, scale))
         return out[:, 0, 0], recorded[0][:, :, 0]
 
     def _logits(self, x, vectors):

@@ -18,7 +18,7 @@ from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
 from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
-from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, dense
+from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Weighting, dense
 from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.position import sinusoidal
@@ -76,7 +76,7 @@ class RecurrentAttention(nn.Module):
             distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
             scores = jnp.einsum("BTHC,SHC->BHTS", by_distance, relative)
             bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
-        out = dense(query + u, key, value, mask.replace(bias=bias), transform=self._weights)
+        out = dense(query + u, key, value, mask.replace(bias=bias), Weighting(transform=self._weights))
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
 
     def _with_memory(self, x):

@@ -22,7 +22,7 @@ from lineage.models import convert
 from lineage.models.bigbird import random_blocks
 from lineage.models.kernels.attention import kernels_for
 from lineage.models.kernels.triton_programs import BLOCK
-from lineage.models.layers.attend import DropWeights, Mask, dense
+from lineage.models.layers.attend import DropWeights, Mask, Weighting, dense
 from lineage.models.layers.attention import auto
 from lineage.models.layers.sparse import BlockSparse
 from lineage.train import profiling
@@ -106,9 +106,10 @@ def kernels(settings: Settings) -> Rows:
                 exact = gradients(plain, mask, *(x.astype(jnp.float32) for x in arrays))
             return exact, {name: gradients(attend, mask, *arrays) for name, attend in implementations.items()}
 
-        plain = partial(pattern.gathered if pattern else dense, transform=drop)
+        weighting = Weighting(transform=drop)
+        plain = partial(pattern.gathered if pattern else dense, weighting=weighting)
         attend, find = (pattern, pattern.kernels) if pattern else (auto, kernels_for)
-        chosen = candidates(partial(attend, transform=drop), find(*arrays[:3], mask, drop), arrays[0].shape[-1])
+        chosen = candidates(partial(attend, weighting=weighting), find(*arrays[:3], mask, drop), arrays[0].shape[-1])
         implementations = {"dense": plain, **chosen}
         program = jax.jit(compare).lower(mask, *arrays).compile()
         return {}, lambda _: compared(*program(mask, *arrays))

@@ -14,16 +14,15 @@ from lineage.models.kernels import fused_attention, short_attention, triton_atte
 from lineage.models.kernels.devices import SAVED, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
 from lineage.models.layers.attend import (
+    SOFTMAX,
     Attend,
     DropWeights,
     Keys,
     Mask,
     Outputs,
     Queries,
-    Score,
-    Sow,
-    Transform,
     Values,
+    Weighting,
     dot_product,
     scaled_dot_product,
 )
@@ -41,21 +40,19 @@ def on_platform(
     key: Keys,
     value: Values,
     mask: Mask,
-    *,
-    score: Score = scaled_dot_product,
-    transform: Transform = None,
-    sow: Sow = None,
+    weighting: Weighting = SOFTMAX,
 ) -> Outputs:
     """Attend with a kernel of the platform that runs the program if there is one, otherwise with `plain`.
 
     Kernels support inner products, scaled or not, and do not record weights. `kernels` returns those that support the
     arrays, the mask and the dropout, see `kernels_for`.
     """
-    plain = partial(plain, score=score, transform=transform, sow=sow)
-    dropout = transform if isinstance(transform, DropWeights) else None
-    supported = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
+    plain = partial(plain, weighting=weighting)
+    score, dropout = weighting.score, weighting.transform
+    supported = weighting.sow is None and isinstance(dropout, DropWeights | None)
+    supported = supported and (score is scaled_dot_product or score is dot_product)
     found = kernels(query, key, value, mask, dropout) if supported else {}
-    if dropout is not None and "cuda" not in found and jax.default_backend() == "gpu":
+    if isinstance(dropout, DropWeights) and "cuda" not in found and jax.default_backend() == "gpu":
         message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
         warnings.warn(message, stacklevel=3)
     if not found:

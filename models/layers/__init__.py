@@ -1,7 +1,7 @@
 """Layers of the architectures."""
 
 from lineage.models.layers.adaptive import AdaptiveEmbed
-from lineage.models.layers.attend import Additive, Mask, dense, dot_product
+from lineage.models.layers.attend import Additive, Mask, Weighting, dense, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache, LayerCache, Memory, Rows, States

@@ -1,15 +1,16 @@
 """Attention without parameters, from queries, keys and values to outputs: score functions, masks, dense attention.
 
-An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`, which returns
-the mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;
-`layers.sparse` and `models.kernels` have other implementations.
+An attention implementation is a function `(query, key, value, mask, weighting) -> output`, which returns means of the
+values with the weights of a `Weighting`. `dense` is the reference; `layers.sparse` and `models.kernels` have others.
 
 Heads are grouped: each of K key/value heads serves G of the H = K x G query heads. G = 1 is multi-head attention, K = 1
 multi-query attention (arXiv 1911.02150), and anything in between grouped-query attention (arXiv 2305.13245).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,8 +28,6 @@ Keys = Float[Array, "B S K C"]
 Values = Float[Array, "B S K E"]
 Outputs = Float[Array, "B T H E"]
 Attend = Callable[..., Outputs]
-Transform = Callable[[Array], Array] | None
-Sow = Callable[[Array], object] | None
 Weights = Float[Array, "B H T S"]
 Visible = Bool[Array, "#B #H #T #S"] | None
 
@@ -143,43 +142,57 @@ def _(primals, tangents):
     return weights, tangent if mask is None else tangent * mask.any(axis=-1, keepdims=True)
 
 
+@dataclass(frozen=True)
+class Weighting:
+    """Computation of the weights of attention: the softmax of scores, which is recorded and then transformed.
+
+    Attributes:
+        score: function or module that computes the scores.
+        transform: function of the weights [B, H, T, S] whose result replaces them, such as `DropWeights`, or None.
+        sow: function that records the weights before `transform`, or None.
+    """
+
+    score: Score = scaled_dot_product
+    transform: Callable[[Weights], Weights] | None = None
+    sow: Callable[[Weights], object] | None = None
+
+    def __call__(self, scores: Weights, visible: Visible, dtype: Any) -> Weights:
+        """Return the weights of scores."""
+        weights = masked_softmax(scores, visible).astype(dtype)
+        if self.sow is not None:
+            self.sow(weights)
+        return weights if self.transform is None else self.transform(weights)
+
+
+SOFTMAX = Weighting()  # of scaled inner products
+
+
 def dense(
     query: Float[Array, "B T H Q"],
     key: Keys,
     value: Values,
     mask: Mask | None = None,
-    *,
-    score: Score = scaled_dot_product,
-    transform: Transform = None,
-    sow: Sow = None,
+    weighting: Weighting = SOFTMAX,
 ) -> Outputs:
     """Attend with all T x S weights in memory.
 
     H must be a multiple of K: query head h uses key/value head h // (H / K). The output of a query without any visible
-    key is the mean of all values. `sow` records the weights [B, H, T, S], and `transform` then replaces them.
+    key is the mean of all values.
     """
     mask = mask or Mask()
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = _add_bias(score(grouped, key).reshape(batch, heads, length, -1), mask)
+    scores = _add_bias(weighting.score(grouped, key).reshape(batch, heads, length, -1), mask)
     visible = mask.materialize(*scores.shape[2:])
-    if isinstance(transform, DropWeights) and sow is None:
-        return dropped_mean(transform.rate, scores, value, visible, transform.seed)
-    return _mean(_weights(scores, visible, value.dtype, transform, sow), value)
+    if isinstance(dropout := weighting.transform, DropWeights) and weighting.sow is None:
+        return dropped_mean(dropout.rate, scores, value, visible, dropout.seed)
+    return _mean(weighting(scores, visible, value.dtype), value)
 
 
 def _add_bias(scores, mask):
     scores = scores.astype(jnp.float32)
     return scores if mask.bias is None else scores + mask.bias
-
-
-def _weights(scores, visible, dtype, transform, sow):
-    """Return the attention weights [B, H, T, S] of scores, recorded and transformed."""
-    weights = masked_softmax(scores, visible).astype(dtype)
-    if sow is not None:
-        sow(weights)
-    return weights if transform is None else transform(weights)
 
 
 def _mean(weights: Weights, value: Values) -> Outputs:
@@ -225,10 +238,7 @@ def dense_flat(
     key: Entries,
     value: Entries,
     mask: Mask,
-    *,
-    score: Score = scaled_dot_product,
-    transform: Transform = None,
-    sow: Sow = None,
+    weighting: Weighting = SOFTMAX,
 ) -> Outputs:
     """Attend as `dense` does to keys and values whose batch and heads are one axis, N = B x K.
 
@@ -236,15 +246,15 @@ def dense_flat(
     all converted at once.
     """
     batch, length, heads, size = query.shape
-    if score not in (dot_product, scaled_dot_product):
+    if weighting.score not in (dot_product, scaled_dot_product):
         pair = (vectors(x) for x in (key, value))
         key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in pair)
-        return dense(query, key, value, mask, score=score, transform=transform, sow=sow)
+        return dense(query, key, value, mask, weighting)
     groups = heads * batch // key.shape[0]
-    rows = query if score is dot_product else query * size**-0.5
+    rows = query if weighting.score is dot_product else query * size**-0.5
     rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(key.shape[0], -1, size)
     scores = _add_bias(_scores(rows, key).reshape(batch, heads, length, -1), mask)
-    weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
+    weights = weighting(scores, mask.materialize(*scores.shape[2:]), value.dtype)
     out = _weighted_sums(weights.reshape(-1, rows.shape[1], key.shape[1]), value)
     out = out.reshape(batch, -1, groups, length, value.shape[-1]).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, heads, -1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.attention import kernels_for, on_platform
 from lineage.models.layers.attend import (
+    SOFTMAX,
     Attend,
     DropWeights,
     Keys,
@@ -18,6 +20,7 @@ from lineage.models.layers.attend import (
     Queries,
     Score,
     Values,
+    Weighting,
     dense,
     dense_flat,
     scaled_dot_product,
@@ -29,20 +32,20 @@ from lineage.models.layers.placement import by_heads
 from lineage.models.layers.sparse import has_windows, windowed
 
 
-def portable(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+def portable(query: Queries, key: Keys, value: Values, mask: Mask, weighting: Weighting = SOFTMAX) -> Outputs:
     """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
     attend = windowed if has_windows(mask, query.shape[1]) else dense
-    return attend(query, key, value, mask, **options)
+    return attend(query, key, value, mask, weighting)
 
 
-def auto(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+def auto(query: Queries, key: Keys, value: Values, mask: Mask, weighting: Weighting = SOFTMAX) -> Outputs:
     """Attend with a kernel of the platform that runs the program if there is one, otherwise with `portable`."""
-    return on_platform(portable, kernels_for, query, key, value, mask, **options)
+    return on_platform(portable, kernels_for, query, key, value, mask, weighting)
 
 
-def cached(cache: LayerCache, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+def cached(cache: LayerCache, query: Queries, key: Keys, value: Values, *others: Any) -> Outputs:
     """Attend to the keys and values of a cache."""
-    return dense_flat(query, cache.key, cache.value, mask, **options)
+    return dense_flat(query, cache.key, cache.value, *others)
 
 
 IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "portable": portable, "dense": dense}
@@ -173,7 +176,7 @@ class Attention(nn.Module):
             transform = DropWeights(seed_of(self.make_rng("dropout")), self.dropout)
         recorded = self.is_mutable_collection("intermediates")
         sow = partial(self.sow, "intermediates", "attention") if recorded else None
-        heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
+        heads = attend(query, key, value, mask, Weighting(self.score, transform, sow))
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
 
     def _check_entries(self, cache, count):

@@ -76,7 +76,7 @@ def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
     count = num_parts(mesh, HEADS)
 
     def exchanged(
-        query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], *others, **options
+        query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], *others
     ) -> Float[Array, "B T H E"]:
         heads, copies = query.shape[2], count // gcd(count, key.shape[2])
         if heads % (key.shape[2] * copies):
@@ -85,6 +85,6 @@ def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
         key, value = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (key, value))
         tokens, split = PartitionSpec(EXAMPLES, "context", "tensor"), PartitionSpec(EXAMPLES, None, HEADS)
         query, key, value = (_moved(x, tokens, split) for x in (query, key, value))
-        return _moved(attend(query, key, value, *others, **options), split, tokens)
+        return _moved(attend(query, key, value, *others), split, tokens)
 
     return exchanged

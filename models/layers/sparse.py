@@ -10,7 +10,7 @@ from jaxtyping import Array, Int
 from lineage.models.kernels.attention import on_platform
 from lineage.models.kernels.sparse_attention import flash
 from lineage.models.kernels.triton_programs import BLOCK, fits
-from lineage.models.layers.attend import DropWeights, Keys, Mask, Outputs, Queries, Values, dense
+from lineage.models.layers.attend import SOFTMAX, DropWeights, Keys, Mask, Outputs, Queries, Values, Weighting, dense
 
 
 def has_windows(mask: Mask, length: int) -> bool:
@@ -19,12 +19,11 @@ def has_windows(mask: Mask, length: int) -> bool:
     return mask.causal and mask.window is not None and length > 2 * mask.window and all(x is None for x in others)
 
 
-def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+def windowed(query: Queries, key: Keys, value: Values, mask: Mask, weighting: Weighting = SOFTMAX) -> Outputs:
     """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
 
     Queries are split into blocks of `window` tokens, which attend to their own and the preceding block. The mask must
-    be causal with a window, and may have `keys`. `options` are those of `dense`, with weights
-    [B x blocks, H, window, 2 x window].
+    be causal with a window, and may have `keys`. The weights are [B x blocks, H, window, 2 x window].
     """
     batch, length = query.shape[:2]
     window = mask.window
@@ -39,7 +38,7 @@ def windowed(query: Queries, key: Keys, value: Values, mask: Mask, **options) ->
 
     real = jnp.broadcast_to(jnp.ones((1, length), bool) if mask.keys is None else mask.keys, (batch, length))
     near = Mask(keys=block(real, window), causal=True, window=window, positions=window + jnp.arange(window)[None])
-    out = dense(block(query), block(key, window), block(value, window), near, **options)
+    out = dense(block(query), block(key, window), block(value, window), near, weighting)
     return out.reshape(batch, blocks * window, *out.shape[2:])[:, :length]
 
 
@@ -53,9 +52,9 @@ class BlockSparse:
     others: Int[Array | np.ndarray, "*L N R"]  # indices of the R others of each of the N blocks between the ends
     size: int = struct.field(pytree_node=False)  # number of tokens in a block
 
-    def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
-        """Attend with the options of `dense`; the mask may only have `keys`."""
-        return on_platform(self.gathered, self.kernels, query, key, value, mask, **options)
+    def __call__(self, query: Queries, key: Keys, value: Values, mask: Mask, weighting: Weighting = SOFTMAX) -> Outputs:
+        """Attend; the mask may only have `keys`."""
+        return on_platform(self.gathered, self.kernels, query, key, value, mask, weighting)
 
     def kernels(self, query: Queries, key: Keys, value: Values, mask: Mask, dropout: DropWeights | None) -> dict:
         """Return the kernels that support these arrays, by JAX's name of the platform."""
@@ -64,7 +63,7 @@ class BlockSparse:
             return {}
         return {"cuda": partial(flash, others=self.others, dropout=dropout)}
 
-    def gathered(self, query: Queries, key: Keys, value: Values, mask: Mask, **options) -> Outputs:
+    def gathered(self, query: Queries, key: Keys, value: Values, mask: Mask, weighting: Weighting = SOFTMAX) -> Outputs:
         """Gather the blocks that each block attends to."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
         real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys
@@ -81,7 +80,7 @@ class BlockSparse:
 
         def attend(rows, query, key, value, real):
             query, key, value = (x.reshape(rows, -1, *x.shape[-2:]) for x in (query, key, value))
-            out = dense(query, key, value, Mask(keys=real.reshape(rows, -1)), **options)
+            out = dense(query, key, value, Mask(keys=real.reshape(rows, -1)), weighting)
             return out.reshape(batch, -1, self.size, *out.shape[2:])
 
         query, key, value, real = map(blocks, (query, key, value, real))

@@ -11,7 +11,7 @@ from lineage.models.kernels import attention as kernels
 from lineage.models.kernels import fused_attention, short_attention
 from lineage.models.kernels.fused_attention import block_size, fused
 from lineage.models.kernels.triton_attention import flash
-from lineage.models.layers.attend import DropWeights, Mask, dense
+from lineage.models.layers.attend import DropWeights, Mask, Weighting, dense
 from lineage.models.layers.attention import auto
 from lineage.train.sharding import make_mesh, on_mesh
 from tests.tiers import tiered
@@ -50,7 +50,7 @@ def output_and_gradients(attend, mask, query, key, value, gradient):
 def assert_equal_to_dense(kernel, mask, dropout=None, **shapes):
     given = arrays(**shapes)
     found = jax.jit(partial(output_and_gradients, partial(kernel, scale=0.25, dropout=dropout)))(mask, *given)
-    wanted = output_and_gradients(partial(dense, transform=dropout), mask, *given)
+    wanted = output_and_gradients(partial(dense, weighting=Weighting(transform=dropout)), mask, *given)
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted):
         assert_close(one, other)
@@ -154,7 +154,8 @@ def test_blocks_divide_queries_and_heads_and_fill_the_lanes(sizes, wanted):
 )
 def test_a_program_for_tpus_has_the_kernel_that_fits(mask, shapes, dropout, name):
     given = arrays(**shapes, dtype=jnp.bfloat16)
-    traced = jax.jit(partial(output_and_gradients, partial(auto, transform=dropout), mask)).trace(*given)
+    attend = partial(auto, weighting=Weighting(transform=dropout))
+    traced = jax.jit(partial(output_and_gradients, attend, mask)).trace(*given)
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") == 2
     assert name in text
@@ -164,7 +165,7 @@ def test_a_program_for_tpus_has_the_kernel_that_fits(mask, shapes, dropout, name
 
 def test_a_program_for_gpus_has_the_kernel_with_dropout(gpu_program):
     given = arrays(length=512, keys=512, size=64, dtype=jnp.bfloat16)
-    attend = partial(output_and_gradients, partial(auto, transform=DROPOUT), Mask(causal=True))
+    attend = partial(output_and_gradients, partial(auto, weighting=Weighting(transform=DROPOUT)), Mask(causal=True))
     text = gpu_program(attend, *given)
     assert text.count("@__gpu$xla.gpu.triton(") == 3
     assert "exponential" not in text
@@ -192,5 +193,6 @@ def test_kernels_are_chosen_by_shapes_and_dropout(mask, shapes, dropout, found):
 def test_unknown_transforms_of_the_weights_have_no_kernel():
     given = arrays(128, 128, dtype=jnp.bfloat16)
     assert kernels.kernels_for(*given[:3], Mask(), DROPOUT)
-    text = jax.jit(partial(auto, mask=Mask(), transform=jnp.sin)).trace(*given[:3]).lower(lowering_platforms=("tpu",))
+    attend = jax.jit(partial(auto, mask=Mask(), weighting=Weighting(transform=jnp.sin)))
+    text = attend.trace(*given[:3]).lower(lowering_platforms=("tpu",))
     assert "tpu_custom_call" not in text.as_text()

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lineage.models.bigbird import BlockSparseAttention, random_blocks
 from lineage.models.kernels.sparse_attention import flash, tables
-from lineage.models.layers.attend import DropWeights, Mask
+from lineage.models.layers.attend import DropWeights, Mask, Weighting
 from lineage.models.layers.sparse import BlockSparse
 from lineage.train.sharding import make_mesh, on_mesh
 from tests.tiers import tiered
@@ -47,7 +47,7 @@ def test_kernel_matches_gathered_blocks(others, padding, dropout):
     gradient = gradient * real[:, :, None, None]  # queries of padding may differ
 
     def plain(query, key, value):
-        return BlockSparse(others, 64).gathered(query, key, value, Mask(keys=real), transform=dropout)
+        return BlockSparse(others, 64).gathered(query, key, value, Mask(keys=real), Weighting(transform=dropout))
 
     found = jax.jit(partial(output_and_gradients, kernel(others, Mask(keys=real), dropout)))(
         query, key, value, gradient

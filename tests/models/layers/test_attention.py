@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from lineage.models import build
-from lineage.models.layers.attend import Additive, Mask, dense, dot_product, masked_softmax, scaled_dot_product
+from lineage.models.layers.attend import (
+    Additive,
+    Mask,
+    Weighting,
+    dense,
+    dot_product,
+    masked_softmax,
+    scaled_dot_product,
+)
 from lineage.models.layers.attention import IMPLEMENTATIONS, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
@@ -34,7 +42,7 @@ def weighted_mean(scores, values):
 )
 @pytest.mark.parametrize("unit", [1, 0.05])  # at a small scale, the weights are far from one-hot
 def test_worked_example_in_two_dimensions(score, expected, unit):
-    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), weighting=Weighting(score))
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(expected * unit**2, VALUES), rtol=1e-5)
 
 
@@ -45,7 +53,7 @@ def test_worked_example_with_additive_scores(unit):
     params = {"query": {"kernel": w_query}, "key": {"kernel": w_key}, "score": {"kernel": v}}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
     score = partial(Additive(6).apply, {"params": params})
-    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), weighting=Weighting(score))
     scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + (KEYS @ w_key) * unit) @ v)[..., 0]
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(scores, VALUES), rtol=1e-5)
 
@@ -76,7 +84,7 @@ def test_dense_attention_matches_masked_biased_softmax(normal):
     mask = np.random.default_rng(0).random((2, 1, 3, 6)) < 0.6
     mask[..., 0] = True
     seen = []
-    out = dense(query, key, value, Mask(allowed=jnp.asarray(mask), bias=bias), sow=seen.append)
+    out = dense(query, key, value, Mask(allowed=jnp.asarray(mask), bias=bias), Weighting(sow=seen.append))
     for head in range(4):
         group = head // 2
         scores = np.einsum("btc,bsc->bts", query[:, :, head], key[:, :, group]) / np.sqrt(5) + bias[0, head]
