@@ -5,7 +5,7 @@ paper. BiT has group norm, standardized kernels (arXiv 1903.10520) and pre-activ
 """
 
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
 from lineage.models.fields import Count, Counts, Epsilon, Image
+from lineage.models.kernels.compiler import convolve, max_pool
 from lineage.models.layers.norm import BatchNorm, standardize
 
 WIDTHS = (256, 512, 1024, 2048)
@@ -125,33 +126,7 @@ class Conv(nn.Module):
         if self.standardized:
             rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), None, None, 1e-8)
             kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
-        pads = _pads(x, self.size, self.stride, self.padding)[1:3]
-
-        def convolution(x, kernel):
-            numbers = ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(x, kernel, (self.stride,) * 2, pads, dimension_numbers=numbers)
-
-        def product(x, kernel):
-            x = x[:, :: self.stride, :: self.stride]
-            return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], self.features)
-
-        if self.size > 1:
-            return convolution(x, kernel)
-        # On CPUs, XLA's gradient of the kernel of a 1x1 convolution is several times slower.
-        return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
-
-
-def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:
-    """Return the maximum of each 3x3 window, with a stride of 2; its gradient goes to the first of equal values."""
-
-    def of_slices(x):  # on CPUs, XLA's gradient of a maximum over windows is several times slower
-        sizes = [(size - 3) // 2 * 2 + 1 for size in x.shape[1:3]]
-        rows, columns = ([slice(start, start + size, 2) for start in range(3)] for size in sizes)
-        slices = [x[:, row, column] for row in rows for column in columns]
-        return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), slices)
-
-    pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
-    return jax.lax.platform_dependent(x, cpu=of_slices, default=pool)
+        return convolve(x, kernel, self.stride, _pads(x, self.size, self.stride, self.padding)[1:3])
 
 
 def _pads(x, size, stride, padding):

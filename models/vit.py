@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from lineage.configs.registry import Range
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
 from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Natural, Rate, Size
+from lineage.models.kernels.compiler import row_major
 from lineage.models.layers import ACTIVATIONS, Attention, BatchNorm, Block, Dropout, LayerNorm, Mlp, PatchEmbed
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
 from lineage.models.resnet import WIDTHS, ResNet
@@ -190,19 +190,6 @@ class ViT(ImageModel, StackModel):
         """Resample a table of the grid of `image_size` to another grid."""
         own = (self.side, self.side)
         return table if tuple(grid) == own else resample(jnp.asarray(table), own, tuple(grid))
-
-
-def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
-    """Return the tokens, in a layout with adjacent channels on GPUs.
-
-    Otherwise XLA's GPU compiler (jaxlib 0.10.2) may make the examples adjacent in all layers, because the gradient of
-    the positions sums over them, which slows down norms and matrix products.
-    """
-
-    def constrained(x):
-        return with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2)))
-
-    return jax.lax.platform_dependent(x, cuda=constrained, default=lambda x: x)
 
 
 class AttentionPool(nn.Module):

@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from lineage.models.decoding.beam_search import beam_search
 from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_key
+from lineage.models.kernels.compiler import computed_once
 
 CacheFormat = str | None  # "int8" or None
 
@@ -212,10 +213,7 @@ def empty(
 
 
 def separate_layers(model: nn.Module, variables: Any) -> Any:
-    """Unstack the variables of a decoder's layers, for a loop over tokens.
-
-    On the CPU, the slices are copied once before the loop; otherwise XLA would copy them for every token.
-    """
+    """Unstack the variables of a decoder's layers, for a loop over tokens, which must not slice them every time."""
 
     def split(tree, name, *rest):
         if name not in tree:
@@ -223,8 +221,7 @@ def separate_layers(model: nn.Module, variables: Any) -> Any:
         if rest:
             return {**tree, name: split(tree[name], *rest)}
         layers = tuple(jax.tree.map(lambda array, i=i: array[i], tree[name]) for i in range(group.count))
-        copied = jax.lax.platform_dependent(layers, cpu=jax.lax.optimization_barrier, default=lambda layers: layers)
-        return {**tree, name: copied}
+        return {**tree, name: computed_once(layers)}
 
     for group in model.layer_groups:
         if group.side == "decoder" and group.stacked:

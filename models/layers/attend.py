@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.kernels.compiler import matmul, matmul_in_8_bits, recomputed
 from lineage.models.layers.dropout import keeps
-from lineage.models.layers.linear import product
 from lineage.models.layers.quantized import Entries, Quantized, vectors
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
@@ -223,8 +223,7 @@ def _(rate, primals, tangents):
     total = jnp.exp(masked - largest).sum(axis=-1, keepdims=True)
     dropped = DropWeights(seed, rate)((jnp.exp(masked - largest) / total).astype(value.dtype))
     out = _mean(dropped, value)
-    # The barrier makes the compiler recompute the weights and dropout instead of storing them.
-    largest, total, seed = jax.lax.optimization_barrier((largest, total, seed))
+    largest, total, seed = recomputed((largest, total, seed))
     weighted = jnp.exp(masked - largest) / total * t_scores
     if visible is not None:  # without a visible key, the weights do not depend on the scores
         weighted = weighted * visible.any(axis=-1, keepdims=True)
@@ -263,24 +262,12 @@ def dense_flat(
 def _scores(rows, key):
     """Return the inner products [N, R, S] of R rows with each key."""
     if not isinstance(key, Quantized):
-        return product(rows, key.swapaxes(1, 2))
-    return _one_by_one(rows, key.values.swapaxes(1, 2)) * key.scale[:, None].astype(rows.dtype)
+        return matmul(rows, key.swapaxes(1, 2))
+    return matmul_in_8_bits(rows, key.values.swapaxes(1, 2)) * key.scale[:, None].astype(rows.dtype)
 
 
 def _weighted_sums(weights, value):
     """Return the sums [N, R, E] of the values, weighted by R rows."""
     if not isinstance(value, Quantized):
-        return product(weights, value)
-    return _one_by_one(weights * value.scale[:, None].astype(weights.dtype), value.values)
-
-
-def _one_by_one(rows, values):
-    """Return products with 8-bit numbers: on CPUs one by one, because a batched product would convert them all."""
-
-    def each(rows, values):
-        return jax.lax.map(lambda pair: pair[0] @ pair[1].astype(rows.dtype), (rows, values))
-
-    def batched(rows, values):
-        return product(rows, values.astype(rows.dtype))
-
-    return jax.lax.platform_dependent(rows, values, cpu=each, default=batched)
+        return matmul(weights, value)
+    return matmul_in_8_bits(weights * value.scale[:, None].astype(weights.dtype), value.values)

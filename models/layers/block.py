@@ -11,6 +11,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.kernels.attention import saves_attention
+from lineage.models.kernels.compiler import summed_once
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, LayerCache, Memory
 from lineage.models.layers.dropout import Dropout
@@ -107,24 +108,8 @@ class Block(nn.Module):
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
-        x = nn.with_logical_constraint(_apart(x) + branch, AXES)
+        x = nn.with_logical_constraint(summed_once(x) + branch, AXES)
         return normalize(norm, x, real) if self.placement == "post" else x, other
-
-
-@jax.custom_jvp
-def _apart(x):
-    """Return x, with an optimization barrier on its gradient on CPUs.
-
-    XLA's CPU backend duplicates cheap operations. Without the barrier, each layer of an unrolled stack would sum the
-    gradients of all later layers again.
-    """
-    return x
-
-
-@_apart.defjvp
-def _(primals, tangents):
-    barrier = jax.lax.optimization_barrier
-    return primals[0], jax.lax.platform_dependent(tangents[0], cpu=barrier, default=lambda x: x)
 
 
 class Stack(nn.Module):

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from lineage.models.kernels.compiler import recomputed
+
 
 class Dropout(nn.Module):
     """Dropout if there is a "dropout" rng, and the identity otherwise (arXiv 1207.0580).
@@ -40,8 +42,7 @@ def dropped(rate: float, x: Float[Array, "B ..."], seed: Int[Array, ""]) -> Floa
 @dropped.defjvp
 def _(rate, primals, tangents):
     x, seed = primals
-    # The barrier makes the compiler recompute the mask in the backward pass instead of storing it.
-    return dropped(rate, x, seed), dropped(rate, tangents[0], jax.lax.optimization_barrier(seed))
+    return dropped(rate, x, seed), dropped(rate, tangents[0], recomputed(seed))  # recomputes the mask
 
 
 def keeps(rate: float, seed: Int[Array, ""], part: Int[Array, "..."], place: Int[Array, "..."]) -> Bool[Array, "..."]:

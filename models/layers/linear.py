@@ -2,37 +2,21 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from lineage.models.kernels.compiler import matmul
 from lineage.models.layers.placement import gathered
 from lineage.models.layers.quantized import Quantized
 
-FEWEST = 8  # number of rows below which TPUs do not use their matrix unit
-
 
 def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | Quantized) -> Float[Array, "*B R F"]:
-    """Return x @ y; on TPUs, x is padded to at least 8 rows, because the vector unit would multiply fewer slowly."""
+    """Return x @ y."""
     if isinstance(y, Quantized):
-        return product(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype)
-    if not fewer(x.shape[-2], FEWEST):
-        return x @ y
-
-    def padded(x, y):
-        rows = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEWEST - x.shape[-2]), (0, 0)])
-        return (jax.lax.optimization_barrier(rows) @ y)[..., : x.shape[-2], :]
-
-    return jax.lax.platform_dependent(x, y, tpu=padded, default=jnp.matmul)
-
-
-def fewer(rows: Any, limit: int) -> bool:
-    """Return whether a number of rows is below a limit; a symbolic number, as in exported programs, is not."""
-    return isinstance(rows, int) and rows < limit
+        return matmul(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype)
+    return matmul(x, y)
 
 
 class Linear(nn.Module):

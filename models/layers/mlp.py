@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.models.kernels.compiler import recomputed
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
@@ -17,7 +18,7 @@ def _with_derivative(derivative):
     """Return a decorator that defines the derivative of an elementwise function.
 
     Otherwise XLA's CPU backend stores, or recomputes, half a dozen intermediate results in loops that it does not
-    vectorize. The barrier prevents XLA from computing the derivative in the forward pass and storing it.
+    vectorize.
     """
 
     def decorate(function):
@@ -26,7 +27,7 @@ def _with_derivative(derivative):
         @activation.defjvp
         def _(primals, tangents):
             (x,), (t,) = primals, tangents
-            return function(x), (derivative(jax.lax.optimization_barrier(x)) * t).astype(x.dtype)
+            return function(x), (derivative(recomputed(x)) * t).astype(x.dtype)
 
         return activation
 

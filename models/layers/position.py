@@ -5,17 +5,13 @@ from collections.abc import Callable
 from typing import Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.models.kernels.compiler import rotate
 from lineage.models.layers.attend import Queries
-from lineage.models.layers.linear import fewer
 from lineage.models.layers.quantized import take_rows
-
-FEW = 128  # number of tokens below which, as in decoding, a matrix product does not pay
-Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 
 
 def sinusoidal(length: int, width: int) -> Float[np.ndarray, "T D"]:
@@ -61,28 +57,7 @@ def rotary(
         frequencies = scaling(frequencies, base)
     angles = positions[:, :, None, None] * frequencies
     sin, cos = jnp.sin(angles) * magnitude, jnp.cos(angles) * magnitude
-    if x.dtype.itemsize > 2 or fewer(x.shape[1], FEW):  # the product below would round values of float32
-        return rotated(x, sin, cos)
-    return jax.lax.platform_dependent(x, sin, cos, tpu=rotated_by_product, default=rotated)
-
-
-def rotated(x: Queries, sin: Rotation, cos: Rotation) -> Queries:
-    """Rotate each pair (i, i + C/2) of a head by the angles with these sines and cosines."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def rotated_by_product(x: Queries, sin: Rotation, cos: Rotation) -> Queries:
-    """Return `rotated`, computed with a matrix product that turns each pair by 90 degrees.
-
-    On TPUs this is faster than splitting heads in halves, each of which would be padded to 128 lanes.
-    """
-    half = x.shape[-1] // 2
-    turn = np.roll(np.eye(2 * half), half, axis=1)
-    turn[half:] *= -1
-    turned = jnp.einsum("BTHC,CD->BTHD", x, turn.astype(x.dtype), preferred_element_type=jnp.float32)
-    sin, cos = (jnp.concatenate([part, part], axis=-1) for part in (sin, cos))
-    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+    return rotate(x, sin, cos)
 
 
 def stretched(

@@ -8,6 +8,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from lineage.models.kernels.compiler import take
+
 FEW_ROWS = 32  # maximum number of rows of a table whose rows are selected by a matrix product
 
 
@@ -76,7 +78,5 @@ def take_rows(table: Any, indices: Int[Array | np.ndarray, "*B"]) -> Float[Array
             chosen = jnp.take(wide, indices, axis=0)
         return chosen.astype(table.dtype)
     flat = indices.reshape(-1)
-    if indices.size == 1:  # on TPUs, XLA would copy the whole table into another layout for a single row
-        flat = jax.lax.optimization_barrier(jnp.tile(flat, 2))
-    taken = jnp.take(table.values, flat, axis=0).astype(table.dtype) * jnp.take(table.scale, flat)[:, None]
-    return taken[: indices.size].reshape(*indices.shape, -1)
+    taken = take(table.values, flat).astype(table.dtype) * take(table.scale, flat)[:, None]
+    return taken.reshape(*indices.shape, -1)

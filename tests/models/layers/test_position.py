@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.models.kernels.compiler import rotated_by_product
 from lineage.models.layers.position import (
     Learned2D,
     RelativeBuckets,
     RelativeKeys,
     resample,
     rotary,
-    rotated_by_product,
     sincos_2d,
     sinusoidal,
     stretched,

@@ -1,0 +1,164 @@
+"""Operations that XLA (jaxlib 0.10.2) compiles to slow programs on some platforms, in a form that is fast there.
+
+All return what their plain definitions return; everything that is said about a platform was measured there.
+"""
+
+from functools import partial, reduce
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float, Int
+
+FEW_ROWS = 8  # number of rows below which TPUs do not use their matrix unit
+FEW_TOKENS = 128  # number of tokens below which, as in decoding, `rotate` does not use a matrix product
+Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
+Heads = Float[Array, "B T H C"]
+
+
+def recomputed(arrays: Any) -> Any:
+    """Return arrays; the backward pass recomputes what a derivative computes from them, instead of storing it."""
+    return jax.lax.optimization_barrier(arrays)
+
+
+def stored(statistics: Any) -> Any:
+    """Return statistics of a norm; without the barrier, XLA's GPU backend recomputes them in the backward pass.
+
+    It would then also write a float32 array for the gradient of the scale.
+    """
+    return jax.lax.optimization_barrier(statistics)
+
+
+def computed_once(arrays: Any) -> Any:
+    """Return arrays, which XLA's CPU backend computes or copies once; it duplicates cheap operations and slices."""
+    return jax.lax.platform_dependent(arrays, cpu=jax.lax.optimization_barrier, default=lambda arrays: arrays)
+
+
+@jax.custom_jvp
+def summed_once(x: Array) -> Array:
+    """Return x, whose gradient is `computed_once`.
+
+    In an unrolled stack, each layer would otherwise sum the gradients of all later layers again.
+    """
+    return x
+
+
+@summed_once.defjvp
+def _(primals, tangents):
+    return primals[0], computed_once(tangents[0])
+
+
+def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+    """Return the tokens, in a layout with adjacent channels on GPUs.
+
+    Otherwise XLA's GPU compiler may make the examples adjacent in all layers, because the gradient of positions sums
+    over them, which slows down norms and matrix products.
+    """
+
+    def constrained(x):
+        return with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2)))
+
+    return jax.lax.platform_dependent(x, cuda=constrained, default=lambda x: x)
+
+
+def matmul(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"]) -> Float[Array, "*B R F"]:
+    """Return x @ y; on TPUs, x is padded to at least 8 rows, because the vector unit would multiply fewer slowly."""
+    if not _fewer(x.shape[-2], FEW_ROWS):
+        return x @ y
+
+    def padded(x, y):
+        rows = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEW_ROWS - x.shape[-2]), (0, 0)])
+        return (jax.lax.optimization_barrier(rows) @ y)[..., : x.shape[-2], :]
+
+    return jax.lax.platform_dependent(x, y, tpu=padded, default=jnp.matmul)
+
+
+def matmul_in_8_bits(x: Float[Array, "N R C"], y: Int[Array, "N C F"]) -> Float[Array, "N R F"]:
+    """Return x @ y for 8-bit numbers y: on CPUs one by one, because a batched product would convert them all."""
+
+    def each(x, y):
+        return jax.lax.map(lambda pair: pair[0] @ pair[1].astype(x.dtype), (x, y))
+
+    def batched(x, y):
+        return matmul(x, y.astype(x.dtype))
+
+    return jax.lax.platform_dependent(x, y, cpu=each, default=batched)
+
+
+def take(table: Array, indices: Int[Array, "N"]) -> Array:
+    """Return rows of a table; for a single one, XLA would copy the whole table into another layout on TPUs."""
+    if len(indices) == 1:
+        indices = jax.lax.optimization_barrier(jnp.tile(indices, 2))
+        return jnp.take(table, indices, axis=0)[:1]
+    return jnp.take(table, indices, axis=0)
+
+
+def rotate(x: Heads, sin: Rotation, cos: Rotation) -> Heads:
+    """Rotate each pair (i, i + C/2) of a head by the angles with these sines and cosines."""
+    if x.dtype.itemsize > 2 or _fewer(x.shape[1], FEW_TOKENS):  # the product would round values of float32
+        return rotated(x, sin, cos)
+    return jax.lax.platform_dependent(x, sin, cos, tpu=rotated_by_product, default=rotated)
+
+
+def rotated(x: Heads, sin: Rotation, cos: Rotation) -> Heads:
+    """Return `rotate` by its definition."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def rotated_by_product(x: Heads, sin: Rotation, cos: Rotation) -> Heads:
+    """Return `rotate`, computed with a matrix product that turns each pair by 90 degrees.
+
+    On TPUs this is faster than splitting heads in halves, each of which would be padded to 128 lanes.
+    """
+    half = x.shape[-1] // 2
+    turn = np.roll(np.eye(2 * half), half, axis=1)
+    turn[half:] *= -1
+    turned = jnp.einsum("BTHC,CD->BTHD", x, turn.astype(x.dtype), preferred_element_type=jnp.float32)
+    sin, cos = (jnp.concatenate([part, part], axis=-1) for part in (sin, cos))
+    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+
+
+def convolve(
+    x: Float[Array, "B height width C"], kernel: Float[Array, "size size C D"], stride: int, pads: Any
+) -> Float[Array, "B h w D"]:
+    """Return a convolution; a 1x1 kernel is not padded.
+
+    On CPUs, a convolution with a 1x1 kernel is a matrix product, because XLA's gradient of the kernel is slow.
+    """
+
+    def convolution(x, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=numbers)
+
+    def product(x, kernel):
+        x = x[:, ::stride, ::stride]
+        return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], -1)
+
+    if len(kernel) > 1:
+        return convolution(x, kernel)
+    return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
+
+
+def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:
+    """Return the maximum of each 3x3 window, with a stride of 2; its gradient goes to the first of equal values.
+
+    On CPUs it is the maximum of nine slices, because XLA's gradient of a maximum over windows is slow.
+    """
+
+    def of_slices(x):
+        sizes = [(size - 3) // 2 * 2 + 1 for size in x.shape[1:3]]
+        rows, columns = ([slice(start, start + size, 2) for start in range(3)] for size in sizes)
+        slices = [x[:, row, column] for row in rows for column in columns]
+        return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), slices)
+
+    pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
+    return jax.lax.platform_dependent(x, cpu=of_slices, default=pool)
+
+
+def _fewer(count: Any, limit: int) -> bool:
+    """Return whether a number is below a limit; a symbolic number, as in exported programs, is not."""
+    return isinstance(count, int) and count < limit
