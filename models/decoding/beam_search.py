@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.decoding.logits_processors import LogitsProcessors
 
+# Function (tokens [B, S], positions [B, T], cache) -> (logits [B, T, V] after the tokens at these positions, cache).
 Decode = Callable[[Array, Array, Any], tuple[Array, Any]]
 EXCLUDED = -1e9  # score of a hypothesis that must not be selected; finite, so that sums and quotients stay finite
 
@@ -37,7 +38,7 @@ def beam_search(
     `num_beams` finished ones.
 
     Args:
-        decode: function (tokens, lengths, cache) -> (logits [B x N, V] after the last tokens, cache).
+        decode: see `Decode`.
         cache: cache of N copies of each prompt.
         tokens, starts: prompts, padded for the new tokens, and their lengths.
         length_penalty, length_offset: see `generate`.
@@ -53,8 +54,8 @@ def beam_search(
     def advance(state):
         step, running, finished, improvable, cache = state
         flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
-        logits, cache = decode(flat, lengths, cache)
-        scores = processors(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
+        logits, cache = decode(flat, lengths[:, None] - 1, cache)
+        scores = processors(jax.nn.log_softmax(logits[:, 0]), flat, lengths, jnp.full(1, step))
         scores = scores.reshape(batch, num_beams, -1)
         vocab_size = scores.shape[-1]
         scores = (scores + running.scores[..., None]).reshape(batch, -1)

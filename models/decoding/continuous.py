@@ -20,7 +20,7 @@ from jaxtyping import Int
 from lineage.models.decoding.generate import (
     CacheFormat,
     Running,
-    decode_last,
+    decode_at,
     empty,
     prefill,
     sample,
@@ -205,8 +205,8 @@ def _admit(model, variables, running, memory, slots, tokens, lengths, ends, indi
 
 @partial(jax.jit, static_argnames="model", donate_argnames="running")
 def _run(model, variables, running, memory, processors, seed, until):
-    def decode(tokens, lengths, cache):
+    def decode(tokens, positions, cache):
         # A finished sequence decodes its last token again.
-        return decode_last(model, variables, tokens, lengths, cache.rewind(lengths - 1), memory)
+        return decode_at(model, variables, memory, tokens, positions, cache.rewind(positions[:, 0]))
 
     return sample(decode, processors, seed, running, until)

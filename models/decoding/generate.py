@@ -13,7 +13,6 @@ next call keep at most the first `length` tokens of each sequence (prompts of di
 which removes all but the first `length` tokens (speculative decoding). See `models.layers.cache`.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,8 +23,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.beam_search import beam_search
-from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_key
+from lineage.models.decoding.beam_search import Decode, beam_search
+from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
 from lineage.models.kernels.compiler import computed_once
 
 CacheFormat = str | None  # "int8" or None
@@ -45,6 +44,12 @@ class Generation(NamedTuple):
     tokens: Int[Array, "B S"]
     lengths: Int[Array, "B"]
     scores: Float[Array, "B"]
+
+    @classmethod
+    def padded(cls, tokens, lengths, scores, pad_token) -> "Generation":
+        """Return sequences whose tokens after their lengths are replaced by a padding token."""
+        real = jnp.arange(tokens.shape[1]) < lengths[:, None]
+        return cls(jnp.where(real, tokens, pad_token), lengths, scores)
 
 
 def generate(
@@ -229,33 +234,29 @@ def separate_layers(model: nn.Module, variables: Any) -> Any:
     return variables
 
 
-def decode_last(
-    model: nn.Module, variables: Any, tokens: Int[Array, "B S"], lengths: Int[Array, "B"], cache: Any, memory: Any
-) -> tuple[Float[Array, "B V"], Any]:
-    """Decode the last of the first `lengths` tokens of each sequence; return the logits after it, and the cache."""
-    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
-    logits, cache = model.apply(variables, last, cache, memory, method="decode")
-    return logits[:, -1].astype(jnp.float32), cache
+def decode_at(
+    model: nn.Module, variables: Any, memory: Any, tokens: Int[Array, "B S"], positions: Int[Array, "B T"], cache: Any
+) -> tuple[Float[Array, "B T V"], Any]:
+    """Decode the tokens at T positions of each sequence; return the logits after them, and the cache."""
+    inputs = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
+    logits, cache = model.apply(variables, inputs, cache, memory, method="decode")
+    return logits.astype(jnp.float32), cache
 
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens", "cache_format"))
 def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, num_beams, **options):
     variables = separate_layers(model, variables)
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, **options)
-    max_new_tokens = options["max_new_tokens"]
-    decode = partial(decode_last, model, variables)
+    batch, max_new_tokens = len(tokens), options["max_new_tokens"]
     if num_beams == 1:
-        batch = len(tokens)
+        decode = partial(decode_at, model, variables, memory)
         running = Running.begin(tokens, starts, starts + max_new_tokens, jnp.arange(batch), cache)
-        running, _ = sample(partial(decode, memory=memory), processors, seed, running, batch)
-        tokens, lengths, scores = running.tokens, running.lengths, running.scores
-    else:
-        rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
-        decode = partial(decode, memory=None if memory is None else memory.gather(rows))
-        settings, cache = (max_new_tokens, num_beams, *penalty), cache.gather(rows)
-        tokens, lengths, scores = beam_search(decode, processors, cache, tokens, starts, *settings)
-    real = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
+        running, _ = sample(decode, processors, seed, running, batch)
+        return Generation.padded(running.tokens, running.lengths, running.scores, pad_token)
+    rows = jnp.repeat(jnp.arange(batch), num_beams)
+    decode = partial(decode_at, model, variables, None if memory is None else memory.gather(rows))
+    settings, cache = (max_new_tokens, num_beams, *penalty), cache.gather(rows)
+    return Generation.padded(*beam_search(decode, processors, cache, tokens, starts, *settings), pad_token)
 
 
 class Running(NamedTuple):
@@ -277,7 +278,7 @@ class Running(NamedTuple):
 
 
 def sample(
-    decode: Callable[..., tuple[Array, Any]],
+    decode: Decode,
     processors: LogitsProcessors,
     seed: Integer[Array, ""],
     running: Running,
@@ -285,8 +286,7 @@ def sample(
 ) -> tuple[Running, Int[Array, ""]]:
     """Continue sequences by greedy search or sampling until `until` of them are finished.
 
-    `decode` is a function (tokens, lengths, cache) -> (logits [B, V] after the last tokens, cache). Return the
-    sequences, and the number of decoding steps.
+    Return the sequences, and the number of decoding steps.
     """
     rows = jnp.arange(len(running.tokens))
 
@@ -294,13 +294,13 @@ def sample(
         running, steps = state
         tokens, lengths, done = running.tokens, running.lengths, running.done
         new = lengths - running.starts
-        logits, cache = decode(tokens, lengths, running.cache)
+        logits, cache = decode(tokens, lengths[:, None] - 1, running.cache)
+        logits = logits[:, 0]
         processed = processors(logits, tokens, lengths, new)
         if processors.temperature is None:
             token = processed.argmax(axis=-1)
         else:
-            keys = jax.vmap(row_key, (None, 0, 0))(seed, new, running.indices)
-            token = jax.vmap(jax.random.categorical)(keys, processed)
+            token = jax.vmap(jax.random.categorical)(row_keys(seed, new, running.indices), processed)
         lengths = lengths + ~done
         running = running._replace(
             tokens=tokens.at[rows, running.lengths].set(token),  # never read after the end of a finished sequence

@@ -150,14 +150,10 @@ class LogitsProcessors:
         return jnp.isin(tokens, self.stop_tokens)
 
 
-def row_key(seed: Integer[Array, ""], step: Integer[Array, ""] | int, index: Integer[Array, ""]) -> Array:
-    """Return the random key of a step of the sequence with this index."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
-
-
-def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
-    """Return the random key of a step of each sequence; it does not depend on the number of sequences."""
-    return jax.vmap(row_key, (None, None, 0))(seed, step, jnp.arange(rows))
+def row_keys(seed: Integer[Array, ""], steps: Integer[Array, "#B"], indices: Integer[Array, "B"]) -> Array:
+    """Return the random key of a step of each sequence, which depends on its index but not on other sequences."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.broadcast_to(steps, indices.shape))
+    return jax.vmap(jax.random.fold_in)(keys, indices)
 
 
 def check(condition: Any, message: str) -> None:

@@ -7,7 +7,6 @@ processors. In greedy search, drafted tokens are accepted up to the first one th
 of the target model.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +14,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.generate import CacheFormat, Generation, prefill, separate_layers, validate_prompts
+from lineage.models.decoding.beam_search import Decode
+from lineage.models.decoding.generate import (
+    CacheFormat,
+    Generation,
+    Running,
+    decode_at,
+    prefill,
+    separate_layers,
+    validate_prompts,
+)
 from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
 
 
@@ -82,38 +90,28 @@ def speculate(
 
 
 class _State(NamedTuple):
-    """State of the loop; the caches hold the first `lengths` - 1 tokens of each sequence."""
+    """State of the loop; the caches hold all tokens of each sequence but the last."""
 
-    calls: Int[Array, ""]
-    tokens: Int[Array, "B S"]
-    lengths: Int[Array, "B"]
-    scores: Float[Array, "B"]
-    done: Bool[Array, "B"]
-    cache: Any
+    running: Running
     draft_cache: Any
+    calls: Int[Array, ""]
     checked: Int[Array, "B"]
     accepted: Int[Array, "B"]
 
 
 class _Setting(NamedTuple):
-    """Constants of the loop; `target` and `draft` are functions (tokens, positions, cache) -> (logits, cache)."""
+    """Constants of the loop."""
 
-    target: Callable
-    draft: Callable
+    target: Decode
+    draft: Decode
     processors: LogitsProcessors
     seed: Array
-    starts: Int[Array, "B"]
-    ends: Int[Array, "B"]
     num_drafted: int
     vocab_size: int
 
     @property
     def greedy(self) -> bool:
         return self.processors.temperature is None
-
-    def processed(self, logits, tokens, lengths):
-        """Return the processed logits [B, V] of the token after the first `lengths` tokens."""
-        return self.processors(logits, tokens, lengths, lengths - self.starts)
 
 
 def verify(
@@ -136,36 +134,31 @@ def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pa
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = prefilled
     for kind in (type(cache), type(draft_cache)):
         check(hasattr(kind, "rewind"), f"a {kind.__name__} cannot be rewound, as speculative decoding requires.")
-    target = partial(_decode, models[0], variables[0], memory)
-    draft = partial(_decode, models[1], variables[1], draft_memory)
-    ends = starts + options["max_new_tokens"]
-    setting = _Setting(target, draft, processors, seed, starts, ends, num_drafted, models[0].vocab_size)
+    target = partial(decode_at, models[0], variables[0], memory)
+    draft = partial(decode_at, models[1], variables[1], draft_memory)
+    setting = _Setting(target, draft, processors, seed, num_drafted, models[0].vocab_size)
 
-    batch = len(tokens)
-    zeros = jnp.zeros(batch, jnp.int32)
-    caches = cache.rewind(starts - 1), draft_cache.rewind(starts - 1)
-    start = _State(0, tokens, starts, jnp.zeros(batch), zeros > 0, *caches, zeros, zeros)
-    end = jax.lax.while_loop(lambda state: ~state.done.all(), partial(_advance, setting), start)
-    real = jnp.arange(tokens.shape[1]) < end.lengths[:, None]
-    generation = Generation(jnp.where(real, end.tokens, pad_token), end.lengths, end.scores)
+    indices = jnp.arange(len(tokens))
+    running = Running.begin(tokens, starts, starts + options["max_new_tokens"], indices, cache.rewind(starts - 1))
+    zeros = jnp.zeros_like(indices)
+    start = _State(running, draft_cache.rewind(starts - 1), 0, zeros, zeros)
+    end = jax.lax.while_loop(lambda state: ~state.running.done.all(), partial(_advance, setting), start)
+    running = end.running
+    generation = Generation.padded(running.tokens, running.lengths, running.scores, pad_token)
     return Speculation(generation, end.checked, end.accepted, end.calls)
-
-
-def _decode(model, variables, memory, tokens, positions, cache):
-    inputs = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
-    logits, cache = model.apply(variables, inputs, cache, memory, method="decode")
-    return logits.astype(jnp.float32), cache
 
 
 def _advance(setting, state):
     """Draft and verify tokens, and append the accepted ones and one more to each sequence."""
-    lengths, done = state.lengths, state.done
+    running, draft_cache, *_ = state
+    lengths, done = running.lengths, running.done
     rows, steps = jnp.arange(len(lengths)), jnp.arange(setting.num_drafted + 1)
-    keys = None if setting.greedy else row_keys(setting.seed, state.calls, len(lengths))
-    tokens, drafted, q, draft_cache = _draft(setting, state, keys)
+    keys = None if setting.greedy else row_keys(setting.seed, state.calls, rows)
+    tokens, drafted, q, draft_cache = _draft(setting, running, draft_cache, keys)
 
-    logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, state.cache)
-    processed = jax.vmap(setting.processed, (1, None, 0), 1)(logits, tokens, lengths + steps[:, None])
+    logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, running.cache)
+    before = lengths + steps[:, None]
+    processed = jax.vmap(setting.processors, (1, None, 0, 0), 1)(logits, tokens, before, before - running.starts)
     if setting.greedy:
         new = processed.argmax(axis=-1)
         kept = jnp.cumprod(new[:, :-1] == drafted, axis=1).sum(axis=1)
@@ -174,27 +167,30 @@ def _advance(setting, state):
         kept, token = jax.vmap(verify)(keys, jax.nn.softmax(processed), q, drafted)
         new = jnp.pad(drafted, [(0, 0), (0, 1)]).at[rows, kept].set(token)
 
-    count = jnp.where(done, 0, jnp.minimum(kept + 1, setting.ends - lengths))
+    count = jnp.where(done, 0, jnp.minimum(kept + 1, running.ends - lengths))
     stops = setting.processors.stops(new) & (steps < count[:, None])
     count = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
     new_scores = jnp.take_along_axis(logits, new[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
     after = lengths + count
-    return _State(
-        calls=state.calls + 1,
+    running = running._replace(
         tokens=tokens.at[rows[:, None], lengths[:, None] + steps].set(new),  # never read after the end of a sequence
         lengths=after,
-        scores=state.scores + jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1),
-        done=done | stops.any(axis=1) | (after == setting.ends),
+        scores=running.scores + jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1),
+        done=done | stops.any(axis=1) | (after == running.ends),
         cache=cache.rewind(after - 1),
+    )
+    return _State(
+        running=running,
         draft_cache=draft_cache.rewind(after - 1),
+        calls=state.calls + 1,
         checked=state.checked + jnp.minimum(count, setting.num_drafted),
         accepted=state.accepted + jnp.minimum(count, kept),
     )
 
 
-def _draft(setting, state, keys):
+def _draft(setting, running, cache, keys):
     """Return the sequences with N drafted tokens, these [B, N], their probabilities [B, N, V] and the draft's cache."""
-    rows, lengths, count = jnp.arange(len(state.lengths)), state.lengths, setting.num_drafted
+    rows, lengths, count = jnp.arange(len(running.lengths)), running.lengths, setting.num_drafted
     noise = None
     if not setting.greedy:  # one call for all drafted tokens
         sizes = count, setting.vocab_size
@@ -203,12 +199,12 @@ def _draft(setting, state, keys):
     def propose(carry, inputs):
         (tokens, cache), (i, noise) = carry, inputs
         logits, cache = setting.draft(tokens, lengths[:, None] + i - 1, cache)
-        logits = setting.processed(logits[:, 0], tokens, lengths + i)
+        logits = setting.processors(logits[:, 0], tokens, lengths + i, lengths + i - running.starts)
         token = (logits if setting.greedy else logits + noise).argmax(axis=-1)
         q = None if setting.greedy else jax.nn.softmax(logits)
         return (tokens.at[rows, lengths + i].set(token), cache), (token, q)
 
-    (tokens, cache), chosen = jax.lax.scan(propose, (state.tokens, state.draft_cache), (jnp.arange(count), noise))
+    (tokens, cache), chosen = jax.lax.scan(propose, (running.tokens, cache), (jnp.arange(count), noise))
     # Append the last token to the cache too. XLA removes the computation of the unused logits.
     _, cache = setting.draft(tokens, lengths[:, None] - 1 + count, cache)
     return tokens, *jax.tree.map(lambda x: x.swapaxes(0, 1), chosen), cache
