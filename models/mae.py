@@ -50,11 +50,11 @@ class MAE(ViT):
     def setup(self):
         super().setup()
         if self.decoder_depth:
-            block = self._block(self.decoder_width, self.decoder_num_heads, self.decoder_mlp_dim)
+            sublayers = self._sublayers(self.decoder_width, self.decoder_num_heads, self.decoder_mlp_dim)
             self.decoder_embed = nn.Dense(self.decoder_width)
             self.mask_token = self.param("mask_token", nn.initializers.normal(0.02), (self.decoder_width,))
-            self.decoder_stack = self.new_stack(block, self.decoder_depth, stochastic_depth=self.stochastic_depth)
-            self.decoder_norm = block.keywords["norm"]()
+            self.decoder_stack = self._stack(sublayers, self.decoder_depth)
+            self.decoder_norm = sublayers["norm"]()
             self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
 
     def __call__(

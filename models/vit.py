@@ -90,8 +90,7 @@ class ViT(ImageModel, StackModel):
         return self.image_size // self.patch_size
 
     def setup(self):
-        block = self._block(self.width, self.num_heads, self.mlp_dim)
-        attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
+        sublayers = self._sublayers(self.width, self.num_heads, self.mlp_dim)
         stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
         if self.patch_size % stride:
             raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
@@ -108,10 +107,10 @@ class ViT(ImageModel, StackModel):
         elif self.position == "2d":
             self.table = Learned2D(self.side, self.side, self.width)
         self.embed_dropout = Dropout(self.dropout)
-        self.stack = self.new_stack(block, self.depth, stochastic_depth=self.stochastic_depth)
-        self.norm = norm()
+        self.stack = self._stack(sublayers, self.depth)
+        self.norm = sublayers["norm"]()
         if self.pooling == "map":
-            self.attention_pool = AttentionPool(attention, mlp, norm)
+            self.attention_pool = AttentionPool(**sublayers)
         if self.head == "mlp":
             self.pre_logits = nn.Dense(self.width)
         elif self.head == "probe":
@@ -119,7 +118,8 @@ class ViT(ImageModel, StackModel):
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
-    def _block(self, width, num_heads, hidden):
+    def _sublayers(self, width, num_heads, hidden):
+        """Return constructors of the attention, the MLP and the norms of a block."""
         norm = partial(LayerNorm, epsilon=self.epsilon)
         distance = self.side**2 - (self.pooling != "token")
         relative = partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None
@@ -127,8 +127,11 @@ class ViT(ImageModel, StackModel):
         attention = partial(Attention, num_heads=num_heads, qk_norm=norm if self.qk_norm else None, **options)
         init, activation = nn.initializers.normal(1e-6), ACTIVATIONS[self.activation]
         mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
-        sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
-        return partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
+        return {"attention": attention, "mlp": mlp, "norm": norm}
+
+    def _stack(self, sublayers, depth):
+        block = partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
+        return self.new_stack(block, depth, stochastic_depth=self.stochastic_depth)
 
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token without pooling.
