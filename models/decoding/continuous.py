@@ -196,11 +196,8 @@ def _begin(model, inputs, slots, size, cache_format, variables):
 def _admit(model, variables, running, memory, slots, tokens, lengths, ends, indices, inputs, cache_format):
     room = running.tokens.shape[1] - tokens.shape[1]
     tokens, starts, cache, added = prefill(model, variables, tokens, lengths, inputs, room, cache_format=cache_format)
-    new = Running.begin(tokens, starts, ends, indices, cache)._asdict() | {"cache": running.cache.put(slots, cache)}
-    for name, old in running._asdict().items():
-        if name != "cache":
-            new[name] = old.at[slots].set(new[name])
-    return Running(**new), None if memory is None else memory.put(slots, added)
+    running = running.put(slots, Running.begin(tokens, starts, ends, indices, cache))
+    return running, None if memory is None else memory.put(slots, added)
 
 
 @partial(jax.jit, static_argnames="model", donate_argnames="running")

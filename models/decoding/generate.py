@@ -276,6 +276,11 @@ class Running(NamedTuple):
         """Return sequences without new tokens."""
         return cls(tokens, starts, starts, ends, indices, jnp.zeros(len(tokens)), jnp.zeros(len(tokens), bool), cache)
 
+    def put(self, rows: Int[Array, "N"], others: "Running") -> "Running":
+        """Return the sequences with `rows` replaced by others; repeated rows must be equal."""
+        arrays = (old.at[rows].set(new) for old, new in zip(self[:-1], others[:-1]))
+        return Running(*arrays, self.cache.put(rows, others.cache))
+
 
 def sample(
     decode: Decode,
