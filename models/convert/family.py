@@ -141,26 +141,30 @@ def norm(reference: str, ours: str) -> list[Rule]:
     return [Rule(f"{reference}.weight", f"{ours}/scale"), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
-def attention(names: Sequence[str], after: str, ours: str, h: str = "H") -> list[Rule]:
-    """Return the rules of attention with `h` heads; `names` are query, key, value and output, `after` its LayerNorm."""
+def attention(names: Sequence[str], after: str, ours: str, h: str | int = "H", inner: str = "") -> list[Rule]:
+    """Return the rules of attention with `h` heads; `names` are query, key, value and output, `after` its LayerNorm.
+
+    `inner` is the path of the projections below `ours`.
+    """
+    path = f"{ours}{inner}"
     return [
-        *(rule for part, name in zip(("query", "key", "value"), names) for rule in heads(name, f"{ours}/{part}", h)),
-        *linear(names[3], f"{ours}/out", f"D ({h} C) -> {h} C D"),
+        *(rule for part, name in zip(("query", "key", "value"), names) for rule in heads(name, f"{path}/{part}", h)),
+        *linear(names[3], f"{path}/out", f"D ({h} C) -> {h} C D"),
         *norm(after, f"{ours}_norm"),
     ]
 
 
 def block(
-    reference: str, ours: str, *, attended: Sequence[str], mlp: Sequence[str], norms: Sequence[str], h: str = "H"
+    reference: str, ours: str, *, attended: Sequence[str], mlp: Sequence[str], norms: Sequence[str], **options
 ) -> list[Rule]:
     """Return the rules of a block at the path `ours`; the other arguments are names in the reference.
 
     With the prefix `reference`, they are the names of query, key, value and output, of the layers of the MLP, and of
-    the LayerNorms of attention and MLP. `h` is the letter of the number of heads.
+    the LayerNorms of attention and MLP. `options` are `h` and `inner` of `attention`.
     """
     (up, down), (first, second) = ([f"{reference}{name}" for name in names] for names in (mlp, norms))
     return [
-        *attention([f"{reference}{name}" for name in attended], first, f"{ours}/attention", h),
+        *attention([f"{reference}{name}" for name in attended], first, f"{ours}/attention", **options),
         *linear(up, f"{ours}/mlp/up"),
         *linear(down, f"{ours}/mlp/down"),
         *norm(second, f"{ours}/mlp_norm"),

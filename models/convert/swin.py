@@ -5,7 +5,8 @@ The dropout rates are the same, but the reference has no dropout inside the MLP,
 1 skips only attention, whereas ours and the paper's skip both sublayers.
 """
 
-from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register
+from lineage.models.convert.family import ImageFamily, Rule, labels, linear, norm, num_labels, register
+from lineage.models.convert.vit import layers
 
 
 @register("swin")
@@ -41,18 +42,10 @@ class Swin(ImageFamily):
             *norm(f"{prefix}layernorm", "norm"),
         ]
         for stage, number in enumerate(model.num_heads):
-            layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
-            attention, target = f"{layer}attention.self.", f"{ours}attention/attention/"
-            table += [
-                *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
-                *heads(f"{attention}query", f"{target}query", number),
-                *heads(f"{attention}key", f"{target}key", number)[: 1 if second else 2],  # no bias in version 2
-                *heads(f"{attention}value", f"{target}value", number),
-                *linear(f"{layer}attention.output.dense", f"{target}out", f"D ({number} C) -> {number} C D"),
-                *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
-                *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
-                *linear(f"{layer}output.dense", f"{ours}mlp/down"),
-            ]
+            layer, ours = f"{prefix}encoder.layers.{stage}.blocks", f"stacks_{stage}/layers"
+            rules = layers(layer, ours, "self", h=number, inner="/attention")
+            table += [rule for rule in rules if not second or not rule.ours.endswith("key/bias")]
+            attention, target = f"{layer}.*.attention.self.", f"{ours}/attention/attention/"
             if second:
                 bias = f"{attention}continuous_position_bias_mlp."
                 table += [

@@ -18,15 +18,15 @@ from lineage.models.convert.family import ENCODER, ImageFamily, Rule, block, lab
 from lineage.models.layers.position import sincos_2d
 
 
-def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
-    """Return the rules of a stack of blocks; `h` is the letter of its number of heads."""
+def layers(reference: str, ours: str, attention: str = "attention", **options) -> list[Rule]:
+    """Return the rules of a stack of blocks, as in ViT and Swin; `options` are those of `block`."""
     return block(
         f"{reference}.*.",
         ours,
-        attended=(*(f"attention.attention.{part}" for part in ("query", "key", "value")), "attention.output.dense"),
+        attended=(*(f"attention.{attention}.{part}" for part in ("query", "key", "value")), "attention.output.dense"),
         mlp=("intermediate.dense", "output.dense"),
         norms=("layernorm_before", "layernorm_after"),
-        h=h,
+        **options,
     )
 
 
@@ -190,7 +190,7 @@ class ViTMAE(ImageFamily):
             *encoder("vit."),
             *linear("decoder.decoder_embed", "decoder_embed"),
             Rule("decoder.mask_token", "mask_token", "1 1 D -> D"),
-            *layers("decoder.decoder_encoder.layer", "decoder_stack/layers", "K"),
+            *layers("decoder.decoder_encoder.layer", "decoder_stack/layers", h="K"),
             *norm("decoder.decoder_norm", "decoder_norm"),
             *linear("decoder.decoder_pred", "decoder_head"),
         ]
