@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
 from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Size, Tokens, TokensMask
 from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, Weighting, dense, dot_product
-from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
+from lineage.models.layers.recurrent import CELLS, Cell, Kind, Recurrent, held
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 
@@ -60,7 +60,7 @@ class Seq2Seq(Model):
     FROM_DATA = ("vocab_size",)
 
     vocab_size: Count
-    cell: Literal["rnn", "gru", "lstm"] = "gru"
+    cell: Kind = "gru"
     depth: Count = 1
     width: Count = 1000
     embed_width: Size = None

@@ -61,7 +61,7 @@ class Transformer(EncoderDecoder):
     mlp_dim: Size = None
     activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
-    norm: Literal["layer", "rms", "batch", "power"] = "layer"
+    norm: Literal[*NORMS] = "layer"
     norm_warmup: Natural = 4000
     epsilon: Epsilon = 1e-6
     position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"

@@ -16,7 +16,6 @@ from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
 State = tuple[Float[Array, "B _"], ...]
-Kind = Literal["rnn", "gru", "lstm"]
 
 
 def rnn(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
@@ -43,6 +42,7 @@ def lstm(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
 
 # function, number of projections, number of arrays in a state
 CELLS = {"rnn": (rnn, 1, 1), "gru": (gru, 3, 1), "lstm": (lstm, 4, 2)}
+Kind = Literal[*CELLS]
 
 
 class Cell(nn.Module):
