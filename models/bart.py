@@ -86,9 +86,7 @@ class BART(EncoderDecoder):
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache
 
-    def embedded(self, side, tokens, positions):
-        self.check_length(tokens.shape[1])
-        x = self.embed(tokens)
+    def with_positions(self, side, x, positions):
         if self.position == "learned":
             x = x + take_rows(getattr(self, f"{side}_position")(), UNUSED + positions)
         else:
@@ -97,6 +95,4 @@ class BART(EncoderDecoder):
             x = x + jnp.take(jnp.asarray(table, x.dtype), positions, axis=0)
         if self.embed_norm:
             x = getattr(self, f"{side}_norm")(x)
-        x = self.drop(x)
-        self.sow("intermediates", f"{side}_embedding", x)
-        return x
+        return self.drop(x)

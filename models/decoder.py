@@ -1,5 +1,7 @@
 """Base classes of models that generate text, with the methods `encode`, `init_cache` and `decode`."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -111,9 +113,9 @@ class DecoderOnly(Decoder):
 class EncoderDecoder(Decoder):
     """Base class of models that generate text from an input text.
 
-    A subclass has an `encoder_stack`, a `decoder_stack`, and two methods: `embedded(side, tokens, positions)` returns
-    the input of the "encoder" or the "decoder", `logits(tokens, positions, context=, context_mask=, mask=, cache=)`
-    the output of the decoder and the cache.
+    A subclass has `embed`, an `encoder_stack`, a `decoder_stack`, and two methods: `with_positions(side, x, positions)`
+    returns the input of the "encoder" or the "decoder", given the vectors of its tokens;
+    `logits(tokens, positions, context=, context_mask=, mask=, cache=)` returns the output of the decoder and the cache.
     """
 
     outputs = ("target_tokens",)
@@ -124,6 +126,15 @@ class EncoderDecoder(Decoder):
         ends = {"first": "^decoder_(position|relative)/", "last": "^decoder_norm/"}
         encoder = Layers("encoder_stack/layers", self.depth, last="^encoder_norm/")
         return encoder, Layers("decoder_stack/layers", self.decoder_layers, "decoder", **ends)
+
+    def embedded(
+        self, side: Literal["encoder", "decoder"], tokens: Tokens, positions: Positions
+    ) -> Float[Array, "B T D"]:
+        """Return the input of the encoder or of the decoder."""
+        self.check_length(tokens.shape[1])
+        x = self.with_positions(side, self.embed(tokens), positions)
+        self.sow("intermediates", f"{side}_embedding", x)
+        return x
 
     def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         """Return the output of the encoder for tokens and their mask."""

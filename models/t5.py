@@ -107,8 +107,9 @@ class T5(EncoderDecoder):
         return self.decoder_layers, self.num_heads, self.head_size
 
     def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
-        bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
-        x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
+        positions = jnp.arange(tokens.shape[1])[None]
+        bias = self.encoder_relative(positions, tokens.shape[1])
+        x, _ = self.encoder_stack(self.embedded("encoder", tokens, positions), mask=Mask(keys=mask, bias=bias))
         return self.drop(self.encoder_norm(x))
 
     def logits(
@@ -116,13 +117,12 @@ class T5(EncoderDecoder):
     ) -> Decoded:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.layers[0].max_length)
         mask = (mask or Mask()).replace(bias=bias)
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)
+        x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), mask=mask, cache=cache, **kwargs)
         x = self.drop(self.decoder_norm(x))
         if self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs:
             x = x * self.width**-0.5
         return self.embed.logits(x) if self.tied else self.head(x), cache
 
-    def _embedded(self, side, tokens):
-        x = self.drop(self.embed(tokens))
-        self.sow("intermediates", f"{side}_embedding", x)
-        return x
+    def with_positions(self, side, x, positions):
+        """Apply dropout only: positions are biases of the attention scores."""
+        return self.drop(x)

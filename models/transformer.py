@@ -100,13 +100,9 @@ class Transformer(EncoderDecoder):
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 
-    def embedded(self, side, tokens, positions):
-        self.check_length(tokens.shape[1])
-        x = self.embed(tokens)
+    def with_positions(self, side, x, positions):
         if self.position in ("sinusoidal", "learned"):
             learned = self.position == "learned"
             table = getattr(self, f"{side}_position")() if learned else sinusoidal(self.max_length, self.width)
             x = x + jnp.take(jnp.asarray(table, x.dtype), positions, axis=0)
-        x = self.embed_dropout(x)
-        self.sow("intermediates", f"{side}_embedding", x)
-        return x
+        return self.embed_dropout(x)
