@@ -20,16 +20,8 @@ Heads = Float[Array, "B T H C"]
 
 
 def recomputed(arrays: Any) -> Any:
-    """Return arrays; the backward pass recomputes what a derivative computes from them, instead of storing it."""
+    """Return arrays from which the backward pass computes a derivative again, instead of storing parts of it."""
     return jax.lax.optimization_barrier(arrays)
-
-
-def stored(statistics: Any) -> Any:
-    """Return statistics of a norm; without the barrier, XLA's GPU backend recomputes them in the backward pass.
-
-    It would then also write a float32 array for the gradient of the scale.
-    """
-    return jax.lax.optimization_barrier(statistics)
 
 
 def computed_once(arrays: Any) -> Any:
@@ -90,10 +82,9 @@ def matmul_in_8_bits(x: Float[Array, "N R C"], y: Int[Array, "N C F"]) -> Float[
 
 def take(table: Array, indices: Int[Array, "N"]) -> Array:
     """Return rows of a table; for a single one, XLA would copy the whole table into another layout on TPUs."""
-    if len(indices) == 1:
-        indices = jax.lax.optimization_barrier(jnp.tile(indices, 2))
-        return jnp.take(table, indices, axis=0)[:1]
-    return jnp.take(table, indices, axis=0)
+    if indices.size != 1:
+        return jnp.take(table, indices, axis=0)
+    return jnp.take(table, jax.lax.optimization_barrier(jnp.tile(indices, 2)), axis=0)[:1]
 
 
 def rotate(x: Heads, sin: Rotation, cos: Rotation) -> Heads:
@@ -136,7 +127,7 @@ def convolve(
 
     def product(x, kernel):
         x = x[:, ::stride, ::stride]
-        return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], -1)
+        return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], kernel.shape[-1])
 
     if len(kernel) > 1:
         return convolution(x, kernel)

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.kernels.compiler import stored
-
 Vector = Float[Array, "D"]
 
 
@@ -41,7 +39,8 @@ def _standardized(x, mean, inverse, scale=None, bias=None):
 def _(epsilon, centered, primals, tangents):
     (x, scale, bias), (t, t_scale, t_bias) = primals, tangents
     statistics = _statistics(x, epsilon, centered)
-    mean, inverse = stored(statistics)
+    # Without the barrier, XLA's GPU backend recomputes them, and writes a float32 array for the gradient of the scale.
+    mean, inverse = jax.lax.optimization_barrier(statistics)
     out, t = _standardized(x, mean, inverse), t.astype(jnp.float32)
     center = t.mean(axis=-1, keepdims=True) if centered else 0.0
     t = inverse * (t - center - out * (t * out).mean(axis=-1, keepdims=True))
