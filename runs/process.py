@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from lineage.runs.folder import UnknownMetricError
 from lineage.runs.locks import MovedError
@@ -100,6 +100,16 @@ def say(text: str) -> None:
     """Print a line to standard error, which may be a closed pipe or terminal, or on a full disk."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+def end_at_once(code: int, text: str = "") -> NoReturn:
+    """Print a text to standard error as `say`, and end the process without waiting for threads and other processes.
+
+    The text bypasses `sys.stderr`, whose lock a hanging thread may hold.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+    os._exit(code)
 
 
 def show(text: Any) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage.runs.process import ERROR
+from lineage.runs.process import ERROR, end_at_once
 
 # Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of their values for
 # several processes.
@@ -174,12 +174,12 @@ class DelayedAny:
 def _aborted(number):
     """Print an explanation when JAX, often in its own thread, aborts a process that waits for another one."""
     reason = "this process was aborted, usually because a process of this run was lost or did not start: see above."
-    os.write(2, f"\n{ERROR}{reason} {RESUME}\n".encode())
-    os._exit(1)
+    end_at_once(1, f"\n{ERROR}{reason} {RESUME}\n")
 
 
 def _end_at_once(code):
     """End the process without JAX's wait for the other processes at exit, which may be lost."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a closed pipe or a full disk
+            stream.flush()
+    end_at_once(code)

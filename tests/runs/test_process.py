@@ -50,3 +50,9 @@ def test_processes_import_modules_of_the_current_folder_only_if_this_one_does(wi
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([*start, code], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     assert done.returncode == (3 if within else 1)
+
+
+def test_process_of_several_ends_at_once_without_a_place_for_its_output():
+    script = "import sys\nfrom lineage.train.distributed import _end_at_once\n"
+    script += "sys.stdout = open('/dev/full', 'w')\nsys.stdout.write('unwritten')\n_end_at_once(3)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 3

@@ -281,15 +281,22 @@ def test_every_batch_of_an_evaluation_is_progress(train, monkeypatch):
     assert {one: seen.count(one) for one in seen} == {("evaluating", 3): 6, ("evaluating", 6): 6}
 
 
-@pytest.mark.thorough
-@tiered(("activity", "said"), [(", 'saving'", "saving after"), ("", "in")])
-def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
-    script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(60)\n"
+def hanging(activity, stderr):
+    """Return the end of a process that hangs in a step or an activity after it."""
+    script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(10)\n"
     script += "watchdog.FIRST, Watchdog = 1.0, watchdog.Watchdog\n"
     script += f"with Watchdog(0.01) as dog, dog.step(1234{activity}): hangs()"
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    return subprocess.run([sys.executable, "-c", script], stderr=stderr, text=True, cwd=Path(__file__).parents[3])
+
+
+def test_watchdog_ends_a_process_without_a_place_for_messages():
+    with open("/dev/full", "w") as full:
+        assert hanging("", full).returncode == HUNG
+
+
+@tiered(("activity", "said"), [(", 'saving'", "saving after"), ("", "in")])
+def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
+    ended = hanging(activity, subprocess.PIPE)
     assert ended.returncode == HUNG == 76
     assert "in hangs" in ended.stderr
     assert ended.stderr.count("hread 0x") >= 2

@@ -2,13 +2,12 @@
 
 import contextlib
 import faulthandler
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
-from lineage.runs.process import ERROR, HUNG
+from lineage.runs.process import ERROR, HUNG, end_at_once
 
 FACTOR = 20  # a step hangs if it takes this many times the mean duration
 LEAST, FIRST = 600.0, 3600.0  # seconds: minimum of this limit; limit of the first step, minimum of activities
@@ -73,8 +72,7 @@ class Watchdog(contextlib.AbstractContextManager):
         faulthandler.dump_traceback(2, all_threads=True)
         what = f"{self._activity} after" if self._activity else "in"
         text = f"no progress for {self.limit:,.0f} s {what} step {self._number:,} (step_timeout_minutes)"
-        os.write(2, f"\n{ERROR}{text}: the stacks of all threads are above. Start the run again to resume.\n".encode())
-        os._exit(HUNG)
+        end_at_once(HUNG, f"\n{ERROR}{text}: the stacks of all threads are above. Start the run again to resume.\n")
 
 
 def _is_compiling():
