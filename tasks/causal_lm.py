@@ -106,6 +106,7 @@ class BidirectionalLM(CausalLM):
     generates = False
     label_smoothing: ClassVar[float] = 0.0  # not an option
     packing: ClassVar[bool] = False  # not an option
+    evaluation_stride: ClassVar[int] = 0  # not an option: the tokens before a window are no context for both models
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the sum of the forward and backward language modeling losses, where `mask` [B, T] is True.

@@ -11,7 +11,7 @@ from lineage.data.sources.packages import Dates, Digits
 from lineage.data.sources.text import StandardLibrary, Text
 from lineage.data.tokenizers.kinds import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS
-from lineage.tasks.causal_lm import CausalLM
+from lineage.tasks.causal_lm import BidirectionalLM, CausalLM
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
 from tests.data.conftest import load, train
@@ -93,6 +93,12 @@ def test_evaluation_counts_each_target_once_for_any_batch_size_and_stride(prose,
     assert sum(int(batch["mask"].sum()) for batch in batches) == loaded.facts.tokens["validation"] - 1
     text = PROSE[int(len(PROSE) * 0.9) :]
     assert loaded.tokenizer.decode(np.concatenate([batch["targets"][batch["mask"]] for batch in batches])) == text[1:]
+
+
+def test_bidirectional_models_have_no_evaluation_stride():
+    """A window's mask would hide the tokens before it from both models."""
+    with pytest.raises(TypeError, match="evaluation_stride"):
+        BidirectionalLM(sequence_length=8, evaluation_stride=4)
 
 
 def test_files_for_each_split(tmp_path):
