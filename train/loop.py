@@ -332,10 +332,11 @@ class TrainingLoop:
                 kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
         self.throughput.skipped += skipped
+        updates = step - int(metrics.get("train/skipped", 0))  # the schedule only counts these
         self.averages.add(metrics)
         logged = step % self.log_every == 0 or step == self.total
         if logged:
-            metrics = self.averages.take() | {"train/learning_rate": float(self.learning_rates[step - 1])}
+            metrics = self.averages.take() | {"train/learning_rate": float(self.learning_rates[max(updates, 1) - 1])}
             metrics |= self.throughput.rates(step) | resources()
             with self._disk_errors():
                 self.writer.write(step, metrics)

@@ -37,9 +37,12 @@ def poison(monkeypatch):
 @pytest.mark.thorough
 def test_nonfinite_updates_are_skipped(poison, tiny, tmp_path):
     changes = {"total_steps": 12, "save_every_steps": 4, "skip_nonfinite": 2, "ema_decay": 0.9, "checkpoint.keep": 9}
-    config = tiny("vit", changes | {"schedule": "constant"})
+    config = tiny("vit", changes)
     poison((3, 7, 8))
     lines = train_lines(run(config, tmp_path))
+    updates = np.array([0, 1, 1, 2, 3, 4, 4, 4, 5, 6, 7, 8])  # number before each step
+    expected = [float(Experiment(config).schedule(number)) for number in updates]
+    np.testing.assert_allclose([line["train/learning_rate"] for line in lines], expected, rtol=1e-6)
     assert [line["train/skipped"] for line in lines] == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert [line["train/skipped_in_a_row"] for line in lines] == [0, 0, 1, 0, 0, 0, 1, 2, 0, 0, 0, 0]
     assert [np.isfinite(line["train/loss"]) for line in lines] == [step not in (3, 7, 8) for step in range(1, 13)]
