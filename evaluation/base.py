@@ -173,7 +173,10 @@ class Evaluation:
     """Evaluators of a run, by name in `config.evaluators`."""
 
     def __init__(self, context: Context, evaluators: Mapping[str, Evaluator]):
-        """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist."""
+        """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist.
+
+        ValueError is also raised for two evaluators that return the same metric of a split, of which one would be lost.
+        """
         self.context, self.evaluators, self._open = context, evaluators, cache(context.open)
         for name, evaluator in evaluators.items():
             evaluator.check(context)
@@ -181,6 +184,7 @@ class Evaluation:
             if evaluator.split not in ("", *known) or (evaluator.source and not known):
                 splits = f"{evaluator.source or 'the data'}'s splits are {', '.join(known) or 'none'}"
                 raise ValueError(f"evaluators.{name}.split is {evaluator.split!r}, but {splits}.")
+        self._check_owners()
 
     def __call__(self, variables: Any, number: int | None = None) -> dict[str, float]:
         """Return the metrics of all splits, as "split/metric".
@@ -219,6 +223,16 @@ class Evaluation:
         if metric not in known:
             hint = did_you_mean(metric, known) or f": the metrics are {', '.join(known)}."
             raise UnknownMetricError(f"{key} is {metric!r}{hint}")
+
+    def _check_owners(self) -> None:
+        owners: dict[str, str] = {}
+        for name, evaluator in self.evaluators.items():
+            for split in self._splits(name, evaluator) if evaluator.every else ():
+                loss = isinstance(evaluator, Loss)  # whose other metrics are only found by tracing
+                for metric in ("loss",) if loss else evaluator.names(self.context, split) or ():
+                    if (other := owners.setdefault(f"{split.label}/{metric}", name)) != name:
+                        both = f"evaluators.{other} and evaluators.{name} both return {split.label}/{metric}"
+                        raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
 
     def _data(self, evaluator: Evaluator) -> Data:
         return self._open(evaluator.source) if evaluator.source else self.context.data

@@ -32,3 +32,18 @@ def test_known_names_are_those_of_the_results(model, tiny, tmp_path):
         evaluation.check_metric("checkpoint.best", metric)
     with pytest.raises(ValueError, match=r"^checkpoint\.best is 'test/los'"):
         evaluation.check_metric("checkpoint.best", "test/los")
+
+
+@tiered(
+    "changes",
+    [
+        {"evaluators.knn": "knn", "evaluators.other": "knn", "evaluators.other.count": 5},
+        {"evaluators.test": "loss", "evaluators.test.source": "digits"},  # named like the split of the run
+    ],
+)
+def test_two_evaluators_must_not_return_the_same_metric(changes, tiny):
+    message = r"^evaluators\.\w+ and evaluators\.\w+ both return test/\w+: give one of them"
+    with pytest.raises(ValueError, match=message):
+        Experiment(tiny("vit", changes)).evaluation()
+    allowed = {"evaluators.other": "knn", "evaluators.other.source": "digits", "evaluators.knn": "knn"}
+    Experiment(tiny("vit", allowed | {"evaluators.few_shot": "few_shot", "evaluators.loss.every": 0})).evaluation()
