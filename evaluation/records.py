@@ -8,9 +8,11 @@ spaces. Files may be compressed.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lineage.data.inputs import image_files
@@ -18,9 +20,12 @@ from lineage.data.sources import SOURCES
 from lineage.data.sources.files import inside, parse_json, read_json, read_lines, suffix_of
 from lineage.data.sources.lines import read_sentences
 from lineage.data.sources.tables import UnknownColumnError
+from lineage.runs.folder import read_json as read_object
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
-Readers = tuple[Callable[[str], Any], Callable[[str], Any]]  # read predictions, and references, from a path
+Readers = tuple[Callable[..., Any], Callable[..., Any]]  # read predictions, and references, from a path, see `read`
+Options = Mapping[str, Any]  # options of a source
+NO_OPTIONS: Options = MappingProxyType({})
 BIO = "bio:"  # prefix of the path of a CoNLL-2003 file, whose format its name does not show
 
 
@@ -29,10 +34,19 @@ def place(path: str) -> str:
     return path.removeprefix(BIO)
 
 
-def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
+def source_options(predictions: str) -> Options:
+    """Return the options that say how the run of a file of predictions reads its data, if `predict` wrote the file."""
+    lines = Path(predictions).absolute().with_suffix(".jsonl")
+    about = read_object(lines.with_name(f"{lines.name}.about.json"))
+    names = {f"config.source.{name}": name for name in ("quotes", "word_column", "tag_column")}
+    return {name: about[key] for key, name in names.items() if key in about}
+
+
+def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Options = NO_OPTIONS) -> Any:
     """Return the entries of a file; with `keys`, objects are replaced by the value of the first key that they have.
 
-    With `errors`, the entry of an object with an `error` instead, as the command `predict` writes, is None.
+    With `errors`, the entry of an object with an `error` instead, as the command `predict` writes, is None. A table or
+    a CoNLL-2003 file is read by a source with those of the `options` that it has.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -40,13 +54,13 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
     """
     suffix = suffix_of(path).lower()
     if path.startswith(BIO):
-        return [sentence.tags for sentence in SOURCES["bio"](path=place(path)).tagged_sentences()["train"]]
+        return [sentence.tags for sentence in _source("bio", path, options).tagged_sentences()["train"]]
     if Path(path).is_dir():
         return [file.parent.name for file in image_files(path)]
     if suffix == ".conllu":
         return [sentence.tags for sentence in read_sentences(path)]
     if suffix in (".csv", ".tsv"):
-        return _column(SOURCES[suffix[1:]](path=path), path, keys)
+        return _column(_source(suffix[1:], path, options), path, keys)
     rows = read_json(path) if suffix == ".json" else read_lines(path)
     if not isinstance(rows, list | dict):
         raise ValueError(f"{path} must have a list or an object, not {str(rows)[:60]}.")
@@ -61,6 +75,11 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False) -> Any:
     return [_entry(row, keys, errors, f"{path}, entry {number}") for number, row in enumerate(rows, 1)]
 
 
+def _source(name, path, options):
+    known = {field.name for field in dataclasses.fields(SOURCES[name])}
+    return SOURCES[name](path=place(path), **{key: value for key, value in options.items() if key in known})
+
+
 def _entry(row, keys, errors, where):
     """Return the text or texts of a row; None if it is an error and `errors` allows that."""
     if isinstance(row, dict):
@@ -73,11 +92,11 @@ def _entry(row, keys, errors, where):
     return row
 
 
-def pictures(path: str, errors: bool = False) -> list[Path | None]:
+def pictures(path: str, errors: bool = False, options: Options = NO_OPTIONS) -> list[Path | None]:
     """Return the image files in a folder, or those listed in a file of predictions or of names; see `read`."""
     if Path(path).is_dir():
         return image_files(path)
-    names = read(path, ("reconstructed", "file"), errors)
+    names = read(path, ("reconstructed", "file"), errors, options)
     if wrong := [name for name in names if not isinstance(name, str | None)]:
         raise ValueError(f"{path} has {wrong[0]!r}: each entry must be the name of one image.")
     return [name and inside(Path(path).parent, name, path) for name in names]

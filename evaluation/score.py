@@ -14,7 +14,7 @@ from lineage.configs.atomic import write_output
 from lineage.configs.registry import typed
 from lineage.data.inputs import image_files
 from lineage.evaluation.likelihood import LanguageModel
-from lineage.evaluation.records import check_same_images, place
+from lineage.evaluation.records import check_same_images, place, source_options
 from lineage.evaluation.scorers import METRICS
 from lineage.metrics import translation
 from lineage.runs.provenance import versions
@@ -89,7 +89,8 @@ def score_files(
 def _entries(metric, predictions, references):
     """Return the entries of the predictions, those of each file of references, and the number of errors left out."""
     read_predictions, read_references = metric.readers
-    given, columns = read_predictions(predictions), list(map(read_references, references))
+    options = source_options(predictions)
+    given, columns = read_predictions(predictions), [read_references(path, options=options) for path in references]
     if isinstance(given, metric.unpaired):
         return given, columns, 0
     for path, column in [(predictions, given), *zip(references, columns)]:

@@ -316,6 +316,21 @@ def test_references_in_tables_and_folders(tmp_path):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
 
 
+def test_references_are_read_as_the_data_of_the_run(tmp_path):
+    """Check quotes without meaning, and a column of tags that is not the last one, after `lineage predict`."""
+    predictions, beside = tmp_path / "out.json", tmp_path / "out.jsonl.about.json"
+    (table := tmp_path / "true.tsv").write_text('text\tlabel\n"x\ta\ny"\tb\n')
+    predictions.write_text('["a", "b"]')
+    with pytest.raises(ValueError, match=r"has 2 texts and \S+true\.tsv 1: they must be equal"):
+        score_files("accuracy", str(predictions), [str(table)], [])
+    beside.write_text(json.dumps({"config.source.quotes": False}))
+    assert score_files("accuracy", str(predictions), [str(table)], [])["scores"]["accuracy"] == 1
+    (tags := tmp_path / "eng.testb").write_text("Ada B-PER NNP\nruns O VBZ\n")
+    predictions.write_text('[["B-PER", "O"]]')
+    beside.write_text(json.dumps({"config.source.word_column": 0, "config.source.tag_column": 1}))
+    assert score_files("tagging", str(predictions), [f"bio:{tags}"], [])["scores"]["f1"] == 1
+
+
 def test_predictions_that_are_errors_are_left_out(tmp_path):
     """Check that images which `predict --skip-bad=N` left out are counted and that the others keep their references."""
     path = tmp_path / "out.jsonl"
