@@ -19,7 +19,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import boxed, category_names
-from lineage.data.sources.files import inside, iterate_lines, read_json, read_lines, suffix_of
+from lineage.data.sources.files import inside, numbered_lines, read_json, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
@@ -242,25 +242,23 @@ KINDS = {
 
 def _rows(path, row, suffix, names, allowed, quotes):
     """Yield the inputs in a file, and in place of up to `allowed` bad ones their ValueErrors."""
-    errors, failed = {}, []  # of all rows, and of the current one
+    errors = {}
     if suffix == ".txt" and len(names) == 1:
-        lines = ((number, (line.rstrip("\r\n"),)) for number, line in enumerate(iterate_lines(path, failed.append), 1))
+        lines = ((number, error or (line.rstrip("\r\n"),)) for number, line, error in numbered_lines(path))
     elif suffix[1:] in TABLES:
         source = SOURCES[suffix[1:]](path=path)
         source = replace(source, quotes=quotes) if isinstance(source, CSV) else source
-        rows = source.values("train", names, failed.append)
-        lines = ((number, values) for _, number, values in rows)
+        lines = ((number, values) for _, number, values in source.rows_of("train", names))
     else:
         known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])
         raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")
     for number, values in lines:
         try:
-            if failed:
-                raise failed[0]
+            if isinstance(values, ValueError):
+                raise values
             found = row(values, f"{path}, line {number}")
         except ValueError as error:
             skip(errors, allowed, len(errors), found := error)
-            failed.clear()
         yield found
 
 

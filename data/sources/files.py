@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from lineage.configs.hub import COMPRESSED, uncompressed
 from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
-Bad = Callable[[ValueError], None]  # called with the error of a row before its values, which have no meaning
 _LIMIT = "at most {:.0f} MB and 100 times the size of the files are read into memory at a time"
 _LINE, _ALL = 10**7, 10**8  # bytes of a line, which may become many objects, and of all parts of files
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
@@ -113,16 +112,21 @@ def held_out(index: Any, fraction: float) -> Any:
     return np.floor((index + 1) * fraction + 1e-9) > np.floor(index * fraction + 1e-9)
 
 
-def refuse(error: ValueError) -> None:
-    """Raise the error of a row; with another function, readers continue."""
-    raise error from None
+def iterate_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file (see `numbered_lines`); raise ValueError for a line that is not UTF-8."""
+    for _, line, error in numbered_lines(path):
+        if error:
+            raise error
+        yield line
 
 
-def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, which may be compressed, with their line ends.
+def numbered_lines(path: str) -> Iterator[tuple[int, str, ValueError | None]]:
+    """Yield the number (from 1), the text and the error of each line of a UTF-8 text file, which may be compressed.
+
+    The text includes the line end. There is an error if the line is not UTF-8; its invalid bytes are then replaced.
 
     Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, or if a line is too
-    long for the size of the file. `bad` is called before a line that is not UTF-8, whose invalid bytes are replaced.
+    long for the size of the file.
     """
     most = _most_bytes(_LINE, path)
     with opened(Path(path)) as file:
@@ -131,11 +135,11 @@ def iterate_lines(path: str, bad: Bad = refuse) -> Iterator[str]:
                 raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}.")
             encoding = "utf-8" if number > 1 else "utf-8-sig"
             try:
-                yield line.decode(encoding)
+                yield number, line.decode(encoding), None
             except UnicodeDecodeError as error:
                 byte, where = f"byte {error.object[error.start]:#04x}", f"offset {error.start} of the line"
-                bad(ValueError(f"{path}, line {number} is not UTF-8 text: {byte} at {where} ({error.reason})."))
-                yield line.decode(encoding, "replace")
+                wrong = ValueError(f"{path}, line {number} is not UTF-8 text: {byte} at {where} ({error.reason}).")
+                yield number, line.decode(encoding, "replace"), wrong
 
 
 @contextlib.contextmanager

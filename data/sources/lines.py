@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
-from lineage.data.sources.files import DataFiles, gathered, read_json, read_lines, suffix_of
-from lineage.data.sources.tables import as_text, json_objects
+from lineage.data.sources.files import DataFiles, gathered, iterate_lines, read_json, read_lines, suffix_of
+from lineage.data.sources.tables import as_text, json_object
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # ID of a word in CoNLL-U
 
@@ -220,23 +220,22 @@ def read_rows(
 
     The key `optional` may be missing; `columns` and `others` describe the columns and other files in error messages.
     """
-    suffix, rows = suffix_of(path), []
-    if suffix == ".jsonl":
-        rows = gathered(_json_rows(path, keys, optional), path)
-    elif suffix == ".tsv":
-        for number, line in enumerate(read_lines(path), 1):
-            if line.strip():
-                rows.append(tuple(line.split("\t")))
-                if len(rows[-1]) not in (len(keys), len(keys) - bool(optional)):
-                    raise ValueError(f"{path}, line {number} has {len(rows[-1])} columns: it must have {columns}.")
-    else:
+    suffix = suffix_of(path)
+    if suffix not in (".tsv", ".jsonl"):
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
+
+    def row(line, where):
+        if suffix == ".jsonl":
+            entry = json_object(line, where)
+            given = [key for key in keys if key != optional or key in entry]
+            return tuple(as_text(entry.get(key), key, where) for key in given)
+        found = tuple(line.rstrip("\r\n").split("\t"))
+        if len(found) not in (len(keys), len(keys) - bool(optional)):
+            raise ValueError(f"{where} has {len(found)} columns: it must have {columns}.")
+        return found
+
+    lines = enumerate(iterate_lines(path), 1)
+    rows = gathered((row(line, f"{path}, line {number}") for number, line in lines if line.strip()), path)
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
     return rows
-
-
-def _json_rows(path, keys, optional):
-    for number, entry in json_objects(path):
-        given = [key for key in keys if key != optional or key in entry]
-        yield tuple(as_text(entry.get(key), key, f"{path}, line {number}") for key in given)

@@ -16,8 +16,8 @@ import numpy as np
 from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, check_bytes, gathered, inside, refuse
-from lineage.data.sources.tables import Table, check_columns
+from lineage.data.sources.files import check_bytes, gathered, inside
+from lineage.data.sources.tables import Row, Table, check_columns
 from lineage.data.transforms.pillow import Picture, channels_of
 
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
@@ -43,7 +43,7 @@ class Parquet(Table):
 
     image_key: str = "image"
 
-    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
         number = 0
         with _opened(file, lambda: f" after row {number}") as table:
             check_columns(file, keys, _columns(table.schema_arrow))

@@ -14,8 +14,9 @@ from lineage.configs.registry import Natural, Rate
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import Bad, DataFiles, gathered, held_out, iterate_lines, refuse, unique
+from lineage.data.sources.files import DataFiles, gathered, held_out, numbered_lines, unique
 
+Row = tuple[Any, ...] | ValueError  # values of a row, or its error
 csv.field_size_limit(1 << 24)  # characters of a field, which need up to 8 bytes each; the default is 128 KiB
 
 
@@ -42,8 +43,11 @@ class Table(DataFiles):
     validation_fraction: Rate = 0.0
     max_bytes: Natural = 0
 
-    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value."""
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value.
+
+        A row that cannot be read is a ValueError.
+        """
         raise NotImplementedError
 
     def class_names(self, key: str) -> list[str]:
@@ -62,17 +66,24 @@ class Table(DataFiles):
             row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
             yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
-    def values(self, split: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-        """Yield the file and number of each row of a split, and its values (see `rows`); raise ValueError for none."""
+    def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+        """Yield the file and number of each row of a split, and its values; raise the error of a row."""
+        for file, number, row in self.rows_of(split, keys):
+            if isinstance(row, ValueError):
+                raise row
+            yield file, number, row
+
+    def rows_of(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, Row]]:
+        """Yield the file and number of each row of a split, and the row (see `rows`); raise ValueError for none."""
         found, index, kept = self.found(), -1, 0
         held = split not in found  # whether it consists of training rows
         fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
         for file in found["train" if held else split]:
-            for number, values in self.rows(file, keys, bad):
+            for number, row in self.rows(file, keys):
                 index += 1
                 if not fraction or held_out(index, fraction) == held:
                     kept += 1
-                    yield file, number, values
+                    yield file, number, row
         if not kept:
             raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
 
@@ -131,12 +142,20 @@ class CSV(Table):
 
     quotes: bool = True
 
-    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        quoting, places = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE, []
-        lines = iterate_lines(file, lambda error: (bad if places else refuse)(error))  # the header must be sound
-        reader = csv.reader(lines, delimiter=self.delimiter, quoting=quoting, strict=True)
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        errors: list[ValueError] = []  # of the lines of the current row, which may be several
+
+        def lines():
+            for _, line, error in numbered_lines(file):
+                errors.extend([error] if error else [])
+                yield line
+
+        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        reader = csv.reader(lines(), delimiter=self.delimiter, quoting=quoting, strict=True)
         try:
             header = next(reader, None)
+            if errors:
+                raise errors[0]
             if header is None:
                 raise ValueError(f"{file} is empty: its first line must be a header.")
             check_columns(file, keys, header)
@@ -144,10 +163,10 @@ class CSV(Table):
             for row in reader:
                 if row and len(row) != len(header):
                     where = f"{file}, line {reader.line_num}"
-                    bad(ValueError(f"{where} has {len(row)} columns: the header has {len(header)}."))
-                    row += [""] * len(header)
+                    errors.append(ValueError(f"{where} has {len(row)} columns: the header has {len(header)}."))
                 if row:
-                    yield reader.line_num, tuple(row[place] for place in places)
+                    yield reader.line_num, errors[0] if errors else tuple(row[place] for place in places)
+                errors.clear()
         except csv.Error as error:
             hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
             raise ValueError(f"{file}, line {reader.line_num} cannot be read: {error}{hint}.") from None
@@ -172,34 +191,38 @@ class JSONLines(Table):
 
     suffixes = (".jsonl", ".json")
 
-    def rows(self, file: str, keys: Sequence[str], bad: Bad = refuse) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        for number, entry in json_objects(file, bad):
-            needed = [key.partition(".")[0] for key in keys if key not in entry]
-            check_columns(f"{file}, line {number}", needed, entry, bad)
-            yield number, tuple(_inside(entry, key) for key in keys)
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        for number, line, error in numbered_lines(file):
+            if line.strip():
+                yield number, error or _json_row(line, keys, f"{file}, line {number}")
 
 
 class UnknownColumnError(ValueError):
     """Exception raised for a column that a file does not have."""
 
 
-def json_objects(file: str, bad: Bad = refuse) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each non-empty line of a file, and the JSON object in it; {} after a call of `bad`."""
-    for number, line in enumerate(iterate_lines(file, bad), 1):
-        if line.strip():
-            entry, reason = None, ""
-            try:
-                entry = json.loads(line, object_pairs_hook=unique)
-            except (ValueError, RecursionError) as error:
-                reason = f": {error}"
-            if not isinstance(entry, dict):
-                bad(ValueError(f"{file}, line {number} is not a JSON object{reason}."))
-                entry = {}
-            yield number, entry
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line."""
+    try:
+        entry = json.loads(line, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not a JSON object: {error}.") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is not a JSON object.")
+    return entry
 
 
-def check_columns(where: str, keys: Sequence[str], known: Sequence[str], bad: Bad = refuse) -> None:
-    """Raise UnknownColumnError, or call `bad`, if a column is unknown, ValueError if two columns have its name."""
+def _json_row(line: str, keys: Sequence[str], where: str) -> Row:
+    try:
+        entry = json_object(line, where)
+        check_columns(where, [key.partition(".")[0] for key in keys if key not in entry], entry)
+    except ValueError as error:
+        return error
+    return tuple(_inside(entry, key) for key in keys)
+
+
+def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UnknownColumnError if a column is unknown, ValueError if two columns have its name."""
     known = list(known)
     if twice := [key for key in keys if known.count(key) > 1]:
         raise ValueError(f"{where} has the column {twice[0]!r} twice.")
@@ -207,7 +230,7 @@ def check_columns(where: str, keys: Sequence[str], known: Sequence[str], bad: Ba
         listed = ", ".join(known) or "none"
         listed = f"{listed[:200]}..." if len(listed) > 200 else listed
         choice = "source.text_key and the like, or --columns, choose others"
-        bad(UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}."))
+        raise UnknownColumnError(f"{where} has no column {missing[0]!r}: its columns are {listed}; {choice}.")
 
 
 def _inside(entry: dict[str, Any], key: str) -> Any:

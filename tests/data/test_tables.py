@@ -13,7 +13,7 @@ import pytest
 from lineage.configs import schema
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.data.sources.files import find_splits, iterate_lines, read_lines, split_of
+from lineage.data.sources.files import find_splits, numbered_lines, read_lines, split_of
 from lineage.data.sources.tables import CSV, TSV, JSONLines
 from lineage.data.tokenizers.kinds import Characters
 from lineage.tasks.causal_lm import CausalLM
@@ -126,7 +126,7 @@ def test_documents_are_read_anew_and_limited(tmp_path, monkeypatch):
     path = write(tmp_path / "a.csv", [("äb",), ("cd",), ("e",)], ("text",))
     read = []
     monkeypatch.setattr(
-        "lineage.data.sources.tables.iterate_lines", lambda file, *bad: read.append(file) or iterate_lines(file, *bad)
+        "lineage.data.sources.tables.numbered_lines", lambda file: read.append(file) or numbered_lines(file)
     )
     part = CSV(path, max_bytes=5).documents()["train"]
     assert read == []
