@@ -21,9 +21,10 @@ from lineage.configs.atomic import write_atomic
 from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
 from lineage.runs.command import displayed
-from lineage.runs.folder import MEASURED, clock
+from lineage.runs.folder import MEASURED
 from lineage.runs.live import Run, labels, print_failures, refresh, runs_in
 from lineage.runs.process import show
+from lineage.runs.progress import clock
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
 MAX_CHARTS, MAX_AXES = 8, 12

@@ -14,8 +14,9 @@ from markupsafe import Markup
 
 from lineage.configs.directions import higher_is_better
 from lineage.report import artifacts, curves, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.progress import clock
 
 Curves = Mapping[str, figures.Curve]  # by metric
 MAX_CHARTS, MAX_CURVES = 100, 1000

@@ -6,11 +6,10 @@ import json
 import math
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any
 
 from lineage.configs import storage
 from lineage.configs.atomic import sealed, unsealed, write_atomic, write_record
@@ -313,31 +312,3 @@ def newest_record(workdir: Path) -> dict[str, Any]:
         with contextlib.suppress(DamagedError):
             return read_record(checkpoint)
     return {}
-
-
-def number(value: SupportsFloat) -> str:
-    """Return a number with three significant digits, as an integer from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
-    value = float(value)
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:#.3g}".rstrip(".")
-
-
-class Pace:
-    """Estimate of a run's remaining time from its mean speed, including evaluations and checkpoints."""
-
-    def __init__(self):
-        self._first: tuple[float, int] | None = None  # time and step of the first call
-
-    def left(self, step: int, total: int | None) -> str:
-        """Return the time left as text; "" at the first call, at the end, or if the total is unknown."""
-        now = time.monotonic()
-        start, first = self._first = self._first or (now, step)
-        return clock((now - start) / (step - first) * (total - step)) if total and first < step < total else ""
-
-
-def clock(seconds: int | float) -> str:
-    """Return a duration as 0:12, 3:05, 1:02:03 or 2d 4:00:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    text = f"{hours}:{minutes:02}:{seconds:02}" if hours or days else f"{minutes}:{seconds:02}"
-    return f"{days}d {text}" if days else text

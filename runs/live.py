@@ -16,10 +16,11 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, flatten, number, read_json, regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, flatten, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, printable, show
+from lineage.runs.progress import Pace, number
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log

@@ -44,8 +44,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         ValueError: `options.on_error` is "continue" in a run of several processes, or the path is not UTF-8.
     """
 
-    def __init__(self, workdir: Path, options: Checkpoint | None = None):
-        self.folder, self.notify = workdir.absolute() / "checkpoints", say
+    def __init__(self, workdir: Path, options: Checkpoint | None = None, notify: Callable[[str], None] = say):
+        self.folder, self.notify = workdir.absolute() / "checkpoints", notify
         if str(self.folder) != str(self.folder).encode(errors="replace").decode():  # refused by TensorStore
             raise ValueError(f"the folder of the checkpoints is {str(self.folder)!r}: its name must be UTF-8.")
         self.options = options = options or Checkpoint()

@@ -4,11 +4,13 @@ import atexit
 import contextlib
 import ctypes
 import itertools
+import math
 import os
 import pickle
 import re
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +22,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage.runs.process import ERROR, end_at_once
+from lineage.runs.process import ERROR, StopSignal, end_at_once
 
 # Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of their values for
 # several processes.
@@ -168,6 +170,34 @@ class DelayedAny:
             return flags
         before, self._before = self._before, self._any(self._flags[flags])
         return tuple(np.asarray(before).tolist())
+
+
+class Requests:
+    """Requests to stop a run, by a signal, and to save, when some minutes have passed since the last save.
+
+    Args:
+        minutes: these minutes, counted by process 0; 0: no requests to save.
+
+    Attributes:
+        save: whether a save is due.
+    """
+
+    def __init__(self, stop: StopSignal, mesh: Mesh, minutes: float):
+        self.stop, self._minutes, self._any = stop, minutes, DelayedAny(mesh, 2)
+        self.saved()
+
+    def saved(self) -> None:
+        """Begin to count the minutes until the next save."""
+        counts = self._minutes and jax.process_index() == 0
+        self.save, self._save_at = False, time.monotonic() + 60 * self._minutes if counts else math.inf
+
+    def must_stop(self) -> bool:
+        """Return whether the run must stop, and set `save`; all processes get the same result in the same call."""
+        due = time.monotonic() >= self._save_at
+        self._save_at = math.inf if due else self._save_at
+        stop, due = self._any(self.stop.received, due)
+        self.save |= due
+        return stop
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

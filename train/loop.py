@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,10 +19,11 @@ from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
 from lineage.runs.locks import locked, unmoved
 from lineage.runs.process import StopSignal
+from lineage.runs.progress import ProgressBar
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar, history_problem
+from lineage.train.metrics_writer import Log, MetricsWriter
 from lineage.train.preparation import (
     check_start,
     compile_step,
@@ -31,7 +31,7 @@ from lineage.train.preparation import (
     initial_state,
     interval,
     prepare_folder,
-    start_notes,
+    start_messages,
 )
 from lineage.train.profiling import Throughput, out_of_memory_explained, resources
 from lineage.train.profiling.trace import Trace
@@ -116,35 +116,28 @@ class TrainingLoop:
         profile: tuple[int, int] | None = None,
     ):
         config, workdir, primary = experiment.config, experiment.workdir, jax.process_index() == 0
-        self.experiment, self.throughput = experiment, throughput
+        self.experiment, self.throughput, self.total = experiment, throughput, experiment.total_steps
         stack.callback(throughput.close)
-        self.total = experiment.total_steps
-        self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
-        notify, self.unmoved = self.progress.message, unmoved(workdir)
-        self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
-        self.checkpoints.notify = notify
+        progress = stack.enter_context(ProgressBar(self.total, primary=primary))
+        self.notify = notify = progress.message
+        self.unmoved = unmoved(workdir)
+        self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint, notify))
         self.state = initial_state(experiment, self.checkpoints, notify)
-        self.start = self.progress.step = int(self.state.step)
+        self.start = progress.step = int(self.state.step)
         self.data_checksum = sealed(folder.read_json(workdir / folder.DATA))["crc32"]
         self.step = self.attempted = self.start  # the last step, and the step of the last attempt to save
-        self.stop = stack.enter_context(StopSignal())
-        self.any_process, self.save_due = distributed.DelayedAny(experiment.mesh, 2), False
+        stop = stack.enter_context(StopSignal())
         self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
         logged = {"wandb": config.wandb, "config": experiment.stored_config, "primary": primary}
-        self.writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, **logged))
-        throughput.earlier = self.writer.earlier
+        writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, **logged))
+        if writer.history:
+            throughput.earlier = writer.history.earlier
         self.trace = stack.enter_context(Trace(workdir, profile, self.start, self.total, notify))
-        notify(f"writing to {workdir}")
         record = self.checkpoints.record(self.start) if self.start else {}
-        for note in start_notes(experiment, self.start, record.get("config", {})):
-            notify(f"note: {note}")
-        self.averages = Averages(record.get("averages", {}))
-        if self.start:
-            done = self.start >= self.total
-            notify(f"the run has all of its {self.total:,} steps" if done else f"resuming from step {self.start:,}")
-            if primary and (problem := history_problem(workdir / folder.METRICS, record)):
-                notify(f"{workdir / folder.METRICS}: {problem}")
-        self.log_every = interval(experiment, "log_every", 10)
+        for message in start_messages(experiment, self.start, record):
+            notify(message)
+        every, continues = interval(experiment, "log_every", 10), config.checkpoint.on_error == "continue"
+        self.log = Log(progress, writer, record.get("averages", {}), every, continues)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
         self.evaluation, self.evaluating, self.evaluated = experiment.evaluation(), False, {}
@@ -157,9 +150,8 @@ class TrainingLoop:
             self.step_function = compile_step(experiment, self.state)
             # Computed in advance: during a step, the computation would wait for the end of that step.
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
-        self.disk_full = False  # whether a full disk has been reported
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not yet logged
-        self._restart_clock()
+        self.requests = distributed.Requests(stop, experiment.mesh, experiment.run.checkpoint.every_minutes)
 
     def repeat_interrupted_evaluation(self) -> None:
         """Repeat the evaluation after the last completed step if it was interrupted."""
@@ -181,30 +173,18 @@ class TrainingLoop:
             self.throughput.dispatched(metrics)
             self._log((step, metrics))
             self.trace.after(step, metrics)
-            stop, last = self._must_stop(), step == self.total
+            stop, last = self.requests.must_stop(), step == self.total
             evaluate = last or step % self.evaluate_every == 0
-            save, self.save_due = last or self.save_due or step % self.save_every == 0, False
+            save = last or self.requests.save or step % self.save_every == 0
             if not (evaluate or save or stop):
                 return
             self._log()
         self._finish_step(evaluate, save, stop)
 
-    def _must_stop(self) -> bool:
-        """Return whether the run must stop, and set `save_due`; all processes get the same result in the same call."""
-        due = time.monotonic() >= self.save_at
-        self.save_at = math.inf if due else self.save_at
-        stop, due = self.any_process(self.stop.received, due)
-        self.save_due |= due
-        return stop
-
-    def _restart_clock(self):
-        minutes = self.experiment.run.checkpoint.every_minutes
-        self.save_at = time.monotonic() + 60 * minutes if minutes and jax.process_index() == 0 else math.inf
-
     def _to_mesh(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Move a batch of an evaluation to the devices; raise Preempted if the run must stop during an evaluation."""
         self.watchdog.progress()
-        if self.evaluating and self._must_stop():
+        if self.evaluating and self.requests.must_stop():
             raise Preempted
         return to_mesh(batch, self.experiment.mesh)
 
@@ -222,7 +202,7 @@ class TrainingLoop:
                 self.evaluating = False
         if save or stop:
             self._save()
-            stop = stop or self._must_stop()  # during the save
+            stop = stop or self.requests.must_stop()  # during the save
         if stop or self.step == self.total:
             with self.watchdog.step(self.step, "saving"):
                 self.checkpoints.wait()
@@ -240,15 +220,13 @@ class TrainingLoop:
         self.attempted = self.step
         self._check_folder()
         with self.throughput.spent("saving"), self.watchdog.step(self.step, "saving"):
-            with self._disk_errors():
-                self.writer.flush()
+            self.log.flush()
             self.checkpoints.save(self.state, self.experiment.stored_config, **self._history())
-        self._restart_clock()
+        self.requests.saved()
 
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
-        written = {"lines": self.writer.lines, "history_crc32": self.writer.crc32, "averages": self.averages.sums}
-        written["data"] = self.data_checksum
+        written = self.log.record() | {"data": self.data_checksum}
         return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager
@@ -270,9 +248,9 @@ class TrainingLoop:
                         raise RuntimeError("the next step has begun")
                     self._save()
                     self.checkpoints.wait()
-                    self.progress.message(f"the state after step {self.step:,} was saved before the run ends")
+                    self.notify(f"the state after step {self.step:,} was saved before the run ends")
                 except Exception as error:  # the original error is raised
-                    self.progress.message(f"the state after step {self.step:,} was not saved: {error}")
+                    self.notify(f"the state after step {self.step:,} was not saved: {error}")
             raise
 
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
@@ -296,29 +274,16 @@ class TrainingLoop:
         context, workdir, step = self.evaluation.context, self.experiment.workdir, self.step
         variables = self.experiment.variables(self.state)
         self.evaluated = self.evaluation(variables, None if step == self.total else step // self.evaluate_every)
-        self.progress.evaluation(step, self.evaluated)
-        with self._disk_errors():
-            self.writer.write(step, self.evaluated)
+        self.log.evaluation(step, self.evaluated)
+        with self.log.disk_errors():
             artifacts.write_samples(context, variables, workdir, step)
             if context.task.has_snapshots:
                 artifacts.write_snapshot(context, to_host(variables), workdir, step)
 
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Report an OSError once and continue, if `checkpoint.on_error` is "continue"."""
-        try:
-            yield
-        except OSError as error:
-            if self.experiment.config.checkpoint.on_error == "stop":
-                raise
-            if not self.disk_full:
-                self.progress.message(f"{error}. The run continues.")
-            self.disk_full = True
-
     def _log(self, following: tuple[int, dict[str, jax.Array]] | None = None) -> None:
         """Log the pending step; the `following` one becomes pending.
 
-        The metrics are fetched and must be finite; their means since the last line are written if a line is due.
+        The metrics are fetched and must be finite.
         """
         pending, self.pending = self.pending, following
         if pending is None:
@@ -333,14 +298,8 @@ class TrainingLoop:
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
         self.throughput.skipped += skipped
         updates = step - int(metrics.get("train/skipped", 0))  # the schedule only counts these
-        self.averages.add(metrics)
-        logged = step % self.log_every == 0 or step == self.total
-        if logged:
-            metrics = self.averages.take() | {"train/learning_rate": float(self.learning_rates[max(updates, 1) - 1])}
-            metrics |= self.throughput.rates(step) | resources()
-            with self._disk_errors():
-                self.writer.write(step, metrics)
-        self.progress.update(step, metrics if logged else None)
+        rate = {"train/learning_rate": float(self.learning_rates[max(updates, 1) - 1])}
+        self.log.step(step, metrics, lambda: rate | self.throughput.rates(step) | resources())
 
 
 def write_report(workdir: Path) -> None:

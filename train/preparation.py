@@ -17,10 +17,12 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
 from lineage.runs import folder
-from lineage.runs.folder import START, number
+from lineage.runs.folder import START
+from lineage.runs.progress import number
 from lineage.train import expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
+from lineage.train.metrics_writer import history_problem
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
 from lineage.train.profiling.description import parameter_table
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
@@ -67,11 +69,20 @@ def check_start(experiment: Experiment) -> None:
         experiment.facts.save(experiment.workdir / FACTS)
 
 
-def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes about the data of a run and its learning rate; the run resumes after `start` steps.
+def start_messages(experiment: Experiment, start: int, record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield messages about a run that starts, or resumes after `start` steps; the record is that of its checkpoint."""
+    workdir, total = experiment.workdir, experiment.total_steps
+    yield f"writing to {workdir}"
+    for note in start_notes(experiment, start, record.get("config", {})):
+        yield f"note: {note}"
+    if start:
+        yield f"the run has all of its {total:,} steps" if start >= total else f"resuming from step {start:,}"
+        if jax.process_index() == 0 and (problem := history_problem(workdir / folder.METRICS, record)):
+            yield f"{workdir / folder.METRICS}: {problem}"
 
-    `before` is the config of the checkpoint; {} if there is none.
-    """
+
+def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes about the data of a run and its learning rate; `before` is the config of the checkpoint, if any."""
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)

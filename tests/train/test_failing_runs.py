@@ -89,12 +89,12 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
             if not 2 <= step <= 3:
                 super().write(step, metrics)
                 return
-            disk, self._file = self._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+            disk, self.history.file = self.history.file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
             try:
                 super().write(step, metrics)
             finally:
-                self._file.close()
-                self._file = disk
+                self.history.file.close()
+                self.history.file = disk
 
     monkeypatch.setattr(loop, "MetricsWriter", Full)
     config = tiny("gpt", {"total_steps": 5, "checkpoint.on_error": on_error, "log_every_steps": 1})

@@ -20,7 +20,7 @@ from lineage.evaluation import Evaluation
 from lineage.runs.folder import MEASURED, plain, read_metrics, read_record
 from lineage.runs.live import Run
 from lineage.runs.process import HUNG
-from lineage.train import loop
+from lineage.train import distributed, loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.profiling import watchdog
 from lineage.train.profiling.watchdog import Watchdog
@@ -91,7 +91,7 @@ def test_run_saves_by_the_clock(minutes, saved, train, monkeypatch):
         clock.now += 60
         whole(self, step)
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(loop.TrainingLoop, "run", run)
     assert steps(train({"total_steps": 7, "checkpoint.every_minutes": minutes, "checkpoint.keep": 9})) == saved
 
@@ -294,6 +294,7 @@ def test_watchdog_ends_a_process_without_a_place_for_messages():
         assert hanging("", full).returncode == HUNG
 
 
+@pytest.mark.thorough
 @tiered(("activity", "said"), [(", 'saving'", "saving after"), ("", "in")])
 def test_watchdog_ends_the_process_with_the_stacks_of_all_threads(activity, said):
     ended = hanging(activity, subprocess.PIPE)

@@ -17,9 +17,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lineage.runs.folder import MEASURED, clock, number, read_metrics
-from lineage.train import metrics_writer
-from lineage.train.metrics_writer import MetricsWriter, ProgressBar, _wandb_id
+from lineage.runs import progress
+from lineage.runs.folder import MEASURED, read_metrics
+from lineage.runs.progress import ProgressBar, clock, number
+from lineage.train.metrics_writer import MetricsWriter, _wandb_id
 
 
 def _history(workdir):
@@ -34,7 +35,7 @@ def _train(workdir, start, stop, resume_step):
             writer.write(step, {"train/loss": loss, "time/examples_per_second": np.random.default_rng().random()})
             if step % 5 == 0:
                 writer.write(step, {"validation/loss": loss * 2, "validation/accuracy": 0.1 * step})
-        assert writer.crc32 == zlib.crc32((workdir / "metrics.jsonl").read_bytes())
+        assert writer.history.crc32 == zlib.crc32((workdir / "metrics.jsonl").read_bytes())
 
 
 def _events(workdir):
@@ -62,7 +63,7 @@ def test_time_of_earlier_starts(tmp_path):
             for step, seconds, goodput in lines:
                 known = {"time/seconds": seconds, "time/goodput": goodput} if seconds else {}
                 writer.write(step, {"train/loss": 1.0} | known)
-            return writer.earlier
+            return writer.history.earlier
 
     assert start(0, [(1, None, None), (2, 20.0, 0.5), (3, None, None), (4, 40.0, 0.75)]) == (0, 0)
     assert start(3, [(4, None, None), (5, 90.0, 0.25)]) == (40, 10)  # step 4 is lost
@@ -166,8 +167,8 @@ def test_damaged_line_raises(tmp_path):
 def test_full_disk_error_names_the_file(tmp_path):
     message = r"No space left on device: '.*metrics\.jsonl'"
     with pytest.raises(OSError, match=message), MetricsWriter(tmp_path) as writer:  # noqa: PT012
-        writer._file.close()
-        writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        writer.history.file.close()
+        writer.history.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         writer.write(1, {"train/loss": 1.0})
 
 
@@ -185,12 +186,12 @@ def test_full_disk_at_the_start_names_the_file(tmp_path):
 def test_unwritten_lines_are_written_when_there_is_space(flush, tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"train/loss": 1.0})
-        disk, writer._file = writer._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        disk, writer.history.file = writer.history.file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         for step in (2, 3):
             with pytest.raises(OSError, match="No space left"):
                 writer.write(step, {"train/loss": 1.0 / step})
-        writer._file.close()
-        writer._file = disk
+        writer.history.file.close()
+        writer.history.file = disk
         if flush:
             writer.flush()
             assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
@@ -264,12 +265,12 @@ METRICS = {
 def second(monkeypatch):
     """Simulate a clock that advances by a second per call, and a terminal whose width the test sets."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(ticks)))
     monkeypatch.setenv("TERM", "xterm")
 
     def width(columns):
         monkeypatch.setattr(
-            metrics_writer.shutil, "get_terminal_size", lambda *_, **__: types.SimpleNamespace(columns=columns)
+            progress.shutil, "get_terminal_size", lambda *_, **__: types.SimpleNamespace(columns=columns)
         )
 
     return width
@@ -304,7 +305,7 @@ def test_bar_length_shows_progress(second, monkeypatch, step, filled):
 
 def test_time_left_excludes_the_first_step(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = ProgressBar(110, stream=io.StringIO(), log_seconds=0)
     for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; 100 s of compilation; then one step per second
         bar.update(step, {"train/loss": 1.0})

@@ -228,7 +228,7 @@ def test_run_resumes_exactly_with_a_sharded_state(name, tiny, tmp_path):
 
 def _stopping(run, last):
     def stopping(self, step):
-        self.stop.received = self.stop.received or step == last
+        self.requests.stop.received |= step == last
         run(self, step)
 
     return stopping
