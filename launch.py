@@ -25,7 +25,7 @@ from lineage.runs.command import LAUNCH, displayed
 from lineage.runs.folder import CONFIG, default_workdir, folder_of, last_step, plain, saved_config
 from lineage.runs.supervisor import SUPERVISED, supervise
 
-Options, Changes = argparse.Namespace, Mapping[str, str]
+Options = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,11 +43,11 @@ def execute(arguments: Sequence[str]) -> int:
     """Run a command line by its function `run_COMMAND`; print user errors in one sentence."""
     try:
         with process.flushed():
-            options, changes, workdir = parsed(arguments)
+            options, workdir = parsed(arguments)
             if options.command == "train" and options.max_restarts and SUPERVISED not in os.environ:
                 return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)
             with processes(options), remote.for_command(options.command, workdir) as options.folder:
-                return globals()[f"run_{options.command}"](options, changes) or 0
+                return globals()[f"run_{options.command}"](options) or 0
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         return 1
     except Exception as error:
@@ -62,9 +62,9 @@ def execute(arguments: Sequence[str]) -> int:
         return 130
 
 
-def parsed(arguments: Sequence[str]) -> tuple[Options, Changes, str]:
-    """Return the options of a command line, its overrides of the config, and its workdir."""
-    options, changes = parse(arguments, displayed(LAUNCH))
+def parsed(arguments: Sequence[str]) -> tuple[Options, str]:
+    """Return the options of a command line, with its overrides of the config as `changes`, and its workdir."""
+    options, options.changes = parse(arguments, displayed(LAUNCH))
     options.line = displayed([*LAUNCH, *arguments])
     experiment = vars(options).get("experiment")
     options.named = vars(options).get("config") or experiment
@@ -72,7 +72,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Options, Changes, str]:
     run = experiment if experiment and Path(experiment, CONFIG).is_file() else folder_of(vars(options).get("run"))
     folders = filter(None, [vars(options).get("workdir"), run, *vars(options).get("folders", ())])
     suffix = "_sweep" if options.command == "sweep" or vars(options).get("sweep") else ""
-    return options, changes, next(folders, default_workdir(options.file) + suffix)
+    return options, next(folders, default_workdir(options.file) + suffix)
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:
@@ -89,14 +89,14 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
 
 
-def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dict[str, Any]]]:
+def configured(options: Options) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
     path = Path(options.folder) / CONFIG
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
-    cli.override(config, changes, saved_config(path.parent) if last_step(path.parent) else None)
+    cli.override(config, options.changes, saved_config(path.parent) if last_step(path.parent) else None)
     return config, sweep
 
 
@@ -109,14 +109,14 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return plain(base.resolved(config))
 
 
-def shared_command(options: Options, changes: Changes) -> list[str]:
+def shared_command(options: Options) -> list[str]:
     """Return the command line shared by the runs of a sweep or a job, without their overrides and workdir."""
-    settings = [f"--config={options.file}", *(f"--config.{key}={value}" for key, value in changes.items())]
+    settings = [f"--config={options.file}", *(f"--config.{key}={value}" for key, value in options.changes.items())]
     return [*LAUNCH, "train", *settings, *(["--force-config"] if options.force_config else [])]
 
 
-def run_train(options: Options, changes: Changes) -> int:
-    config, _ = configured(options, changes)
+def run_train(options: Options) -> int:
+    config, _ = configured(options)
     import jax
 
     from lineage.configs import cli
@@ -138,31 +138,28 @@ def run_train(options: Options, changes: Changes) -> int:
     return 0
 
 
-def restored(options: Options, changes: Changes) -> Any:
+def restored(options: Options) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
-    from lineage.configs import adoption, cli
+    from lineage.configs import adoption
     from lineage.train import trained
 
-    path = options.folder / CONFIG
+    path, command = options.folder / CONFIG, options.command
     if not (path.is_file() and adoption.is_run(path.parent)):
         raise FileNotFoundError(f"{path} is missing or not that of a run: give the --workdir of a trained model.")
-    config, _ = cli.load(options.named or str(path))
-    config, force = trained.used(config, changes), options.force_config
-    experts = any(key.startswith("experts.") for key in changes)
-    prompt = config.sampling.prompt if options.command == "generate" else None
-    settings = {"force": force, "choose_experts": experts, "prompt": prompt, "alone": options.command == "predict"}
-    return trained.restore(config, options.folder, options.checkpoint, **settings)
+    settings = {"file": options.named, "force": options.force_config}
+    settings |= {"prompted": command == "generate", "alone": command == "predict"}
+    return trained.restore(options.folder, options.checkpoint, options.changes, **settings)
 
 
-def run_evaluate(options: Options, changes: Changes) -> None:
-    model = restored(options, changes)
+def run_evaluate(options: Options) -> None:
+    model = restored(options)
     print(json.dumps(model.experiment.evaluation()(model.variables), indent=2))
 
 
-def run_generate(options: Options, changes: Changes) -> None:
+def run_generate(options: Options) -> None:
     if options.prompt is not None:
-        changes = {**changes, "sampling.prompt": options.prompt}
-    model = restored(options, changes)
+        options.changes["sampling.prompt"] = options.prompt
+    model = restored(options)
     text, sampler = model.experiment.config.sampling.prompt, model.sampler
     samples = model.generate(text)
     for number, continuation in enumerate(samples, 1):
@@ -173,19 +170,19 @@ def run_generate(options: Options, changes: Changes) -> None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
 
 
-def run_predict(options: Options, changes: Changes) -> None:
+def run_predict(options: Options) -> None:
     if options.batch_size is not None:
-        changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
+        options.changes["loader.evaluation_batch_size"] = str(options.batch_size)
     from lineage.evaluation import prediction
     from lineage.train import trained
 
     if options.model:
         if options.inputs is None:
             raise ValueError("--model is given without --inputs: a model folder has no data, so --inputs is required.")
-        settings = {"checkpoint": options.checkpoint, "changes": changes, "alone": True}
+        settings = {"checkpoint": options.checkpoint, "changes": options.changes, "alone": True}
         model = trained.load(options.model, task=options.task or "", **settings)
     else:
-        model = restored(options, changes)
+        model = restored(options)
     columns = options.columns.split(",") if options.columns else ()
     inputs, files = model.inputs(options.inputs, options.split, columns, options.skip_bad)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
@@ -194,8 +191,8 @@ def run_predict(options: Options, changes: Changes) -> None:
     model.write_predictions(inputs, options.output or "", about, **settings)
 
 
-def run_export(options: Options, changes: Changes) -> None:
-    model = restored(options, changes)
+def run_export(options: Options) -> None:
+    model = restored(options)
     from lineage.train import export as exporter
 
     with remote.written(options.output or str(options.folder / "export")) as place:
@@ -203,8 +200,8 @@ def run_export(options: Options, changes: Changes) -> None:
             print(f"{options.output.rstrip('/')}/{path.name}" if options.output else path)
 
 
-def run_prepare(options: Options, changes: Changes) -> None:
-    config, _ = configured(options, changes)
+def run_prepare(options: Options) -> None:
+    config, _ = configured(options)
     from lineage.train.experiment import Experiment
 
     experiment = Experiment(config)
@@ -213,20 +210,20 @@ def run_prepare(options: Options, changes: Changes) -> None:
     print(f"{experiment.task.cache_dir} has {', '.join(counts)}")
 
 
-def run_describe(options: Options, changes: Changes) -> None:
-    config, _ = configured(options, changes)
+def run_describe(options: Options) -> None:
+    config, _ = configured(options)
     from lineage.train.experiment import Experiment
     from lineage.train.profiling import description
 
     process.show((description.parameters if options.parameters else description.describe)(Experiment(config)))
 
 
-def run_compile(options: Options, changes: Changes) -> None:
+def run_compile(options: Options) -> None:
     from lineage.train.compiler import targets
 
     target = targets.parse(options.target)
     targets.prepare(target)  # before JAX is imported
-    config, _ = configured(options, changes)
+    config, _ = configured(options)
     from lineage.train.compiler.compile import compile_step, without_data
     from lineage.train.experiment import Experiment
 
@@ -242,7 +239,7 @@ def folders(options: Options) -> list[Path]:
     return [options.folder, *(Path(local(folder)) for folder in given[1:])]
 
 
-def run_report(options: Options, changes: Changes) -> None:
+def run_report(options: Options) -> None:
     from lineage.runs.live import runs_in
 
     chosen = folders(options)
@@ -256,20 +253,20 @@ def run_report(options: Options, changes: Changes) -> None:
         process.show(write_report(chosen[0]))
 
 
-def run_verify(options: Options, changes: Changes) -> int:
+def run_verify(options: Options) -> int:
     from lineage.train.verification import verify
 
     return verify(folders(options), options.json)
 
 
-def run_watch(options: Options, changes: Changes) -> None:
+def run_watch(options: Options) -> None:
     from lineage.runs.live import watch
 
     watch(folders(options))
 
 
-def run_sweep(options: Options, changes: Changes) -> int:
-    config, overrides = configured(options, changes)
+def run_sweep(options: Options) -> int:
+    config, overrides = configured(options)
     from lineage.configs import cli
     from lineage.runs import search, sweep
 
@@ -278,7 +275,7 @@ def run_sweep(options: Options, changes: Changes) -> int:
 
         comparison.finish(*results)
 
-    start, folder, parallel = shared_command(options, changes), options.folder, options.parallel
+    start, folder, parallel = shared_command(options), options.folder, options.parallel
     if options.optuna:
         objective = cli.search(options.file, options.trials)
         return search.run_search(start, objective, partial(changed, config), folder, finish, parallel)
@@ -287,7 +284,7 @@ def run_sweep(options: Options, changes: Changes) -> int:
     return sweep.run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, finish, parallel)
 
 
-def run_slurm(options: Options, changes: Changes) -> int:
+def run_slurm(options: Options) -> int:
     from lineage.runs import slurm
     from lineage.runs.live import Run
     from lineage.runs.sweep import plan
@@ -295,24 +292,24 @@ def run_slurm(options: Options, changes: Changes) -> int:
     folder = options.folder
     if options.action == "cancel":
         return slurm.cancel(folder)
-    config, overrides = configured(options, changes)
+    config, overrides = configured(options)
     alone = [Run(folder.name, folder, {}, changed(config, {}))]
     runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
-    return slurm.submit(runs, shared_command(options, changes), folder, config.cluster)
+    return slurm.submit(runs, shared_command(options), folder, config.cluster)
 
 
-def run_score(options: Options, changes: Changes) -> None:
+def run_score(options: Options) -> None:
     from lineage.evaluation.score import write_scores
 
-    files = options.predictions and local(options.predictions), [*map(local, options.references)]
+    predictions, references = options.predictions and local(options.predictions), list(map(local, options.references))
     settings = [*options.option, *([f"model={options.model}"] if options.model else [])]
     with remote.written(options.output or f"{options.predictions}.{options.metric}.json") as place:
-        process.show(write_scores(place, options.metric, *files, settings, options.line, language_model))
+        process.show(write_scores(place, options.metric, predictions, references, settings, options.line, language_model))
 
 
-def run_harness(options: Options, changes: Changes) -> None:
+def run_harness(options: Options) -> None:
     try:
         from lineage.evaluation import harness
     except ModuleNotFoundError as error:
@@ -331,18 +328,18 @@ def language_model(path: str) -> Any:
     return trained.language_model(path)
 
 
-def run_list(options: Options, changes: Changes) -> None:
+def run_list(options: Options) -> None:
     from lineage.configs import cli
 
     print(cli.parts(options.parts) if options.parts else cli.listing(f"{displayed(LAUNCH)} --config=NAME"))
 
 
-def run_config(options: Options, changes: Changes) -> None:
+def run_config(options: Options) -> None:
     from lineage.configs import cli
 
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
-    config, _ = configured(options, changes)
+    config, _ = configured(options)
     process.show(cli.described(config, options.section or ""))
 
 

@@ -178,8 +178,7 @@ def load(
     if adoption.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
-        config, _ = cli.load(str(folder / CONFIG))
-        return restore(used(config, changes), folder, checkpoint, alone=alone)
+        return restore(folder, checkpoint, changes, alone=alone)
     config, devices = used(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
@@ -206,30 +205,36 @@ def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 
 
 def restore(
-    config: ConfigDict,
     folder: Path,
     checkpoint: str = "latest",
+    changes: Mapping[str, Any] = MappingProxyType({}),
     *,
+    file: str | None = None,
     force: bool = False,
-    choose_experts: bool = False,
-    prompt: str | None = None,
+    prompted: bool = False,
     alone: bool = False,
 ) -> Trained:
     """Return the model of a run, without opening the data.
 
+    If some of the changes are of `config.experts`, the mixture of experts is chosen, which may open the data.
+
     Args:
         checkpoint: "latest" or "best".
+        changes: config keys with their values.
+        file: name or path of a config to use instead of that of the run.
         force: accept changed keys on which the training depends, and another tokenizer.
+        prompted: whether experts are chosen for `sampling.prompt` instead of the training data.
         alone: whether to use only the devices of this process instead of those of all processes.
-        choose_experts: whether to choose the mixture of `config.experts`, for the `prompt` or for the training data.
     """
+    config = used(cli.load(file or str(folder / CONFIG))[0], changes)
     if not force:
         check_config(base.resolved(config), folder, earlier=config)
         check_tokenizer(folder)
     devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, saved_facts=Facts.load(folder / FACTS))
     state = experiment.restore(checkpoint)
-    if choose_experts:
+    if any(key.startswith("experts.") for key in changes):
+        prompt = config.sampling.prompt if prompted else None
         state, message = expert_mixture.choose(experiment, state, prompt)
         say(message)
     return Trained(experiment, state.variables(average=True), int(state.step))

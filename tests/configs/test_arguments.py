@@ -58,7 +58,7 @@ def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named,
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text("{}")
-    options, _, found = launch.parsed(arguments.format(run=run).split())
+    options, found = launch.parsed(arguments.format(run=run).split())
     assert (found, options.named) == (workdir.format(run=run), named and named.format(run=run))
 
 

@@ -49,7 +49,7 @@ def test_default_workdirs_are_distinct():
     ],
 )
 def test_a_sweep_and_a_run_have_different_default_workdirs(arguments, workdir):
-    assert launch.parsed(arguments)[2] == workdir
+    assert launch.parsed(arguments)[1] == workdir
 
 
 def test_finished_run_has_all_files(finished):
