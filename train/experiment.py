@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage.configs import base, durations, modules, schema
@@ -28,10 +28,6 @@ from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, read_chosen
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, paths_of
 from lineage.train.step import TrainState, init_state, make_forward_step
-
-# XLA's CPU backend otherwise removes the models' optimization barriers before it fuses operations, and then computes
-# again what several operations use.
-KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,16 +154,7 @@ class Experiment:
 
     @cached_property
     def _compiler_options(self) -> dict[str, Any] | None:
-        options = dict(self.run.compiler_options)
-        if options:
-            try:  # XLA has no list of its options
-                everywhere = NamedSharding(self.mesh, PartitionSpec())
-                jax.jit(lambda: 0, out_shardings=everywhere, compiler_options=options).lower().compile()
-            except jax.errors.JaxRuntimeError as error:
-                raise ValueError(f"compiler_options: {str(error).splitlines()[0]}") from error
-        if self.mesh.devices.flat[0].platform == "cpu":
-            options = KEEP_BARRIERS | options
-        return options or None
+        return sharding.compiler_options(self.mesh, self.run.compiler_options)
 
     @cached_property
     def total_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""The mesh of devices, and the shardings of states and batches on it."""
+"""The mesh of devices, the shardings of states and batches on it, and the compiler's options for it."""
 
 import dataclasses
 import re
@@ -17,6 +17,9 @@ from lineage.models import EXAMPLES, TOKENS, gathering, num_parts
 from lineage.train.optimizer import map_paths
 
 AXES = tuple(field.name for field in dataclasses.fields(run.Mesh))
+# XLA's CPU backend otherwise removes the models' optimization barriers before it fuses operations, and then computes
+# again what several operations use.
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 MIN_WIDTH = 128  # number of lanes of a TPU
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
@@ -140,6 +143,20 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
             return function(*args)
 
     return sharded
+
+
+def compiler_options(mesh: Mesh, given: Sequence[tuple[str, Any]]) -> dict[str, Any] | None:
+    """Return the options of XLA for the devices of a mesh; raise ValueError if some of the given ones are wrong."""
+    options = dict(given)
+    if options:
+        try:  # XLA has no list of its options
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            jax.jit(lambda: 0, out_shardings=everywhere, compiler_options=options).lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(f"compiler_options: {str(error).splitlines()[0]}") from error
+    if mesh.devices.flat[0].platform == "cpu":
+        options = KEEP_BARRIERS | options
+    return options or None
 
 
 def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
