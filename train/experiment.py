@@ -25,8 +25,9 @@ from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
-from lineage.train.checkpoint import Checkpoints, read_chosen
+from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, paths_of
+from lineage.train.reading import read_chosen
 from lineage.train.step import TrainState, init_state, make_forward_step
 
 

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from lineage.configs.storage import local
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.train.adapters import SVF
-from lineage.train.checkpoint import read_newest
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
+from lineage.train.reading import read_newest
 from lineage.train.sharding import to_mesh
 from lineage.train.step import TrainState, make_forward_step
 

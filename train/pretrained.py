@@ -22,7 +22,7 @@ from lineage.data import Facts, Tokenizer
 from lineage.models import Model, convert
 from lineage.models.convert import companions
 from lineage.tasks import Batch, Task
-from lineage.train.checkpoint import read_variables
+from lineage.train.reading import read_variables
 from lineage.train.step import TrainState
 
 

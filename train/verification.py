@@ -22,8 +22,8 @@ from lineage.runs import folder
 from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json
 from lineage.runs.locks import held
 from lineage.runs.process import printable, say
-from lineage.train.checkpoint import read_fields
 from lineage.train.metrics_writer import check_events, history_problem
+from lineage.train.reading import read_fields
 from lineage.train.step import TrainState
 
 ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting

@@ -21,7 +21,7 @@ from lineage.runs.folder import MEASURED, METRICS
 from lineage.runs.live import LOG
 from lineage.runs.locks import CLAIM, held
 from lineage.runs.process import PREEMPTED, brief_errors
-from lineage.train.checkpoint import read_fields
+from lineage.train.reading import read_fields
 from lineage.train.step import TrainState
 from tests.faults.harness import ROOT, Damage, resumed, sound
 

@@ -18,8 +18,9 @@ from lineage.evaluation.texts import pooled_accuracy
 from lineage.models import convert
 from lineage.train import loop
 from lineage.train import pretrained as initial
-from lineage.train.checkpoint import Checkpoints, read_variables
+from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from lineage.train.reading import read_variables
 from tests.data.test_questions import squad
 from tests.tiers import tiered
 from tests.train.conftest import without_report

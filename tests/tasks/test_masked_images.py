@@ -19,9 +19,9 @@ from lineage.report.run import write_report
 from lineage.tasks.image_classification import DistilledImageClassification
 from lineage.train import loop
 from lineage.train import pretrained as initial
-from lineage.train.checkpoint import read_variables
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
+from lineage.train.reading import read_variables
 from lineage.train.step import TrainState
 from tests.tiers import tiered
 from tests.train.conftest import without_report

@@ -13,9 +13,10 @@ from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
 from lineage.train import expert_mixture, loop, pretrained
-from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
+from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.expert_mixture import cross_entropy_search
+from lineage.train.reading import read_newest, read_variables
 from lineage.train.step import TrainState
 from tests.train.conftest import without_report
 

@@ -12,8 +12,9 @@ import pytest
 
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import read_record
-from lineage.train import checkpoint
-from lineage.train.checkpoint import Checkpoints, clean, read_newest
+from lineage.train import reading
+from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train.reading import read_newest
 from tests.train.checkpoints import assert_equal, full_disk, restore, save, state, target
 
 # If the read of one array fails, Orbax leaves the reads of the others unfinished.
@@ -138,14 +139,14 @@ def test_full_disk_raises_and_keeps_checkpoints(tmp_path):
 
 def test_reader_of_a_deleted_checkpoint_takes_the_newest(tmp_path, monkeypatch):
     save(tmp_path, state(3), keep=1)
-    real = checkpoint.read_record
+    real = reading.read_record
 
     def rotate(folder):
         if folder.name == "3":  # the run saves, and deletes what is just read
             save(tmp_path, state(4), keep=1)
         return real(folder)
 
-    monkeypatch.setattr(checkpoint, "read_record", rotate)
+    monkeypatch.setattr(reading, "read_record", rotate)
     assert_equal(read_newest(tmp_path).params, state(4).ema)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
 

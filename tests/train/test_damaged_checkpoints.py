@@ -14,8 +14,8 @@ from lineage.configs.atomic import sealed, unsealed
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError
 from lineage.train import checkpoint
-from lineage.train.checkpoint import Checkpoints, read_newest
-from lineage.train.hashes import error_number
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.reading import error_number, read_newest
 from tests.tiers import tiered
 from tests.train.checkpoints import assert_equal, flip, largest_file, restore, save, state, target
 

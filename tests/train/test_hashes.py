@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.train import hashes
+from lineage.train import reading
+from lineage.train.reading import hash_array, hash_leaves
 
 # If the read of one array fails, Orbax leaves the reads of the others unfinished.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -40,7 +41,7 @@ def test_corruption_that_keeps_the_sum_of_the_bits_is_detected(corrupt, dtype):
     corrupt(bits(wrong))
     total = 2 ** (8 * right.itemsize)
     assert bits(right).sum(dtype=np.uint64) % total == bits(wrong).sum(dtype=np.uint64) % total
-    for hashed in (hashes.hash_array, lambda array: hashes.hash_leaves([array])[0]):
+    for hashed in (hash_array, lambda array: hash_leaves([array])[0]):
         assert hashed(right) != hashed(wrong)
 
 
@@ -48,15 +49,15 @@ def test_corruption_that_keeps_the_sum_of_the_bits_is_detected(corrupt, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
 def test_hash_depends_on_the_values_only(shape, dtype, monkeypatch):
     """Check equal hashes of a host's blocks, one device and any sharding, and known values of the hash."""
-    monkeypatch.setattr(hashes, "BLOCK", 100)
+    monkeypatch.setattr(reading, "BLOCK", 100)
     array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
     expected = sum(murmur(int(word) ^ murmur(index)) for index, word in enumerate(bits(np.asarray(array)))) % 2**32
-    assert hashes.hash_array(np.asarray(array)) == expected
+    assert hash_array(np.asarray(array)) == expected
     mesh = jax.make_mesh((4, 2), ("a", "b"))
     for spec in [(), ("a",), ("b", "a"), (None, ("a", "b"))]:
         if len(spec) <= len(shape) and 0 not in shape and shape != (1,):
             array = jax.device_put(array, jax.NamedSharding(mesh, jax.P(*spec)))
-        assert hashes.hash_leaves([array]) == [expected]
+        assert hash_leaves([array]) == [expected]
 
 
 def murmur(word):
