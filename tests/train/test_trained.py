@@ -94,6 +94,8 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
         model.predict("abc")
     with pytest.raises(ValueError, match=r"task is 'causal_lm': it must be empty for a run"):
         lineage.load(tmp_path / "run", task="causal_lm")
+    with pytest.raises(ValueError, match=r"experts\.paths is empty"):
+        lineage.load(tmp_path / "run", changes={"experts.choice": "prompt"})
 
 
 @pytest.mark.slow
