@@ -306,7 +306,8 @@ def run_score(options: Options) -> None:
     predictions, references = options.predictions and local(options.predictions), list(map(local, options.references))
     settings = [*options.option, *([f"model={options.model}"] if options.model else [])]
     with remote.written(options.output or f"{options.predictions}.{options.metric}.json") as place:
-        process.show(write_scores(place, options.metric, predictions, references, settings, options.line, language_model))
+        table = write_scores(place, options.metric, predictions, references, settings, options.line, language_model)
+        process.show(table)
 
 
 def run_harness(options: Options) -> None:

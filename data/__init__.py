@@ -18,7 +18,7 @@ from lineage.data.content import (
     chained,
 )
 from lineage.data.examples.mixture import mix
-from lineage.data.facts import Facts
+from lineage.data.facts import Facts, evaluating
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
@@ -66,7 +66,7 @@ def load(
     """
     task.check_loader(loader)
     if known is not None:
-        source, task = source.evaluating(known), task.evaluating(known)
+        source, task = evaluating(source, known), evaluating(task, known)
     contents = _contents(source, task.reads, known, whole)
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"

@@ -1,14 +1,16 @@
 """Metadata of the data of a run."""
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lineage.configs.atomic import unsealed, write_record
 
+Part = TypeVar("Part")  # a source or a task
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
 
 
@@ -70,6 +72,16 @@ class Facts:
             return facts
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
+
+
+def evaluating(part: Part, facts: Facts) -> Part:
+    """Return a copy of a source or a task that knows the metadata of the training data.
+
+    The source then reads the training split only if other splits need it, and the task can do without that split.
+    """
+    part = copy.copy(part)
+    object.__setattr__(part, "known", facts)
+    return part
 
 
 def _is(value: Any, hint: Any) -> bool:

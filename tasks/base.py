@@ -1,6 +1,5 @@
 """The base class of tasks, and their registry."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -75,7 +74,7 @@ class Task:
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
     cache_dir = ""  # folder that keeps token ids and trained tokenizers between runs
-    known: ClassVar[Facts | None] = None  # metadata of the training data, set by `evaluating`
+    known: ClassVar[Facts | None] = None  # metadata of the training data, set by `data.facts.evaluating`
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
@@ -94,12 +93,6 @@ class Task:
     def texts(self, content: Any) -> dict[str, Iterable[str]]:
         """Return the texts of each split, for training a tokenizer; {} if the task needs no tokenizer."""
         return {}
-
-    def evaluating(self, facts: Facts) -> "Task":
-        """Return the task for content that may lack the training split; `facts` are the metadata of that split."""
-        task = copy.copy(self)
-        object.__setattr__(task, "known", facts)
-        return task
 
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples of each split, their transforms and metadata, for the content that `reads` names.

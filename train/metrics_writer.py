@@ -107,6 +107,7 @@ class History:
     evaluation repeated after a kill, are not written twice.
 
     Attributes:
+        file: the open file.
         lines: number of lines.
         crc32: CRC-32 of these lines.
         earlier: duration of the run's earlier starts up to their last lines, and of the useful part of it, in seconds.

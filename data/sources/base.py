@@ -1,6 +1,5 @@
 """Base class of sources, and their registry."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
@@ -35,7 +34,7 @@ class Source:
 
     headerless: ClassVar[bool] = False  # whether the files begin with an example instead of a header
     suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before one of compression; (): any
-    known: ClassVar[Facts | None] = None  # metadata of training data that are not read, see `evaluating`
+    known: ClassVar[Facts | None] = None  # metadata of training data that are not read, see `facts.evaluating`
 
     def __post_init__(self):
         check_ranges("source", self)
@@ -48,14 +47,8 @@ class Source:
         """Return the kinds of content that the source provides."""
         return [kind for kind in CONTENT if hasattr(self, kind)]
 
-    def evaluating(self, facts: Facts) -> "Source":
-        """Return a copy that reads the training split, with metadata `facts`, only if other splits need it."""
-        source = copy.copy(self)
-        object.__setattr__(source, "known", facts)
-        return source
-
     def without_training(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """Return the splits to read: all, or those other than "train" for a source that is `evaluating`.
+        """Return the splits to read: all, or those other than "train" if `known` is set.
 
         All are read if "train" is the only split, or if validation examples are held out from it.
         """

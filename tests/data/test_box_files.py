@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from lineage.data import Facts
+from lineage.data.facts import evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.files import find_files
@@ -196,7 +197,7 @@ def test_voc(tmp_path):
     kept = VOC(path, difficult=True).images_with_boxes().splits
     assert not any(kept[name][i]["crowd"].any() for name in kept for i in range(len(kept[name])))
     assert source.files() == [path]
-    whole = source.evaluating(Facts(class_names=("ant", "cat", "dog"))).images_with_boxes()
+    whole = evaluating(source, Facts(class_names=("ant", "cat", "dog"))).images_with_boxes()
     assert whole.splits["train"][1]["classes"].tolist() == [2, 1]  # the numbers of a run's classes
     batch = load(source, ObjectDetection(image_size=40), batch_size=2).train[0]
     assert sorted(batch["boxes_mask"].sum(axis=1).tolist()) == [1, 1]

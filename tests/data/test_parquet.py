@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from lineage.data import Facts, Question
+from lineage.data.facts import evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import parquet
 from lineage.data.sources.parquet import Parquet
@@ -175,7 +176,7 @@ def test_classes_and_channels_are_those_of_training_images_that_are_not_read(tmp
     source = Parquet(str(tmp_path))
     content = source.images()
     facts = Facts(class_names=tuple(content.class_names), channels=1)
-    (test,) = source.evaluating(facts).images().splits.values()
+    (test,) = evaluating(source, facts).images().splits.values()
     for part in (test, content.splits["test"]):
         assert (part.label.tolist(), part.channels) == ([2, 1], 1)
 
