@@ -248,7 +248,7 @@ def _rows(path, row, suffix, names, allowed, quotes):
     elif suffix[1:] in TABLES:
         source = SOURCES[suffix[1:]](path=path)
         source = replace(source, quotes=quotes) if isinstance(source, CSV) else source
-        lines = ((number, values) for _, number, values in source.rows_of("train", names))
+        lines = ((number, values) for _, number, values in source.values("train", names, strict=False))
     else:
         known = ", ".join([".txt"] * (len(names) == 1) + [f".{table}" for table in TABLES])
         raise ValueError(f"{path} must be a file of {known}, or a source such as NAME:PATH.")

@@ -149,31 +149,11 @@ def check_same(what: str, text: str) -> None:
         raise ValueError(f"{what} of process {np.argmax(sums != sums[0])} differs from that of process 0.")
 
 
-class DelayedAny:
-    """Logical or of flags over the processes, without waiting: each call returns the result of the previous call.
-
-    All processes get the same result at the same call. With one process, the flags are returned immediately.
-    """
-
-    def __init__(self, mesh: Mesh, count: int):
-        everywhere, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (jax.local_device_count(), count)
-        self._any = jax.jit(partial(jnp.any, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._flags = {
-            flags: jax.make_array_from_process_local_data(everywhere, np.full(shape, flags), (mesh.size, count))
-            for flags in itertools.product((False, True), repeat=count)
-            if jax.process_count() > 1
-        }
-        self._before = np.zeros(count, bool)
-
-    def __call__(self, *flags: bool) -> tuple[bool, ...]:
-        if not self._flags:
-            return flags
-        before, self._before = self._before, self._any(self._flags[flags])
-        return tuple(np.asarray(before).tolist())
-
-
 class Requests:
     """Requests to stop a run, by a signal, and to save, when some minutes have passed since the last save.
+
+    All processes get the same answers from the same call. With several processes, a call does not wait for the others
+    but returns what was requested before the previous call.
 
     Args:
         minutes: these minutes, counted by process 0; 0: no requests to save.
@@ -183,7 +163,15 @@ class Requests:
     """
 
     def __init__(self, stop: StopSignal, mesh: Mesh, minutes: float):
-        self.stop, self._minutes, self._any = stop, minutes, DelayedAny(mesh, 2)
+        self.stop, self._minutes = stop, minutes
+        everywhere, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (jax.local_device_count(), 2)
+        self._any = jax.jit(partial(jnp.any, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._flags = {  # arrays of the two requests for each combination; none with one process
+            flags: jax.make_array_from_process_local_data(everywhere, np.full(shape, flags), (mesh.size, 2))
+            for flags in itertools.product((False, True), repeat=2)
+            if jax.process_count() > 1
+        }
+        self._before = np.zeros(2, bool)
         self.saved()
 
     def saved(self) -> None:
@@ -192,10 +180,12 @@ class Requests:
         self.save, self._save_at = False, time.monotonic() + 60 * self._minutes if counts else math.inf
 
     def must_stop(self) -> bool:
-        """Return whether the run must stop, and set `save`; all processes get the same result in the same call."""
-        due = time.monotonic() >= self._save_at
+        """Return whether the run must stop, and set `save`."""
+        stop, due = self.stop.received, time.monotonic() >= self._save_at
         self._save_at = math.inf if due else self._save_at
-        stop, due = self._any(self.stop.received, due)
+        if self._flags:
+            before, self._before = self._before, self._any(self._flags[stop, due])
+            stop, due = np.asarray(before).tolist()
         self.save |= due
         return stop
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -182,39 +181,13 @@ class Events:
             self._writer.flush()
 
 
-class Averages:
-    """Means of the training metrics over the steps since the last line of the history.
-
-    Means are over the finite values, or nan if there are none; for numbers of skipped updates, the newest is used.
-
-    Attributes:
-        sums: total and number of the values of each metric; a resumed run starts with those of its checkpoint.
-    """
-
-    def __init__(self, sums: Mapping[str, Any] = MappingProxyType({})):
-        self.sums = dict(sums)
-
-    def add(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of a step."""
-        for key, value in metrics.items():
-            total, number = self.sums.get(key, (0.0, 0))
-            if key in COUNTS:
-                total, number = value, 1
-            elif math.isfinite(value):
-                total, number = total + value, number + 1
-            self.sums[key] = total, number
-
-    def take(self) -> dict[str, float]:
-        """Return the means and reset them."""
-        sums, self.sums = self.sums, {}
-        return {key: total / number if number else math.nan for key, (total, number) in sums.items()}
-
-
 class Log:
     """Log of a run on the progress bar and in the history: means of the metrics of its steps, and its evaluations.
 
+    Means are over the finite values, or nan if there are none; for numbers of skipped updates, the newest is used.
+
     Args:
-        sums: `sums` of the averages since the last line, from the checkpoint that the run resumes from.
+        sums: total and number of the values of each metric since the last line, from the checkpoint of a resumed run.
         every: number of steps between two lines.
         continues: whether a full disk is reported once and the run continues; otherwise the OSError is raised.
     """
@@ -222,15 +195,22 @@ class Log:
     def __init__(
         self, progress: ProgressBar, writer: MetricsWriter, sums: Mapping[str, Any], every: int, continues: bool
     ):
-        self.progress, self.writer, self.averages = progress, writer, Averages(sums)
+        self.progress, self.writer, self._sums = progress, writer, dict(sums)
         self._every, self._continues, self._reported = every, continues, False
 
     def step(self, step: int, metrics: Mapping[str, float], measure: Callable[[], dict[str, float]]) -> None:
         """Add the metrics of a step; if a line is due, write the means and the metrics that `measure` returns."""
-        self.averages.add(metrics)
+        for key, value in metrics.items():
+            total, number = self._sums.get(key, (0.0, 0))
+            if key in COUNTS:
+                total, number = value, 1
+            elif math.isfinite(value):
+                total, number = total + value, number + 1
+            self._sums[key] = total, number
         due = step % self._every == 0 or step == self.progress.total
         if due:
-            metrics = self.averages.take() | measure()
+            means = {key: total / number if number else math.nan for key, (total, number) in self._sums.items()}
+            metrics, self._sums = means | measure(), {}
             with self.disk_errors():
                 self.writer.write(step, metrics)
         self.progress.update(step, metrics if due else None)
@@ -250,7 +230,7 @@ class Log:
         """Return the entries of the record of a checkpoint: the averages, and in the writing process the history."""
         history = self.writer.history
         written = {"lines": history.lines, "history_crc32": history.crc32} if history else {}
-        return written | {"averages": self.averages.sums}
+        return written | {"averages": self._sums}
 
     @contextmanager
     def disk_errors(self) -> Iterator[None]:

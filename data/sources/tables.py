@@ -66,20 +66,18 @@ class Table(DataFiles):
             row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
             yield tuple(as_text(value, key, where) for value, key in zip(row, keys))
 
-    def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
-        """Yield the file and number of each row of a split, and its values; raise the error of a row."""
-        for file, number, row in self.rows_of(split, keys):
-            if isinstance(row, ValueError):
-                raise row
-            yield file, number, row
+    def values(self, split: str, keys: Sequence[str], strict: bool = True) -> Iterator[tuple[str, int, Row]]:
+        """Yield the file and number of each row of a split, and its values; raise its error, if `strict`.
 
-    def rows_of(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, Row]]:
-        """Yield the file and number of each row of a split, and the row (see `rows`); raise ValueError for none."""
+        ValueError is also raised if there are no rows.
+        """
         found, index, kept = self.found(), -1, 0
         held = split not in found  # whether it consists of training rows
         fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
         for file in found["train" if held else split]:
             for number, row in self.rows(file, keys):
+                if strict and isinstance(row, ValueError):
+                    raise row
                 index += 1
                 if not fraction or held_out(index, fraction) == held:
                     kept += 1

@@ -46,17 +46,14 @@ class Schedule:
         return optax.join_schedules([rise, decay], [warmup_steps])
 
     def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        """Return the learning rate after the warm-up, counted from its end."""
-        raise NotImplementedError
+        """Return the learning rate after the warm-up, counted from its end; by default constant."""
+        return optax.constant_schedule(self.learning_rate)
 
 
 @SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
     """Constant learning rate after the warm-up."""
-
-    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        return optax.constant_schedule(self.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,6 @@ class StepDecay(Schedule):
         milestones = [math.ceil(round(percent / 100 * total_steps, 6)) for percent in self.milestones_percent]
         return lambda n: before(n) * self.factor ** sum(n >= milestone for milestone in milestones)
 
-    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        return optax.constant_schedule(self.learning_rate)
-
 
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
@@ -135,9 +129,6 @@ class WarmupStableDecay(_Falling):
             return before(n) * (1 - (1 - self.end_factor) * fallen)
 
         return rate
-
-    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        return optax.constant_schedule(self.learning_rate)
 
 
 @SCHEDULES.register("rsqrt")
