@@ -9,7 +9,7 @@ from tests.e2e.conftest import ROOT
 from tests.slurm import is_installed
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     ["tests.faults --faults=6 --seed=2", "tests.fuzz --seconds=600 --cases=8 --seed=1"],

@@ -141,7 +141,7 @@ def wait_for(workdir, step, processes):
         time.sleep(0.01)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_processes_stop_together_and_one_resumes(start_all, tiny, no_report, tmp_path):
     """Check that a stop signal to one process makes all processes save the same step, that killing one ends the
     others, and that a single process can resume.
@@ -243,11 +243,8 @@ CASES = {  # name -> model, changes of its config, options of the command, and f
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name",
-    ["beams", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "beams")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_files_of_two_processes_are_those_of_one(name, start_all, tiny, no_report, tmp_path):
     model, changes, options, suffix = CASES[name]
     inputs = tmp_path / f"inputs{'.json' if name == 'answers' else '.txt'}"

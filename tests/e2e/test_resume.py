@@ -114,7 +114,7 @@ def test_resume_of_twenty_killed_runs_is_bit_exact(start, run_arguments, finishe
     assert sum(where == "saving" for where, _, _ in all_hits) >= 5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_path):
     workdir = tmp_path / "run"
     for number, after in ((signal.SIGTERM, 3), (signal.SIGINT, 17)):

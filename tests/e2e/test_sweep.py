@@ -94,7 +94,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     return output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_killed_sweep_is_completed(start, tmp_path):
     survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
 

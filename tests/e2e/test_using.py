@@ -120,6 +120,7 @@ def draw(folder, count):
             )
 
 
+@pytest.mark.slow
 def test_folders_of_images(run):
     shape = {"image_size": 16, "patch_size": 4, "num_classes": 7}
     save("vit-base-patch16-224", "vit", [jnp.zeros((1, 16, 16, 3))], **shape, **SIZES)
@@ -145,6 +146,7 @@ def test_folders_of_images(run):
         assert one["probabilities"] == pytest.approx(found, abs=2e-3)  # its pixels are rounded differently
 
 
+@pytest.mark.slow
 def test_folder_of_texts(run):
     save("gpt2", "gpt", [TOKENS], "bytes", ("end_of_text",), max_length=256, **SIZES)
     Path("texts").mkdir()

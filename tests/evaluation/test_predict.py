@@ -198,7 +198,7 @@ def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     assert len(set(found[1])) == 16
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_continued_prompts(trained, call, refused, printed, tmp_path):
     """Check that prompts of different lengths in a batch are continued as one by one."""
     folder, _ = trained("gpt", {"tokenizer": "bytes"})

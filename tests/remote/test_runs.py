@@ -134,7 +134,7 @@ def test_a_run_of_two_processes_is_killed_and_resumed(bucket, cache, tmp_path):
         assert int(experiment.restore().step) == 60  # hashes are verified
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_a_run_that_continues_on_another_machine_ends_as_one_on_a_local_disk(bucket, cache, tmp_path, monkeypatch):
     train(tmp_path / "local")

@@ -86,7 +86,7 @@ def test_classification_is_learned(tasks, tiny, tmp_path):
     assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_regression_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["text_regression"], tmp_path, 150)
     assert found["validation/pearson"] > 0.9
@@ -95,13 +95,13 @@ def test_regression_is_learned(tasks, tiny, tmp_path):
         learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_tagging_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["token_classification"], tmp_path)
     assert {found[f"validation/{name}"] for name in ("accuracy", "precision", "recall", "f1")} == {1.0}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_question_answering_is_learned(tasks, tiny, tmp_path):
     """Check that a small data set with unanswerable questions is memorized, measured on the texts of the answers."""
     changes = tasks["question_answering"] | {"model.width": 32, "schedule.learning_rate": 3e-3}
@@ -345,7 +345,7 @@ def test_student_equal_to_its_teacher_has_zero_loss(pretrained, tiny, tmp_path):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
     config = tiny(

@@ -24,7 +24,7 @@ def test_loss_matches_cross_entropy_of_masked_tokens(tiny):
     np.testing.assert_allclose(loss, -scores[batch["mask"]].sum(), rtol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_loss_falls_below_chance(tiny, tmp_path):
     config = tiny("bert", CHANGES | {"total_steps": 60, "model.width": 32})

@@ -48,7 +48,7 @@ def trained(files, tiny, tmp_path_factory):
     return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memorized_targets_are_generated(trained):
     _, workdir, metrics = trained
     assert metrics["test/exact_match"] == 1
@@ -141,7 +141,7 @@ def test_training_with_buckets_resumes_exactly(files, tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
     """Check pairs as single texts, with prompts of different lengths in a batch."""

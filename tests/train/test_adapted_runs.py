@@ -184,7 +184,7 @@ def test_long_prompts_are_truncated_on_the_left(tiny, base, crowd):
     assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_classifier_selects_the_expert(tiny, base, crowd, lora, tmp_path):
     """Check a text for which classifier and base disagree; the folder of the classifier has the name of an expert."""
     judge = expert(tiny, base, tmp_path / "one", 3.0)

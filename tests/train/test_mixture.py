@@ -43,6 +43,7 @@ def history(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_tasks_are_learned_together_and_resumed_exactly(config, tmp_path, interrupted):
     metrics = loop.train(config, tmp_path / "whole", devices=ONE)
     assert list(dict.fromkeys(key.partition("/")[0] for key in metrics)) == [
