@@ -13,7 +13,7 @@ import tensorstore as ts
 from lineage.configs.atomic import sealed, unsealed
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError
-from lineage.train import checkpoint
+from lineage.train import checkpoint, reading
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.reading import error_number, read_newest
 from tests.tiers import tiered
@@ -267,10 +267,10 @@ def test_error_of_another_process_is_raised_by_all(own, failed, unread, kind, me
         return "state", [1]
 
     answers, asked = [failed, unread], []
-    monkeypatch.setattr(checkpoint, "_read_state", read)
-    monkeypatch.setattr(checkpoint.distributed, "failures", lambda mine: asked.append(mine) or answers.pop(0))
+    monkeypatch.setattr(reading, "_read_state", read)
+    monkeypatch.setattr(reading.distributed, "failures", lambda mine: asked.append(mine) or answers.pop(0))
     with pytest.raises(kind, match=message):
-        checkpoint.read_checkpoint(Path("folder"), state())
+        reading.read_checkpoint(Path("folder"), state())
     assert asked == [own is not None, isinstance(own, OSError)]
 
 
