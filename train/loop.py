@@ -1,9 +1,11 @@
 """The training loop."""
 
 import contextlib
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -85,6 +87,7 @@ def train(
         with distributed.agreed():
             check_start(experiment)
         distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
+        distributed.check_same("data", json.dumps(asdict(experiment.facts), sort_keys=True))
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ from lineage.data.sources import SOURCES
 from lineage.models.vit import ViT
 from lineage.runs import command as command_line
 from lineage.runs import folder, locks, process, provenance
-from lineage.train import loop
+from lineage.train import distributed, loop
 
 
 def test_second_run_in_a_workdir_raises(tmp_path):
@@ -206,6 +206,16 @@ def test_processes_share_config_and_folder(tiny, tmp_path):
     for config, workdir in ((tiny("gpt", {"seed": 1}), tmp_path), (tiny(), tmp_path / "other")):
         with pytest.raises(ValueError, match=f"{workdir}/config.json of process 1 differs from that of process 0"):
             folder.check_shared(config, workdir, 1)
+
+
+@pytest.mark.thorough
+def test_processes_compare_their_data(tiny, no_report, tmp_path, monkeypatch):
+    texts = []
+    monkeypatch.setattr(distributed, "check_same", lambda what, text: texts.append(text) if what == "data" else None)
+    for count in (100, 100, 101):
+        (tmp_path / "a.txt").write_text("a b c d e f g h\n" * count)
+        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), tmp_path / f"{len(texts)}")
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_displayed_command(tmp_path, monkeypatch):
