@@ -38,10 +38,12 @@ class Sampler:
         self, variables: Any, batches: EvaluationBatches, facts: Facts
     ) -> Iterator[tuple[Batch, Any, list[str]]]:
         """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
+        number = batches.first
         for batch in batches:
             batch = to_host(self.context.to_mesh(batch))  # examples of all processes
             request = self._trimmed(self.context.task.requests(batch, facts))
-            generated = to_host(self.generate(variables, self._split_over_devices(variables, request)))
+            generated = to_host(self.generate(variables, self._split_over_devices(variables, request), number))
+            number += len(request.prompts)
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, parts: Iterable[EvaluationBatches], first: int = 0) -> Iterator[str]:
@@ -136,9 +138,10 @@ class Sampler:
         """Return the text to show before a generated text."""
         return prompt if self.context.facts.start_token is None else f"{prompt} → "
 
-    def generate(self, variables: Any, request: Request) -> Any:
-        """Return the generated token ids, including the prompts."""
-        settings, model, count = self._settings, self.context.model, self.context.sampling.best_of
+    def generate(self, variables: Any, request: Request, first_index: int = 0) -> Any:
+        """Return the generated token ids, including the prompts; `first_index` is that of the first example."""
+        settings = self._settings | {"first_index": first_index}
+        model, count = self.context.model, self.context.sampling.best_of
         if request.lengths is None:
             settings["max_new_tokens"] = self._new_tokens(request.prompts.shape[1])
         if "draft" not in self.helpers:

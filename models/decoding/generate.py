@@ -61,6 +61,7 @@ def generate(
     max_new_tokens: int,
     inputs: Any = None,
     seed: int = 0,
+    first_index: int = 0,
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
@@ -72,8 +73,8 @@ def generate(
 
     A new model, shape, `max_new_tokens`, `top_k`, `num_beams`, n-gram size or set of processors causes compilation;
     other values (weights, tokens, lengths, seed, temperature, top-p, penalties) do not. The tokens of a sequence depend
-    on its prompt, the seed and its index in the batch, not on other sequences: to draw several samples of a prompt,
-    repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
+    on its prompt, the seed and its index, not on other sequences: to draw several samples of a prompt, repeat it.
+    Sampling and beam search follow `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder (see the module's documentation) and its variables.
@@ -81,6 +82,7 @@ def generate(
         lengths: [B], lengths of the prompts, each at least 1; None: no prompt is padded.
         max_new_tokens: maximum number of new tokens of a sequence.
         inputs: the argument of `model.encode`.
+        first_index: index of the first sequence, for the later batches of a longer list.
         pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: exponent in beam search: above 0 favors long hypotheses, below 0 short ones, see `Generation`.
@@ -98,9 +100,10 @@ def generate(
     temperature = processors.get("temperature", 1.0)
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     processors = LogitsProcessors.create(model, **processors)
+    indices = np.arange(first_index, first_index + len(prompts), dtype=np.uint32)
     scalars = np.uint32(seed % 2**32), np.int32(pad_token), (float(length_penalty), float(length_offset))
     static = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "cache_format": cache_format}
-    return _generate(model, variables, prompts, lengths, inputs, processors, *scalars, **static)
+    return _generate(model, variables, prompts, lengths, inputs, indices, processors, *scalars, **static)
 
 
 def best_of(
@@ -111,6 +114,7 @@ def best_of(
     lengths: ArrayLike | None = None,
     *,
     inputs: Any = None,
+    first_index: int = 0,
     contrast: tuple[nn.Module, Any] | None = None,
     **options,
 ) -> Generation:
@@ -118,12 +122,14 @@ def best_of(
 
     Args:
         best_of: number of samples of each prompt.
+        first_index: index of the first prompt.
         contrast: a weaker model with the same vocabulary and its variables, whose mean log-probability is subtracted.
             This is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens;
             `top_p` takes the place of its plausibility constraint.
         options: other arguments of `generate`.
     """
     check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
+    options["first_index"] = first_index * best_of
     if best_of == 1:
         return generate(model, variables, prompts, lengths, inputs=inputs, **options)
     prompts, lengths = np.asarray(prompts), None if lengths is None else np.asarray(lengths)
@@ -244,13 +250,15 @@ def decode_at(
 
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens", "cache_format"))
-def _generate(model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, num_beams, **options):
+def _generate(
+    model, variables, prompts, lengths, inputs, indices, processors, seed, pad_token, penalty, num_beams, **options
+):
     variables = separate_layers(model, variables)
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, **options)
     batch, max_new_tokens = len(tokens), options["max_new_tokens"]
     if num_beams == 1:
         decode = partial(decode_at, model, variables, memory)
-        running = Running.begin(tokens, starts, starts + max_new_tokens, jnp.arange(batch), cache)
+        running = Running.begin(tokens, starts, starts + max_new_tokens, indices, cache)
         running, _ = sample(decode, processors, seed, running, batch)
         return Generation.padded(running.tokens, running.lengths, running.scores, pad_token)
     rows = jnp.repeat(jnp.arange(batch), num_beams)

@@ -150,7 +150,9 @@ class LogitsProcessors:
         return jnp.isin(tokens, self.stop_tokens)
 
 
-def row_keys(seed: Integer[Array, ""], steps: Integer[Array, "#B"], indices: Integer[Array, "B"]) -> Array:
+def row_keys(
+    seed: Integer[Array, ""], steps: Integer[Array, "B"] | Integer[Array, ""], indices: Integer[Array, "B"]
+) -> Array:
     """Return the random key of a step of each sequence, which depends on its index but not on other sequences."""
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.broadcast_to(steps, indices.shape))
     return jax.vmap(jax.random.fold_in)(keys, indices)

@@ -64,6 +64,7 @@ def speculate(
     num_drafted: int = 4,
     inputs: Any = None,
     seed: int = 0,
+    first_index: int = 0,
     pad_token: int = 0,
     cache_format: CacheFormat = None,
     **processors,
@@ -73,7 +74,7 @@ def speculate(
     Args:
         draft, draft_variables: draft model and its variables: a faster decoder with the same vocabulary.
         num_drafted: number of tokens that the draft model proposes at a time.
-        cache_format: format of both caches, see `generate`.
+        first_index, cache_format: as in `generate`; the format is that of both caches.
 
     Raises:
         ValueError: as `generate`; or the vocabularies differ, or a model's cache has no `rewind`.
@@ -85,8 +86,9 @@ def speculate(
     processors = LogitsProcessors.create(model, **processors)
     models, variables = (model, draft), (variables, draft_variables)
     static = {"max_new_tokens": max_new_tokens, "num_drafted": num_drafted, "cache_format": cache_format}
+    indices = np.arange(first_index, first_index + len(prompts), dtype=np.uint32)
     scalars = np.uint32(seed % 2**32), np.int32(pad_token)
-    return _speculate(models, variables, prompts, lengths, inputs, processors, *scalars, **static)
+    return _speculate(models, variables, prompts, lengths, inputs, indices, processors, *scalars, **static)
 
 
 class _State(NamedTuple):
@@ -127,7 +129,9 @@ def verify(
 
 
 @partial(jax.jit, static_argnames=("models", "max_new_tokens", "num_drafted", "cache_format"))
-def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pad_token, num_drafted, **options):
+def _speculate(
+    models, variables, prompts, lengths, inputs, indices, processors, seed, pad_token, num_drafted, **options
+):
     variables = [separate_layers(*pair) for pair in zip(models, variables)]
     options["rewinds"] = num_drafted
     prefilled = [prefill(*pair, prompts, lengths, inputs, **options) for pair in zip(models, variables)]
@@ -138,9 +142,8 @@ def _speculate(models, variables, prompts, lengths, inputs, processors, seed, pa
     draft = partial(decode_at, models[1], variables[1], draft_memory)
     setting = _Setting(target, draft, processors, seed, num_drafted, models[0].vocab_size)
 
-    indices = jnp.arange(len(tokens))
     running = Running.begin(tokens, starts, starts + options["max_new_tokens"], indices, cache.rewind(starts - 1))
-    zeros = jnp.zeros_like(indices)
+    zeros = jnp.zeros_like(starts)
     start = _State(running, draft_cache.rewind(starts - 1), 0, zeros, zeros)
     end = jax.lax.while_loop(lambda state: ~state.running.done.all(), partial(_advance, setting), start)
     running = end.running
@@ -153,7 +156,7 @@ def _advance(setting, state):
     running, draft_cache, *_ = state
     lengths, done = running.lengths, running.done
     rows, steps = jnp.arange(len(lengths)), jnp.arange(setting.num_drafted + 1)
-    keys = None if setting.greedy else row_keys(setting.seed, state.calls, rows)
+    keys = None if setting.greedy else row_keys(setting.seed, state.calls, running.indices)
     tokens, drafted, q, draft_cache = _draft(setting, running, draft_cache, keys)
 
     logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, running.cache)

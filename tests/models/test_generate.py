@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.models.decoding.generate import _generate, generate
+from lineage.models.decoding.generate import _generate, best_of, generate
 from lineage.models.decoding.logits_processors import (
     LogitsProcessors,
 )
@@ -83,6 +83,10 @@ def test_samples_depend_on_seed_prompt_and_index_only(gpt, prompts):
     np.testing.assert_array_equal(whole.tokens[:2], others.tokens[:2])
     same = generate(*gpt, np.repeat(tokens[1:2], 4, axis=0), np.full(4, 6), seed=5, **options)
     assert len(np.unique(same.tokens, axis=0)) == 4
+    last = generate(*gpt, tokens[1:], lengths[1:], seed=5, first_index=1, **options)
+    np.testing.assert_array_equal(whole.tokens[1:], last.tokens)
+    whole, last = (best_of(2, *gpt, tokens[i:], lengths[i:], seed=5, first_index=i, **options) for i in (0, 1))
+    np.testing.assert_array_equal(whole.tokens[1:], last.tokens)
 
 
 def compilations(caplog):
@@ -193,7 +197,8 @@ def test_no_weight_and_no_cache_is_copied_for_a_token():
     model = GPT(vocab_size=101, max_length=40, depth=2, width=48, num_heads=4)
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     processors, prompts = LogitsProcessors.create(model, temperature=0.0), jnp.zeros((2, 8), jnp.int32)
-    arguments = model, variables, prompts, None, None, processors, np.uint32(0), np.int32(0), 1.0
+    scalars = np.uint32(0), np.int32(0), 1.0
+    arguments = model, variables, prompts, None, None, np.arange(2, dtype=np.uint32), processors, *scalars
     lowered = _generate.lower(*arguments, num_beams=1, max_new_tokens=32)
     options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}  # see tests/conftest.py
     text = lowered.compile(options).as_text()

@@ -67,9 +67,9 @@ def test_greedy_tokens_match_the_target(noise):
 def test_work_of_the_loop(temperature, rows):
     """Check that greedy search draws no random numbers, and that few sequences are written without a scatter."""
     processors = LogitsProcessors.create(TARGET, temperature=temperature)
-    inputs = (weights(TARGET, 0), weights(DRAFT, 0)), np.zeros((rows, 3), np.int32), None, None, processors
+    inputs = (weights(TARGET, 0), weights(DRAFT, 0)), np.zeros((rows, 3), np.int32), None, None
     run = partial(_speculate, (TARGET, DRAFT), max_new_tokens=9, num_drafted=4)
-    program = str(jax.make_jaxpr(run)(*inputs, np.uint32(0), np.int32(0)))
+    program = str(jax.make_jaxpr(run)(*inputs, np.arange(rows), processors, np.uint32(0), np.int32(0)))
     assert ("random_bits" in program) == (temperature > 0)
     caches = re.findall(rf":f32\[{rows * 2},12,8\] = (\w+)", program.replace("\n", " "))
     assert ("scatter" in caches) == (rows * 5 > 16)
@@ -176,6 +176,8 @@ def test_sequences_are_independent():
     first, second = (speculate(*models, rows, **options) for rows in (prompts, others))
     np.testing.assert_array_equal(first.generation.tokens[:2], second.generation.tokens[:2])
     np.testing.assert_array_equal(first.checked[:2], second.checked[:2])
+    last = speculate(*models, prompts[1:], first_index=1, **options)
+    np.testing.assert_array_equal(first.generation.tokens[1:], last.generation.tokens)
 
 
 class Forward(GPT):
