@@ -23,7 +23,7 @@ def get_config(variant: str = "base") -> base.ConfigDict:
     config.task.update(sequence_length=512, cache_dir="outputs/c4_tokens_t5")  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
     config.schedule.update(learning_rate=1e-3, warmup_steps=10_000)
-    config.optimizer.update(b1=0.0, clip_norm=0.0)  # Adafactor clips the update of each parameter
+    config.optimizer.update(momentum=0.0, clip_norm=0.0)  # Adafactor clips the update of each parameter
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"

@@ -227,7 +227,7 @@ def reference(request):
 
 def steps(model, shapes, **options):
     """Return the update of each parameter in one step of gradient descent, for each layer of a stacked parameter."""
-    optimizer = SGD(b1=0.0, clip_norm=0.0, **options).make(lambda n: 1.0, model)
+    optimizer = SGD(momentum=0.0, clip_norm=0.0, **options).make(lambda n: 1.0, model)
     # Only the first axis is needed: the others are reduced to 1.
     ones = {path: jnp.ones((shape[0], *[1] * (len(shape) - 1))) for path, shape in shapes.items()}
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)

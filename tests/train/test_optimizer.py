@@ -1,6 +1,7 @@
 """Optimizers and schedules match formulas and PyTorch."""
 
 import functools
+import inspect
 import operator
 import re
 
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 import torch
+from optax import contrib
 
 from lineage.configs import cli, schema
 from lineage.configs.registry import check_matches, field_types
@@ -57,7 +59,7 @@ def test_adamw_matches_pytorch():
 
 
 def test_sgd_with_momentum_matches_pytorch():
-    ours = run(make("sgd", lambda n: 0.1, b1=0.8))
+    ours = run(make("sgd", lambda n: 0.1, momentum=0.8))
     leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
     theirs = torch.optim.SGD(jax.tree.leaves(leaves), lr=0.1, momentum=0.8)
     for step in range(5):
@@ -79,7 +81,7 @@ def test_lion_matches_the_paper():
 
 
 def test_adafactor_minimizes_a_quadratic_with_factored_state():
-    optimizer = make("adafactor", lambda n: 0.05, b1=0.0)
+    optimizer = make("adafactor", lambda n: 0.05, momentum=0.0)
     params = {"kernel": jnp.ones((256, 128))}
     state = optimizer.init(params)
     stored = sum(leaf.size for leaf in jax.tree.leaves(state))
@@ -101,7 +103,9 @@ def test_adafactor_factors_the_matrices_of_each_layer():
     params = {f"{layer}/{name}/kernel": value.astype(np.float32) for name, value in params.items()}
     params |= {f"{layer}/query/bias": np.ones((3, 128, 160), np.float32)}  # three vectors that look like matrices
     inputs = {f"{layer}/{name}/kernel": axes for name, axes in HEADS.items()}
-    optimizer = OPTIMIZERS.build("adafactor", b1=0.0, clip_norm=0.0).make(lambda n: 1.0, Layered(), lambda: inputs)
+    optimizer = OPTIMIZERS.build("adafactor", momentum=0.0, clip_norm=0.0).make(
+        lambda n: 1.0, Layered(), lambda: inputs
+    )
     theirs = optax.chain(optax.scale_by_factored_rms(decay_rate=0.8), optax.clip_by_block_rms(1.0))
     shapes = {f"{layer}/out/kernel": (128, 160), f"{layer}/query/kernel": (160, 128), f"{layer}/query/bias": (-1,)}
     parts = [{path: value[i].reshape(shapes[path]) for path, value in params.items()} for i in range(3)]
@@ -121,7 +125,7 @@ def test_adafactor_factors_the_matrices_of_each_layer():
 def test_clipping_bounds_the_global_norm():
     seen = []
     spy = optax.stateless(lambda updates, params: seen.append(optax.tree.norm(updates)) or updates)
-    optimizer = make("sgd", lambda n: 1.0, b1=0.0, clip_norm=0.5)
+    optimizer = make("sgd", lambda n: 1.0, momentum=0.0, clip_norm=0.5)
     run(optax.chain(optimizer, spy), steps=3, scale=100.0)
     np.testing.assert_allclose(seen, 0.5, rtol=1e-5)
     seen.clear()
@@ -136,8 +140,8 @@ def test_frozen_parameters_do_not_change():
 
 
 def test_first_matching_lr_multiplier_applies():
-    plain = run(make("sgd", lambda n: 0.1, b1=0.0))
-    scaled = run(make("sgd", lambda n: 0.1, b1=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
+    plain = run(make("sgd", lambda n: 0.1, momentum=0.0))
+    scaled = run(make("sgd", lambda n: 0.1, momentum=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
     moved = jax.tree.map(lambda a, b, p: (a - p) / (b - p), scaled, plain, PARAMS)
     np.testing.assert_allclose(moved["stack"]["mlp"]["kernel"], 0.25, rtol=1e-4)
     np.testing.assert_allclose(moved["stack"]["mlp"]["bias"], 3.0, rtol=1e-4)
@@ -165,7 +169,7 @@ class Layered(Model):
 
 def moved(**options):
     """Return the relative update of each layer, and of other parameters, in one step of gradient descent."""
-    optimizer = make("sgd", lambda n: 1.0, Layered(), b1=0.0, weight_decay=1.0, no_decay=(), **options)
+    optimizer = make("sgd", lambda n: 1.0, Layered(), momentum=0.0, weight_decay=1.0, no_decay=(), **options)
     updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, LAYERED), optimizer.init(LAYERED), LAYERED)
     return {
         name: [float(part.min()) for part in jax.tree.leaves(value)]
@@ -195,7 +199,7 @@ def test_first_layers_can_be_frozen():
 def test_lars_matches_the_paper():
     """Compare with equation 6 of arXiv 1708.03888, with momentum."""
     params = {"kernel": np.full((2, 3), 2, np.float32), "bias": np.ones(3, np.float32)}
-    optimizer = make("lars", lambda n: 0.5, b1=0.9)
+    optimizer = make("lars", lambda n: 0.5, momentum=0.9)
     state = optimizer.init(params)
     gradient = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
     trust = 0.001 * np.sqrt(6 * 4) / np.sqrt((gradient["kernel"] ** 2).sum())
@@ -208,7 +212,7 @@ def test_lars_matches_the_paper():
 
 def test_lars_matches_optax():
     options = {"weight_decay_mask": matrices, "trust_ratio_mask": matrices, "momentum": 0.8}
-    ours = run(make("lars", lambda n: 3.0, b1=0.8, weight_decay=0.3))
+    ours = run(make("lars", lambda n: 3.0, momentum=0.8, weight_decay=0.3))
     theirs = run(optax.lars(3.0, 0.3, **options))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
 
@@ -326,7 +330,7 @@ def test_paths_are_joined_by_slashes():
     ("registry", "name", "options", "message"),
     [
         (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more and below 1."),
-        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more and below 1."),
+        (OPTIMIZERS, "sgd", {"momentum": -0.1}, "optimizer.momentum is -0.1: it must be 0 or more and below 1."),
         (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more and below 1."),
         (OPTIMIZERS, "lars", {"weight_decay": -1.0}, "optimizer.weight_decay is -1.0: it must be 0 or more."),
         (OPTIMIZERS, "adafactor", {"frozen_layers": -1}, "optimizer.frozen_layers is -1: it must be 0 or more."),
@@ -346,14 +350,34 @@ def test_values_out_of_range_raise(registry, name, options, message):
         registry.build(name, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("adamw", optax.adamw),
+        ("lion", optax.lion),
+        ("lamb", optax.lamb),
+        ("lars", optax.lars),
+        ("ademamix", contrib.ademamix),
+        ("prodigy", contrib.prodigy),
+        ("schedule_free_adamw", contrib.schedule_free_adamw),
+    ],
+)
+def test_decay_rates_are_those_of_optax(name, reference):
+    parameters = inspect.signature(reference).parameters
+    rates = {key: parameters[key].default for key in ("b1", "b2", "b3", "momentum") if key in parameters}
+    rates |= dict(zip(("b1", "b2"), parameters["betas"].default)) if "betas" in parameters else {}
+    assert rates
+    assert {key: getattr(OPTIMIZERS.build(name), key) for key in rates} == rates
+
+
 def test_optimizers_and_schedules_have_no_unused_keys():
     own = {name: set(field_types(cls)) - set(field_types(Optimizer)) for name, cls in OPTIMIZERS.items()}
     assert own == {
         "adamw": {"b1", "b2", "epsilon"},
-        "sgd": {"b1"},
-        "adafactor": {"b1"},
+        "sgd": {"momentum"},
+        "adafactor": {"momentum"},
         "lion": {"b1", "b2"},
-        "lars": {"b1"},
+        "lars": {"momentum"},
         "lamb": {"b1", "b2", "epsilon"},
         "muon": {"b1", "b2", "epsilon", "momentum", "iterations", "rms"},
         "ademamix": {"b1", "b2", "epsilon", "b3", "alpha", "rise_steps"},

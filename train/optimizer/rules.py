@@ -37,10 +37,10 @@ class _Momentum(Optimizer):
     """Optimizer with momentum.
 
     Attributes:
-        b1: momentum; 0 disables it.
+        momentum: decay rate of the momentum; 0 disables it.
     """
 
-    b1: Rate = 0.9
+    momentum: Rate = 0.9
 
 
 @OPTIMIZERS.register("sgd")
@@ -49,7 +49,7 @@ class SGD(_Momentum):
     """Stochastic gradient descent with momentum."""
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        return optax.trace(self.b1) if self.b1 else optax.identity()
+        return optax.trace(self.momentum) if self.momentum else optax.identity()
 
 
 class FactoredState(NamedTuple):
@@ -73,7 +73,7 @@ class Adafactor(_Momentum):
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         factored = _scale_by_factored_moments(setting)
-        return optax.chain(factored, optax.ema(self.b1, debias=False)) if self.b1 else factored
+        return optax.chain(factored, optax.ema(self.momentum, debias=False)) if self.momentum else factored
 
 
 def _scale_by_factored_moments(setting, smallest=128):
@@ -114,7 +114,7 @@ def _scale_by_factored_moments(setting, smallest=128):
 
 @OPTIMIZERS.register("lion")
 @dataclass(frozen=True)
-class Lion(_Momentum):
+class Lion(Optimizer):
     """Lion: updates by the sign of the momentum (arXiv 2302.06675).
 
     Attributes:
@@ -122,7 +122,8 @@ class Lion(_Momentum):
         b2: decay of the momentum.
     """
 
-    b2: Rate = 0.999
+    b1: Rate = 0.9
+    b2: Rate = 0.99
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         return optax.scale_by_lion(self.b1, self.b2)
@@ -165,7 +166,7 @@ class LARS(_LayerWise, _Momentum):
     """
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
-        return optax.chain(*self.decay(), self.trust(setting, setting.matrix, 0.001), optax.trace(self.b1))
+        return optax.chain(*self.decay(), self.trust(setting, setting.matrix, 0.001), optax.trace(self.momentum))
 
 
 @OPTIMIZERS.register("lamb")
