@@ -50,7 +50,7 @@ def main() -> None:
 
 def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], np.ndarray]:
     """Return the mean gradient norm [L] by side and matrix."""
-    cli.override(config, {"model.placement": placement})
+    cli.override(config, {"model.norm_placement": placement})
     experiment = Experiment(config)
     model, batches = experiment.model, experiment.data.train.iterate(0)
 

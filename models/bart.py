@@ -67,7 +67,7 @@ class BART(EncoderDecoder):
         attention = partial(Attention, self.num_heads, dropout=self.attention_dropout, attend=self.attend, **shared)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_size, activation, dropout=self.activation_dropout, **shared)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         self.embed = Embed(self.vocab_size, self.width, scale=self.scale_embedding)
         if self.position == "learned":

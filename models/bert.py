@@ -100,7 +100,7 @@ class BERT(StackModel):
         shared = {"kernel_init": init, "out_init": init}
         attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=self.attend, **shared)
         mlp = partial(Mlp, self.mlp_size, activation, **shared)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
         self.embed = Embed(self.vocab_size, embed_width, table_init=init)
         self.position = Learned(self.first_position + self.max_length, embed_width)

@@ -50,8 +50,8 @@ class DETR(StackModel):
         image_size: side of the training images, in pixels.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
         mlp_dim: width of the hidden layer of the MLPs, F; None: 8 D.
-        placement: "post" normalizes the sum of a sublayer's input and output, "pre" the input of each sublayer and the
-            output of the encoder. The output of the decoder is normalized in both cases.
+        norm_placement: "post" normalizes the sum of a sublayer's input and output, "pre" the input of each sublayer and
+            the output of the encoder. The output of the decoder is normalized in both cases.
         dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
@@ -71,7 +71,7 @@ class DETR(StackModel):
     num_heads: Count = 8
     mlp_dim: Size = None
     activation: Activation = "relu"
-    placement: Literal["post", "pre"] = "post"
+    norm_placement: Literal["post", "pre"] = "post"
     dropout: Rate = 0.1
     attend: Implementation = "auto"
 
@@ -114,12 +114,12 @@ class DETR(StackModel):
         attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], dropout=self.dropout)
         sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
-        block = partial(Block, **sublayers, placement=self.placement, dropout=self.dropout)
+        block = partial(Block, **sublayers, norm_placement=self.norm_placement, dropout=self.dropout)
         self.projection = Linear((self.width,))
         self.queries = Learned(self.num_queries, self.width, stddev=1.0)
         self.encoder_stack = self.new_stack(block, self.depth)
         self.decoder_stack = self.new_stack(partial(block, cross_attention=attention), self.decoder_layers, every=True)
-        if self.placement == "pre":
+        if self.norm_placement == "pre":
             self.encoder_norm = norm()
         self.decoder_norm = norm()
         self.classifier = nn.Dense(self.num_classes + 1)
@@ -164,7 +164,7 @@ class DETR(StackModel):
         x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
         self.sow("intermediates", "encoder_embedding", x)
         x, _ = self.encoder_stack(x, mask=Mask(keys=mask), embedded=positions)
-        return self.encoder_norm(x) if self.placement == "pre" else x, mask, positions
+        return self.encoder_norm(x) if self.norm_placement == "pre" else x, mask, positions
 
 
 def sine(mask: Bool[Array, "B rows columns"], width: int) -> Float[Array, "B rows columns D"]:

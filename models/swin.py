@@ -105,7 +105,7 @@ class Swin(ImageModel, StackModel):
                 attention=partial(WindowAttention, attention),
                 mlp=partial(Mlp, int(self.mlp_ratio * self.width * 2**i), ACTIVATIONS[self.activation], **parts),
                 norm=norm,
-                placement="branch" if second else "pre",
+                norm_placement="branch" if second else "pre",
                 dropout=self.dropout,
             )
             skip = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}

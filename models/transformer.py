@@ -39,7 +39,8 @@ class Transformer(EncoderDecoder):
     """An encoder-decoder: logits of the next token from the input and the output so far.
 
     Attributes:
-        placement: norm after each residual addition ("post"), or before each sublayer and after each stack ("pre").
+        norm_placement: norm after each residual addition ("post"), or before each sublayer and after each stack
+            ("pre").
         norm: kind of the norms: "layer", "rms", "batch" or "power"; the statistics of the last two are over tokens,
             including the padding of the output.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
@@ -60,7 +61,7 @@ class Transformer(EncoderDecoder):
     num_heads: Count = 8
     mlp_dim: Size = None
     activation: Activation = "relu"
-    placement: Literal["post", "pre"] = "post"
+    norm_placement: Literal["post", "pre"] = "post"
     norm: Literal[*NORMS] = "layer"
     norm_warmup: Natural = 4000
     epsilon: Epsilon = 1e-6
@@ -80,7 +81,9 @@ class Transformer(EncoderDecoder):
         relative = partial(RelativeKeys, self.max_distance) if self.position == "relative" else None
         attention = partial(cross, rotary=rotary if self.position == "rotary" else None, relative=relative)
         mlp = partial(Mlp, mlp_dim=self.mlp_size, activation=ACTIVATIONS[self.activation])
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
+        block = partial(
+            Block, attention=attention, mlp=mlp, norm=norm, norm_placement=self.norm_placement, dropout=self.dropout
+        )
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=cross)
         self.embed = Embed(self.vocab_size, self.width, scale=True, table_init=nn.initializers.normal(self.width**-0.5))
         if self.position == "learned":
@@ -89,16 +92,16 @@ class Transformer(EncoderDecoder):
         self.embed_dropout = Dropout(self.dropout)
         self.encoder_stack = self.new_stack(block, self.depth)
         self.decoder_stack = self.new_stack(decoder_block, self.depth)
-        if self.placement == "pre":
+        if self.norm_placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
     def encoded(self, tokens: Inputs, mask: InputsMask) -> Float[Array, "B S D"]:
         x = super().encoded(tokens, mask)
-        return normalize(self.encoder_norm, x, mask) if self.placement == "pre" else x
+        return normalize(self.encoder_norm, x, mask) if self.norm_placement == "pre" else x
 
     def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
-        return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
+        return self.embed.logits(self.decoder_norm(x) if self.norm_placement == "pre" else x), cache
 
     def with_positions(self, side, x, positions):
         if self.position in ("sinusoidal", "learned"):

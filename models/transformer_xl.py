@@ -168,7 +168,7 @@ class TransformerXL(DecoderOnly):
         attention = partial(RecurrentAttention, **sizes, **distances, dropout=self.attention_dropout, kernel_init=init)
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_placement="post", dropout=self.dropout)
         if self.cutoffs:
             self.embed = AdaptiveEmbed(self.vocab_size, self.width, self.cutoffs, self.divisor)
         else:

@@ -12,7 +12,7 @@ from lineage.configs import base
 def get_config() -> base.ConfigDict:
     config = base.get_config("detr", "object_detection", "shapes")
     config.model.update(depth=2, decoder_depth=3, width=128, num_heads=4, mlp_dim=256, num_queries=12)
-    config.model.update(placement="pre", dropout=0.0)
+    config.model.update(norm_placement="pre", dropout=0.0)
     config.model.backbone.update(depths=(1, 1), widths=(64, 128), stem_width=32, bottleneck=False)
     config.model.backbone.update(norm="group", groups=8)
     config.task.update(max_boxes=6, augment="flip")

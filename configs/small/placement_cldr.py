@@ -24,4 +24,4 @@ def get_config() -> base.ConfigDict:
 
 
 def sweep():
-    return product(axis("schedule.warmup_percent", (0.0, 25.0)), axis("model.placement", ("post", "pre")))
+    return product(axis("schedule.warmup_percent", (0.0, 25.0)), axis("model.norm_placement", ("post", "pre")))

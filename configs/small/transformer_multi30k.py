@@ -14,7 +14,7 @@ from lineage.configs import base
 def get_config(folder: str = "data/multi30k") -> base.ConfigDict:
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer", "sequence_to_sequence", f"pairs:{pair.format('train')}", tokenizer="bpe")
-    config.model.update(variant="tiny", depth=3, width=256, mlp_dim=512, placement="pre", dropout=0.2, unroll=3)
+    config.model.update(variant="tiny", depth=3, width=256, mlp_dim=512, norm_placement="pre", dropout=0.2, unroll=3)
     config.source.update(validation_path=pair.format("val"), test_path=pair.format("test_2016_flickr"))
     config.tokenizer.vocab_size = 4000
     config.task.update(sequence_length=64, label_smoothing=0.1)

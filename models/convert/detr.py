@@ -49,8 +49,8 @@ class DETR(Family):
 
     def config(self, model):
         backbone, family = model.backbone, FAMILIES["resnet"]
-        if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.placement != "post":
-            raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
+        if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.norm_placement != "post":
+            raise ValueError("`transformers` has DETR only with a ResNet with batch norm and norm_placement 'post'.")
         fields = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
         fields |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
         return {"backbone_config": family.config(backbone) | fields, **labels(model)}

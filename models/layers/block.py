@@ -34,7 +34,7 @@ class Block(nn.Module):
     Attributes:
         attention, mlp, norm: constructors of the sublayers and their norms, such as `partial(Attention, num_heads=12)`.
         cross_attention: constructor of the attention to `context`; None disables it.
-        placement: "pre" normalizes the input of a sublayer (arXiv 2002.04745), "post" the sum of input and output
+        norm_placement: "pre" normalizes the input of a sublayer (arXiv 2002.04745), "post" the sum of input and output
             (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883), "none" nothing.
         dropout: rate on the output of each sublayer.
         layer_scale: initial value of a learned vector that multiplies the output of each sublayer (arXiv 2103.17239,
@@ -45,7 +45,7 @@ class Block(nn.Module):
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     cross_attention: Callable[..., nn.Module] | None = None
-    placement: Literal["pre", "post", "branch", "none"] = "pre"
+    norm_placement: Literal["pre", "post", "branch", "none"] = "pre"
     dropout: float = 0.0
     layer_scale: float = 0.0
 
@@ -97,19 +97,19 @@ class Block(nn.Module):
 
         `real` is the mask of real tokens, for norms with statistics over tokens.
         """
-        norm = None if self.placement == "none" else self.norm(name=f"{name}_norm")
-        branch, other = function(normalize(norm, x, real) if self.placement == "pre" else x)
+        norm = None if self.norm_placement == "none" else self.norm(name=f"{name}_norm")
+        branch, other = function(normalize(norm, x, real) if self.norm_placement == "pre" else x)
         if self.layer_scale:
             init = nn.initializers.constant(self.layer_scale)
             branch = branch * self.param(f"{name}_scale", init, x.shape[-1:]).astype(branch.dtype)
         branch = Dropout(self.dropout)(branch)
-        if self.placement == "branch":
+        if self.norm_placement == "branch":
             branch = normalize(norm, branch, real)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
         x = nn.with_logical_constraint(summed_once(x) + branch, AXES)
-        return normalize(norm, x, real) if self.placement == "post" else x, other
+        return normalize(norm, x, real) if self.norm_placement == "post" else x, other
 
 
 class Stack(nn.Module):

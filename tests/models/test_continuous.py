@@ -21,7 +21,7 @@ HEADS = SIZES | {"max_length": 40, "num_heads": 2}
 MODELS = {
     "gpt": GPT(**HEADS),
     "window": Llama(**HEADS, num_kv_heads=1, mlp_dim=32, window=5),
-    "transformer": Transformer(**HEADS, norm="rms", placement="pre"),
+    "transformer": Transformer(**HEADS, norm="rms", norm_placement="pre"),
     "recurrent": Seq2Seq(**SIZES),
 }
 OPTIONS = {"greedy": {"temperature": 0.0}, "sampling": {"top_p": 0.95}}

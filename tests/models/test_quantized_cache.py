@@ -23,7 +23,7 @@ SIZES = {"vocab_size": VOCAB, "max_length": 32, "depth": 2, "width": 16, "num_he
 MODELS = {
     "grouped": Llama(**SIZES, num_kv_heads=2, mlp_dim=32),
     "window": Llama(**SIZES, num_kv_heads=1, mlp_dim=32, window=5),
-    "encoder-decoder": Transformer(**SIZES, norm="rms", placement="pre"),
+    "encoder-decoder": Transformer(**SIZES, norm="rms", norm_placement="pre"),
     "gpt": GPT(**SIZES),
     "transformer_xl": TransformerXL(**SIZES, memory_length=8),
 }

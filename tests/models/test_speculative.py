@@ -89,7 +89,7 @@ def test_processors_match_the_target():
 
 @pytest.mark.thorough
 def test_encoder_decoder_matches_the_target():
-    model = Transformer(vocab_size=17, max_length=20, depth=2, width=16, num_heads=2, norm="rms", placement="pre")
+    model = Transformer(vocab_size=17, max_length=20, depth=2, width=16, num_heads=2, norm="rms", norm_placement="pre")
     draft = model.clone(depth=1)
     inputs = np.random.default_rng(0).integers(0, 17, (2, 7)).astype(np.int32), np.arange(7) < np.array([[7], [4]])
     target, drafts = (weights(part, seed, inputs[0], inputs[0]) for seed, part in enumerate((model, draft)))

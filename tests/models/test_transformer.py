@@ -23,7 +23,7 @@ MASK = jnp.arange(7) < jnp.array([[7], [4]])
     slow=lambda position, placement: (position in ("sinusoidal", "relative")) == (placement == "pre"),
 )
 def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, variables):
-    model = TINY.clone(position=position, placement=placement, norm="rms" if placement == "pre" else "layer")
+    model = TINY.clone(position=position, norm_placement=placement, norm="rms" if placement == "pre" else "layer")
     params = variables(model, INPUTS, TOKENS)
     apply = jax.jit(model.apply, static_argnames="method")
     expected = apply(params, INPUTS, TOKENS, inputs_mask=MASK)

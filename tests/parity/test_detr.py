@@ -169,8 +169,8 @@ def test_export_round_trip(round_trip, tmp_path):
     assert_close(logits[-1], expected.logits)
     assert_close(boxes[-1], expected.pred_boxes)
 
-    other = model.clone(placement="pre")
-    with pytest.raises(ValueError, match="and placement 'post'"):
+    other = model.clone(norm_placement="pre")
+    with pytest.raises(ValueError, match="and norm_placement 'post'"):
         convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
     config = tmp_path / "exported" / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
@@ -181,7 +181,7 @@ def test_export_round_trip(round_trip, tmp_path):
 @pytest.mark.thorough
 def test_pre_norm_encoder_has_a_final_norm():
     backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
-    model = detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES)
+    model = detr.DETR(backbone=backbone, num_classes=4, norm_placement="pre", **SIZES)
     image = np.ones((1, 20, 20, 3), np.float32)
     image[:, :9] = 0
     variables = jax.jit(model.init)(jax.random.key(0), image)

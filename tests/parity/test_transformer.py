@@ -56,7 +56,7 @@ def test_logits_and_hidden_states_match(placement, activation, randomize):
     embedding = torch.nn.Embedding(VOCAB, WIDTH)
 
     sizes = {"vocab_size": VOCAB, "max_length": 9, "depth": DEPTH, "width": WIDTH, "num_heads": HEADS}
-    model = Transformer(**sizes, mlp_dim=HIDDEN, activation=activation, placement=placement, epsilon=1e-4)
+    model = Transformer(**sizes, mlp_dim=HIDDEN, activation=activation, norm_placement=placement, epsilon=1e-4)
     params = {"embed": {"table": embedding.weight.detach().numpy()}}
     for side in ("encoder", "decoder"):
         params[f"{side}_stack"] = stack(getattr(reference, side).layers, side == "decoder")

@@ -33,7 +33,7 @@ def trained(files, tiny, tmp_path_factory):
         "task.sequence_length": 9,
         "loader.batch_size": 8,
         "model.dropout": 0.0,
-        "model.placement": "pre",
+        "model.norm_placement": "pre",
         "model.width": 32,
         "sampling.num_samples": 1,
         "sampling.prompt": "1005",

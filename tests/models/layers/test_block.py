@@ -33,7 +33,7 @@ class AddOne(nn.Module):
         return (jnp.ones_like(x), None) if self.attention else jnp.ones_like(x)
 
 
-COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=LayerNorm, placement="none")
+COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=LayerNorm, norm_placement="none")
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "branch", "none"])
@@ -41,7 +41,7 @@ COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=Layer
 def test_norm_placement_matches_the_formula(placement, cross, variables, normal):
     x, context = normal(2, 4, 8), normal(2, 3, 6)
     attend = partial(Attention, num_heads=2)
-    block = BLOCK(placement=placement, cross_attention=attend if cross else None)
+    block = BLOCK(norm_placement=placement, cross_attention=attend if cross else None)
     params = variables(block, x, context=context)["params"]
     out, _ = block.apply({"params": params}, x, context=context)
 
