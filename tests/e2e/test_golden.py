@@ -72,15 +72,17 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
     }
 
 
-def close(key: str, value: float) -> object:
-    """Return the recorded value of a metric with its tolerance.
+def close(name: str, key: str, value: float) -> object:
+    """Return the recorded value of a metric of an experiment with its tolerance.
 
-    With instruction sets from SSE 4.2 to AVX2, losses and gradient norms differ by less than 1e-6 of their value.
+    Between processors, losses and gradient norms differ by less than 1e-6 of their value, except in ResNet, whose batch
+    norms over 8 examples amplify differences: on a Xeon with AVX-512, to 2e-5 in the second step and 5e-4 in the third.
     Metrics of decisions may change more, where two classes are nearly equally probable.
     """
     continuous = "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per"
-    if any(name in key for name in continuous):
-        return pytest.approx(value, rel=1e-5, abs=1e-7)
+    if any(part in key for part in continuous):
+        growth = 10 ** (int(key.split()[0]) - 1) if name == "resnet_digits" else 1
+        return pytest.approx(value, rel=1e-5 * growth, abs=1e-7)
     return pytest.approx(value, rel=0.1, abs=1e-3)
 
 
@@ -100,7 +102,7 @@ def test_experiments_match_golden_values(name, data, no_report, tmp_path):
     recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert found.keys() == recorded.keys()
     for key, value in recorded.items():
-        assert found[key] == close(key, value), key
+        assert found[key] == close(name, key, value), key
 
 
 if __name__ == "__main__":
