@@ -14,7 +14,7 @@ from lineage.data import Tokenizer
 from lineage.data.content import padded
 from lineage.metrics.classification import auroc
 from lineage.metrics.diversity import sentence_burstiness
-from lineage.metrics.likelihood import cross_entropy
+from lineage.metrics.likelihood import bits, cross_entropy, perplexity
 from lineage.models import Model
 
 LENGTH = 2048  # window length in tokens for models without a maximum length
@@ -163,7 +163,7 @@ def last_word_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, fl
     pairs = [(first, f" {last}") for first, _, last in (text.rpartition(" ") for text in texts)]
     found = model.of_continuations(pairs)
     nats = -np.mean([each.log for each in found])
-    return {"accuracy": float(np.mean([each.is_greedy for each in found])), "perplexity": float(np.exp(nats))}
+    return {"accuracy": float(np.mean([each.is_greedy for each in found])), "perplexity": perplexity(nats)}
 
 
 def perplexity_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, float]:
@@ -173,7 +173,7 @@ def perplexity_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, f
     if not tokens:
         raise ValueError("The texts have no token to predict.")
     size = sum(len(text.encode()) for text in texts)
-    return {"perplexity": math.exp(nats / tokens), "bits_per_byte": nats / math.log(2) / size, "tokens": tokens}
+    return {"perplexity": perplexity(nats / tokens), "bits_per_byte": bits(nats, size), "tokens": tokens}
 
 
 def detection_scores(

@@ -37,10 +37,17 @@ def write_scores(
     if path.exists() and any(path.samefile(place(file)) for file in result["files"]):
         raise ValueError(f"--output is {output}, which is one of the files to score: choose another one.")
     write_output(path, json.dumps(result, indent=2, ensure_ascii=False))
-    scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}
+    scores = {key: _shown(value) for key, value in result["scores"].items()}
     widths = [max(map(len, column)) for column in (scores, scores.values())]
     rows = [f"{key:{widths[0]}}  {value:>{widths[1]}}" for key, value in scores.items()]
     return "\n".join([*rows, result["signature"], f"scores: {path}"])
+
+
+def _shown(value):
+    """Return a score with four decimals, or three significant digits if it is below 0.001."""
+    if value is None:
+        return "nan"
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
 
 
 def score_files(
@@ -79,7 +86,7 @@ def score_files(
     return {
         "metric": name,
         "signature": scores.pop("signature", signature),
-        "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
+        "scores": {key: float(value) if math.isfinite(value) else None for key, value in scores.items()},
         "options": settings,
         "files": {path: hashlib.sha256(_content(Path(place(path)))).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},

@@ -30,6 +30,6 @@ def perplexity(nats: float) -> float:
     return math.inf if nats > 709 else math.exp(nats)
 
 
-def bits(nats: float, per: float) -> float:
+def bits(nats: float, per: int | float) -> float:
     """Convert nats per token to bits per unit (byte, character), where a token has `per` units on average."""
     return nats / math.log(2) / per

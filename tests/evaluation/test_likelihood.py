@@ -19,7 +19,13 @@ from lineage.data.tokenizers.kinds import BPE
 from lineage.evaluation import harness as harnesses
 from lineage.evaluation import score
 from lineage.evaluation.harness import Harness
-from lineage.evaluation.likelihood import LanguageModel, detection_scores, last_word_scores
+from lineage.evaluation.likelihood import (
+    LanguageModel,
+    Likelihood,
+    detection_scores,
+    last_word_scores,
+    perplexity_scores,
+)
 from lineage.models import build, convert
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
@@ -59,6 +65,21 @@ def ours(folder):
 @pytest.fixture(scope="module")
 def theirs(folder):
     return HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1)
+
+
+def test_perplexity_of_impossible_texts_is_infinite():
+    class Certain(LanguageModel):
+        def __init__(self):
+            pass
+
+        def of_texts(self, texts):
+            return [Likelihood(-1000.0, False, 1) for _ in texts]
+
+        def of_continuations(self, pairs):
+            return self.of_texts(pairs)
+
+    assert perplexity_scores(Certain(), ["a"])["perplexity"] == math.inf
+    assert last_word_scores(Certain(), ["a b"])["perplexity"] == math.inf
 
 
 def test_perplexity_matches_transformers(folder, ours, tmp_path):

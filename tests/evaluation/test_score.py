@@ -27,6 +27,10 @@ FOUND = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "score": 0.5}
 IMAGES = {"images": [{"id": 7}, {"id": 3}], "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}]}
 
 
+def shown(value):
+    return "nan" if value is None else f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
+
+
 @pytest.fixture
 def scored(tmp_path, capsys):
     """Return a function that scores files and returns (scores, other fields), checking that output and file agree."""
@@ -48,7 +52,7 @@ def scored(tmp_path, capsys):
         lines = printed.out.splitlines()
         assert lines[-2:] == [result["signature"], f"scores: {out}.{metric}.json"]
         table = dict(line.rsplit(maxsplit=1) for line in lines[:-2])
-        assert table == {k: "nan" if v is None else f"{v:.4f}" for k, v in result["scores"].items()}
+        assert table == {key: shown(value) for key, value in result["scores"].items()}
         return result.pop("scores"), result
 
     return scored
@@ -290,6 +294,12 @@ def test_output_folder_is_created(tmp_path):
     output = tmp_path / "new" / "folder" / "scores.json"
     assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0
     assert json.loads(output.read_text())["metric"] == "distinct"
+
+
+def test_small_scores_are_not_rounded_to_zero(scored):
+    scores, _ = scored("accuracy", ["a", *["b"] * 19_999], ["a"] * 20_000)
+    assert scores["accuracy"] == 5e-5
+    assert shown(5e-5) == "5e-05"
 
 
 def test_references_in_tables_and_folders(tmp_path):
