@@ -64,6 +64,8 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
     config.loader.update(batch_size=8, evaluation_batch_size=16)
     config.update(total_steps=3, log_every_steps=1, evaluate_every_steps=3, save_every_steps=3)
     config.sampling.num_samples = 0
+    if name == "resnet_digits":  # larger steps through batch norms over 8 examples amplify rounding 5,000 times
+        config.schedule.learning_rate = 1e-3
     train(config, workdir, devices=jax.devices()[:1])
     rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     values = {f"{row['step']} {key}": value for row in rows for key, value in row.items()}
@@ -72,17 +74,15 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
     }
 
 
-def close(name: str, key: str, value: float) -> object:
-    """Return the recorded value of a metric of an experiment with its tolerance.
+def close(key: str, value: float) -> object:
+    """Return the recorded value of a metric with its tolerance.
 
-    Between processors, losses and gradient norms differ by less than 1e-6 of their value, except in ResNet, whose batch
-    norms over 8 examples amplify differences: on a Xeon with AVX-512, to 2e-5 in the second step and 5e-4 in the third.
+    With instruction sets from SSE 4.2 to AVX2, losses and gradient norms differ by less than 1e-6 of their value.
     Metrics of decisions may change more, where two classes are nearly equally probable.
     """
     continuous = "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per"
-    if any(part in key for part in continuous):
-        growth = 10 ** (int(key.split()[0]) - 1) if name == "resnet_digits" else 1
-        return pytest.approx(value, rel=1e-5 * growth, abs=1e-7)
+    if any(name in key for name in continuous):
+        return pytest.approx(value, rel=1e-5, abs=1e-7)
     return pytest.approx(value, rel=0.1, abs=1e-3)
 
 
@@ -102,7 +102,7 @@ def test_experiments_match_golden_values(name, data, no_report, tmp_path):
     recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert found.keys() == recorded.keys()
     for key, value in recorded.items():
-        assert found[key] == close(name, key, value), key
+        assert found[key] == close(key, value), key
 
 
 if __name__ == "__main__":
