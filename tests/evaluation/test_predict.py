@@ -68,7 +68,6 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
         assert printed(folder, inputs, *options) == found, number
 
 
-@pytest.mark.thorough
 def test_values_of_texts(trained, predict, score, call, tmp_path):
     """Check the scores of values, of which some are means over the windows of a long text."""
     table = tmp_path / "numbers.tsv"

@@ -115,7 +115,6 @@ def test_reward_is_maximized(policies):
     assert aux["accuracy"].compute() == 1
 
 
-@pytest.mark.thorough
 def test_kl_penalty_refers_to_the_base(policies):
     """Check that the penalty is zero if all factors are 1, and positive otherwise."""
     state, step = step_of(0.5, policies[0])
