@@ -1,6 +1,6 @@
 """Operations that XLA (jaxlib 0.10.2) compiles to slow programs on some platforms, in a form that is fast there.
 
-All return what their plain definitions return; everything that is said about a platform was measured there.
+All return what their plain definitions return.
 """
 
 from functools import partial, reduce
@@ -25,7 +25,7 @@ def recomputed(arrays: Any) -> Any:
 
 
 def computed_once(arrays: Any) -> Any:
-    """Return arrays, which XLA's CPU backend computes or copies once; it duplicates cheap operations and slices."""
+    """Return arrays that XLA's CPU backend computes once, instead of duplicating cheap operations and slices."""
     return jax.lax.platform_dependent(arrays, cpu=jax.lax.optimization_barrier, default=lambda arrays: arrays)
 
 
