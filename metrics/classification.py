@@ -10,8 +10,11 @@ from numpy.typing import ArrayLike
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
     """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan."""
-    logits = logits.astype(jnp.float32)  # as in `cross_entropy`, which finds the same maximum
-    return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits.max(axis=-1))
+    logits, size = logits.astype(jnp.float32), logits.shape[-1]  # as in `cross_entropy`, which finds the same maximum
+    highest = logits.max(axis=-1, keepdims=True)
+    # Unlike argmax, compiled to one pass together with the sum of exponentials in `cross_entropy`.
+    first = jnp.where(logits == highest, jnp.arange(size), size).min(axis=-1)
+    return (first == labels) & (first < size)
 
 
 def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int) -> Bool[Array, "*N"]:

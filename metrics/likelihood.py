@@ -15,7 +15,9 @@ def cross_entropy(
     `label_smoothing` is the probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
     """
     logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    logits = logits - jnp.where(jnp.isfinite(highest), highest, 0)
+    normalizer = jnp.log(jnp.exp(logits).sum(axis=-1))
     # Selected and not gathered: the gradient of a gather is a scatter into another array of the size of the logits.
     place = jnp.arange(logits.shape[-1]) == labels[..., None]
     chosen = jax.lax.select(place, logits, jnp.zeros_like(logits)).sum(axis=-1)

@@ -3,7 +3,7 @@
 All return what their plain definitions return.
 """
 
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -27,6 +27,21 @@ def recomputed(arrays: Any) -> Any:
 def computed_once(arrays: Any) -> Any:
     """Return arrays that XLA's CPU backend computes once, instead of duplicating cheap operations and slices."""
     return jax.lax.platform_dependent(arrays, cpu=jax.lax.optimization_barrier, default=lambda arrays: arrays)
+
+
+@jax.custom_jvp
+def gradient_stored(x: Array) -> Array:
+    """Return x, whose gradient XLA's GPU backend writes to memory before it sums it over tokens.
+
+    A sum that is fused with the computation of its terms, as the gradient of a bias, takes longer.
+    """
+    return x
+
+
+@gradient_stored.defjvp
+def _(primals, tangents):
+    barrier = jax.lax.optimization_barrier
+    return primals[0], jax.lax.platform_dependent(tangents[0], cuda=barrier, default=lambda t: t)
 
 
 @jax.custom_jvp
@@ -56,16 +71,27 @@ def row_major(x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
     return jax.lax.platform_dependent(x, cuda=constrained, default=lambda x: x)
 
 
-def matmul(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"]) -> Float[Array, "*B R F"]:
-    """Return x @ y; on TPUs, x is padded to at least 8 rows, because the vector unit would multiply fewer slowly."""
-    if not _fewer(x.shape[-2], FEW_ROWS):
-        return x @ y
+def matmul(
+    x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C D"], *bias: Float[Array | np.ndarray, "D"]
+) -> Float[Array, "*B R D"]:
+    """Return x @ y, or x @ y + bias.
 
-    def padded(x, y):
-        rows = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEW_ROWS - x.shape[-2]), (0, 0)])
-        return (jax.lax.optimization_barrier(rows) @ y)[..., : x.shape[-2], :]
+    On TPUs, x is padded to at least 8 rows, because fewer would be multiplied by the vector unit, slowly. So is, on
+    GPUs, a single row that is multiplied by a matrix: XLA would write all products of their elements to memory.
+    """
+    rows = x.shape[-2]
 
-    return jax.lax.platform_dependent(x, y, tpu=padded, default=jnp.matmul)
+    def plain(x, y, *bias):
+        return sum(bias, x @ y)
+
+    def padded(x, y, *bias):
+        wide = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEW_ROWS - rows), (0, 0)])
+        return plain(jax.lax.optimization_barrier(wide), y, *bias)[..., :rows, :]
+
+    few = [*["tpu"] * _fewer(rows, FEW_ROWS), *["cuda"] * (_fewer(rows, 2) and y.ndim == 2)]
+    if not few:
+        return plain(x, y, *bias)
+    return jax.lax.platform_dependent(x, y, *bias, **dict.fromkeys(few, padded), default=plain)
 
 
 def matmul_in_8_bits(x: Float[Array, "N R C"], y: Int[Array, "N C F"]) -> Float[Array, "N R F"]:
@@ -137,17 +163,41 @@ def convolve(
 def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:
     """Return the maximum of each 3x3 window, with a stride of 2; its gradient goes to the first of equal values.
 
-    On CPUs it is the maximum of nine slices, because XLA's gradient of a maximum over windows is slow.
+    On CPUs and GPUs it is the maximum of nine slices, because XLA's gradient of a maximum over windows is slow.
     """
-
-    def of_slices(x):
-        sizes = [(size - 3) // 2 * 2 + 1 for size in x.shape[1:3]]
-        rows, columns = ([slice(start, start + size, 2) for start in range(3)] for size in sizes)
-        slices = [x[:, row, column] for row in rows for column in columns]
-        return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), slices)
-
+    slices = partial(_max_of_slices, x.shape)
     pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
-    return jax.lax.platform_dependent(x, cpu=of_slices, default=pool)
+    return jax.lax.platform_dependent(x, cpu=slices, cuda=slices, default=pool)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _max_of_slices(shape, x):
+    return _max_forward(shape, x)[0]
+
+
+def _max_forward(shape, x):
+    highest = index = None
+    for number, (row, column) in enumerate(np.ndindex(3, 3)):
+        new = x[:, row : shape[1] - 2 + row : 2, column : shape[2] - 2 + column : 2]
+        if highest is None:
+            highest, index = new, jnp.zeros(new.shape, jnp.uint8)
+        else:
+            higher = (new > highest) | jnp.isnan(new)
+            highest, index = jnp.where(higher, new, highest), jnp.where(higher, number, index)
+    return highest, index
+
+
+def _max_backward(shape, index, gradient):
+    zero, total = jnp.zeros((), gradient.dtype), 0
+    for number, offsets in enumerate(np.ndindex(3, 3)):
+        part = jnp.where(index == number, gradient, zero)
+        sizes = zip(offsets, shape[1:], part.shape[1:])
+        pads = [(first, size - first - 2 * count + 1, 1) for first, size, count in sizes]
+        total += jax.lax.pad(part, zero, [(0, 0, 0), *pads, (0, 0, 0)])
+    return (total,)
+
+
+_max_of_slices.defvjp(_max_forward, _max_backward)
 
 
 def _fewer(count: Any, limit: int) -> bool:

@@ -7,16 +7,18 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.models.kernels.compiler import matmul
+from lineage.models.kernels.compiler import gradient_stored, matmul
 from lineage.models.layers.placement import gathered
 from lineage.models.layers.quantized import Quantized
 
 
-def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | Quantized) -> Float[Array, "*B R F"]:
-    """Return x @ y."""
+def product(
+    x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C D"] | Quantized, *bias: Float[Array | np.ndarray, "D"]
+) -> Float[Array, "*B R D"]:
+    """Return x @ y, or x @ y + bias."""
     if isinstance(y, Quantized):
-        return matmul(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype)
-    return matmul(x, y)
+        return sum(bias, matmul(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype))
+    return matmul(x, y, *bias)
 
 
 class Linear(nn.Module):
@@ -46,7 +48,9 @@ class Linear(nn.Module):
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
         kernel = gathered(self, "kernel", kernel).reshape(matrix)
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
-        out = product(x.reshape(*joined, matrix[0]), kernel)
-        if self.use_bias:  # before reshaping, so that XLA's GPU backend adds it within the product
-            out = out + self.param("bias", self.bias_init, self.features).reshape(-1)
-        return out.reshape(*rows, *self.features)
+        if not self.use_bias:
+            return product(x.reshape(*joined, matrix[0]), kernel).reshape(*rows, *self.features)
+        bias = self.param("bias", self.bias_init, self.features).reshape(-1)
+        # Added before reshaping, so that XLA's GPU backend adds it within the product.
+        out = product(x.reshape(*joined, matrix[0]), kernel, bias)
+        return gradient_stored(out).reshape(*rows, *self.features)

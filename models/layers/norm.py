@@ -99,11 +99,12 @@ class TokenNorm(nn.Module):
             new = self.momentum * running.value + (1 - self.momentum) * value
             running.value = jnp.where(weights.any(), new, running.value)
 
-    def affine(self, x, dtype):
+    def affine(self, x):
+        """Return scale and bias; None without them."""
         if not self.use_affine:
-            return x.astype(dtype)
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        return (x * scale + self.param("bias", nn.initializers.zeros, x.shape[-1:])).astype(dtype)
+            return None, None
+        initializers = {"scale": nn.initializers.ones, "bias": nn.initializers.zeros}
+        return tuple(self.param(name, initializer, x.shape[-1:]) for name, initializer in initializers.items())
 
 
 def normalize(norm: nn.Module, x: Float[Array, "B T D"], mask: Bool[Array, "#B T"] | None) -> Float[Array, "B T D"]:
@@ -121,18 +122,47 @@ def _mean(x, weights):
     return (x * weights).sum(axis=tuple(range(x.ndim - 1)))
 
 
-@jax.custom_jvp
-def _moments(x, weights):
-    """Return mean and variance; with the default derivative, XLA would read x once more for a term that is 0."""
-    center = _mean(x, weights)
-    return center, _mean(jnp.square(x - center), weights)
+def _moments(x, weights, origin):
+    """Return mean and variance, from the deviations from a point near the mean: both are found in one pass."""
+    deviations = x - origin
+    first, second = _mean(deviations, weights), _mean(jnp.square(deviations), weights)
+    return origin + first, jnp.maximum(second - jnp.square(first), 0)
 
 
-@_moments.defjvp
-def _(primals, tangents):
-    (x, weights), (t, _) = primals, tangents
-    center, variance = _moments(x, weights)
-    return (center, variance), (_mean(t, weights), 2 * _mean((x - center) * t, weights))
+@partial(jax.custom_jvp, nondiff_argnums=(5,))
+def standardize_tokens(
+    x: Float[Array, "*B D"],
+    scale: Vector | None,
+    bias: Vector | None,
+    weights: Float[Array, "*B 1"],
+    origin: Vector,
+    epsilon: float,
+) -> tuple[Float[Array, "*B D"], Vector, Vector]:
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, with mean and variance of each feature, and both.
+
+    They are those over the vectors with `weights`; `origin` is a point near the mean. The derivative needs one pass for
+    all sums over the vectors.
+    """
+    mean, variance = _moments(x.astype(jnp.float32), weights, origin)
+    out = _standardized(x, mean, jax.lax.rsqrt(variance + epsilon), scale, bias)
+    return out.astype(x.dtype), mean, variance
+
+
+@standardize_tokens.defjvp
+def _(epsilon, primals, tangents):
+    (x, scale, _, weights, _), (t, t_scale, t_bias, *_) = primals, tangents
+    results = standardize_tokens(*primals, epsilon)
+    _, mean, variance = results
+    inverse, t = jax.lax.rsqrt(variance + epsilon), t.astype(jnp.float32)
+    out = _standardized(x, mean, inverse)
+    first, second = _mean(t, weights), _mean(t * out, weights)
+    # In this form, the gradients of mean and variance are the same sums as those of scale and bias.
+    factor = inverse if scale is None else inverse * scale
+    of_out, constant = -factor * second, -factor * first
+    if scale is not None:
+        of_out, constant = of_out + t_scale, constant + t_bias
+    t = factor * t + out * of_out + constant
+    return results, (t.astype(x.dtype), first, 2 * second / inverse)
 
 
 class BatchNorm(TokenNorm):
@@ -145,16 +175,18 @@ class BatchNorm(TokenNorm):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
-        wide, mean = x.astype(jnp.float32), self.variable("statistics", "mean", jnp.zeros, x.shape[-1:])
+        mean = self.variable("statistics", "mean", jnp.zeros, x.shape[-1:])
         variance = self.variable("statistics", "variance", jnp.ones, x.shape[-1:])
-        used = mean.value, variance.value
-        if self.is_mutable_collection("statistics") and not self.frozen:
-            weights = _token_weights(x, mask)
-            used = _moments(wide, weights)
-            self.update(mean, used[0], weights)
-            unbiased = used[1] / jnp.maximum(1 - weights.max(), weights.max())  # n / (n - 1)
-            self.update(variance, unbiased, weights)
-        return self.affine((wide - used[0]) * jax.lax.rsqrt(used[1] + self.epsilon), x.dtype)
+        affine = self.affine(x)
+        if self.frozen or not self.is_mutable_collection("statistics"):
+            inverse = jax.lax.rsqrt(variance.value + self.epsilon)
+            return _standardized(x, mean.value, inverse, *affine).astype(x.dtype)
+        weights = _token_weights(x, mask)
+        out, *used = standardize_tokens(x, *affine, weights, mean.value, self.epsilon)
+        self.update(mean, used[0], weights)
+        unbiased = used[1] / jnp.maximum(1 - weights.max(), weights.max())  # n / (n - 1)
+        self.update(variance, unbiased, weights)
+        return out
 
 
 class PowerNorm(TokenNorm):
@@ -179,7 +211,9 @@ class PowerNorm(TokenNorm):
             self.update(square, batch, weights)
             if not self.is_initializing():
                 steps.value = steps.value + 1
-        return self.affine(power(wide, jax.lax.rsqrt(used + self.epsilon), nu.value, weights, self.momentum), x.dtype)
+        out = power(wide, jax.lax.rsqrt(used + self.epsilon), nu.value, weights, self.momentum)
+        scale, bias = self.affine(x)
+        return (out if scale is None else out * scale + bias).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

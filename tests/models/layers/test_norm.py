@@ -3,7 +3,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.models.layers.norm import OVERWRITE_WITH_GRADIENT, BatchNorm, LayerNorm, PowerNorm, RMSNorm
+from lineage.models.layers.norm import (
+    OVERWRITE_WITH_GRADIENT,
+    BatchNorm,
+    LayerNorm,
+    PowerNorm,
+    RMSNorm,
+    standardize_tokens,
+)
 
 
 def formula(x, epsilon, center, scale, bias=0.0):
@@ -114,6 +121,29 @@ def test_batch_norm_matches_the_reference(variables, normal):
     x = normal(2, 3, 10)
     expected = reference.eval()(torch.tensor(np.asarray(x)).reshape(6, 10)).reshape(2, 3, 10)
     np.testing.assert_allclose(module.apply({"params": params, **state}, x), expected.detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("use_affine", [True, False])
+def test_derivative_of_batch_norm_is_that_of_the_definition(use_affine, normal):
+    """Check all results and their gradients, with padding and a mean that is large compared with the deviation."""
+    x, origin, epsilon = normal(2, 6, 5) + 100, normal(5) + 100, 1e-3
+    affine = (normal(5), normal(5)) if use_affine else (None, None)
+    weights = jnp.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])[..., None] / 10
+
+    def definition(x, scale, bias):
+        mean = (x * weights).sum((0, 1))
+        variance = (jnp.square(x - mean) * weights).sum((0, 1))
+        out = (x - mean) / jnp.sqrt(variance + epsilon)
+        return out if scale is None else out * scale + bias, mean, variance
+
+    def tested(x, scale, bias):
+        return standardize_tokens(x, scale, bias, weights, origin, epsilon)
+
+    (found, backward), (expected, of_definition) = (jax.vjp(f, x, *affine) for f in (tested, definition))
+    cotangents = normal(2, 6, 5), normal(5), normal(5)
+    pairs = zip(jax.tree.leaves((found, backward(cotangents))), jax.tree.leaves((expected, of_definition(cotangents))))
+    for mine, theirs in pairs:
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def algorithm_2(x, scale, bias, square, nu, gradient, epsilon, alpha, batch_square=None):
