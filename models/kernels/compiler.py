@@ -3,6 +3,7 @@
 All return what their plain definitions return.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -84,14 +85,20 @@ def matmul(
     def plain(x, y, *bias):
         return sum(bias, x @ y)
 
-    def padded(x, y, *bias):
+    def widened(x):
         wide = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEW_ROWS - rows), (0, 0)])
-        return plain(jax.lax.optimization_barrier(wide), y, *bias)[..., :rows, :]
+        return jax.lax.optimization_barrier(wide)
 
-    few = [*["tpu"] * _fewer(rows, FEW_ROWS), *["cuda"] * (_fewer(rows, 2) and y.ndim == 2)]
-    if not few:
-        return plain(x, y, *bias)
-    return jax.lax.platform_dependent(x, y, *bias, **dict.fromkeys(few, padded), default=plain)
+    def padded(x, y, *bias):
+        return sum(bias, plain(widened(x), y)[..., :rows, :])
+
+    def padded_with_bias(x, y, *bias):
+        return plain(widened(x), y, *bias)[..., :rows, :]  # otherwise XLA would pad the bias too
+
+    methods = {"tpu": padded} if _fewer(rows, FEW_ROWS) else {}
+    if y.ndim == 2 and _fewer(math.prod(x.shape[:-1]), 2):
+        methods["cuda"] = padded_with_bias
+    return jax.lax.platform_dependent(x, y, *bias, **methods, default=plain) if methods else plain(x, y, *bias)
 
 
 def matmul_in_8_bits(x: Float[Array, "N R C"], y: Int[Array, "N C F"]) -> Float[Array, "N R F"]:
