@@ -188,6 +188,7 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
     found = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
     assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # and step counts
     assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
+    assert found["gradients"] < found["gathered"] <= 2 * found["gradients"]  # two parts of most weights
     alone = memory_per_device(experiment, total, abstract_mesh(data=-1))
     # A quarter of the examples; 24 of 34 units are sharded over the tensor axis, and all with sequence sharding.
     assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)

@@ -159,8 +159,9 @@ def memory_per_device(
     """Return the bytes that a training step needs on each device.
 
     The keys are "weights" (with moving averages and statistics), "gradients" and "optimizer", sharded by the config's
-    rules, "activations" (an estimate of all else), split like the batch, and "total". The estimate assumes a scan
-    over layers; unrolled models need 0.7 to 1.6 times as much on a CPU.
+    rules, "gathered" (copies of sharded weights that are kept for the backward pass, unless the model has `remat`),
+    "activations" (an estimate of all else), split like the batch, and "total". The estimate assumes a scan over layers;
+    unrolled models need 0.7 to 1.6 times as much on a CPU.
 
     Args:
         accumulation: number of gradient accumulation steps; None: as in the config.
@@ -168,9 +169,18 @@ def memory_per_device(
     state, memory = experiment.abstract_state, total.memory["training"]
     accumulation = accumulation or experiment.config.grad_accum_steps
 
+    def placed(*trees):
+        places = jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
+        return [(math.prod(place.shard_shape(x.shape)), x, place) for x, place in zip(jax.tree.leaves(trees), places)]
+
     def size(*trees):
-        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
-        return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
+        return sum(count * x.dtype.itemsize for count, x, _ in placed(*trees))
+
+    def gathered(params):
+        if mesh.shape["fsdp"] == 1 or getattr(experiment.model, "remat", None):
+            return 0
+        counts = [count for count, _, place in placed(params) if "fsdp" in jax.tree.leaves(tuple(place.spec))]
+        return sum(counts) * mesh.shape["fsdp"] * jnp.dtype(experiment.run.precision).itemsize
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
     whole = 0 if experiment.config.sequence_sharding else REPLICATED
@@ -179,6 +189,7 @@ def memory_per_device(
         "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(jax.eval_shape(experiment.trained, state.params)) * min(accumulation, 2),
         "optimizer": size(state.opt_state),
+        "gathered": gathered(state.params),
         "activations": int(rest / num_parts(mesh, (*EXAMPLES, "context"))),
     }
     return found | {"total": sum(found.values())}

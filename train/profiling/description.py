@@ -58,14 +58,16 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
     reaches are omitted.
     """
     config, found = experiment.config, {}
-    given, budgets = config.model.get("remat"), {config.model.get("remat"): total}
+    given = config.model.get("remat")
+    versions = {given: (experiment, total)}
     before = abstract_mesh(**config.mesh)
     for mesh, remat, accumulation in candidates(config, before):
-        if remat not in budgets:
+        if remat not in versions:
             changed = config.copy_and_resolve_references()
             changed.model.remat = remat
-            budgets[remat] = experiment_budget(Experiment(changed))
-        needed = memory_per_device(experiment, budgets[remat], mesh, accumulation)["total"]
+            version = Experiment(changed)
+            versions[remat] = version, experiment_budget(version)
+        needed = memory_per_device(*versions[remat], mesh, accumulation)["total"]
         for limit in [limit for limit in limits if limit not in found and needed <= limit]:
             flags = [f"--config.mesh.{axis}={mesh.shape[axis]}" for axis in ("data", "fsdp") if mesh != before]
             if remat != given:
