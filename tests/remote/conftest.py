@@ -59,12 +59,18 @@ class Bucket:
         for name, content in files.items():
             self._client.put_object(Bucket=self._name, Key=f"folder/{name}", Body=content)
 
-    def get(self):
-        """Return the content of the files by their names in the folder."""
+    def names(self):
+        """Return the names of the files in the folder."""
         found = self._client.list_objects_v2(Bucket=self._name).get("Contents", ())
-        keys = [each["Key"] for each in found]
-        read = {key: self._client.get_object(Bucket=self._name, Key=key)["Body"].read() for key in keys}
-        return {key.removeprefix("folder/"): content for key, content in read.items()}
+        return [each["Key"].removeprefix("folder/") for each in found]
+
+    def get(self):
+        """Return the content of the files by their names in the folder; none may be deleted meanwhile."""
+
+        def read(name):
+            return self._client.get_object(Bucket=self._name, Key=f"folder/{name}")["Body"].read()
+
+        return {name: read(name) for name in self.names()}
 
     def delete(self, name):
         self._client.delete_object(Bucket=self._name, Key=f"folder/{name}")

@@ -172,7 +172,7 @@ def test_a_run_that_was_killed_ends_with_the_same_parameters(bucket, cache, tmp_
             process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
             while number == 0 and process.poll() is None:
                 time.sleep(0.2)
-                if any(key.startswith(name) and key.endswith(storage.RECORD) for key in bucket.get()):
+                if any(key.startswith(name) and key.endswith(storage.RECORD) for key in bucket.names()):
                     process.kill()
             output = process.communicate()[0]
             assert process.returncode == (0 if number else -signal.SIGKILL), output
