@@ -177,7 +177,7 @@ def memory_per_device(
         return sum(count * x.dtype.itemsize for count, x, _ in placed(*trees))
 
     def gathered(params):
-        if mesh.shape["fsdp"] == 1 or getattr(experiment.model, "remat", None):
+        if mesh.shape["fsdp"] == 1 or experiment.config.model.get("remat"):
             return 0
         counts = [count for count, _, place in placed(params) if "fsdp" in jax.tree.leaves(tuple(place.spec))]
         return sum(counts) * mesh.shape["fsdp"] * jnp.dtype(experiment.run.precision).itemsize
