@@ -32,9 +32,9 @@ def computed_once(arrays: Any) -> Any:
 
 @jax.custom_jvp
 def gradient_stored(x: Array) -> Array:
-    """Return x, whose gradient XLA's GPU backend writes to memory before it sums it over tokens.
+    """Return x, whose gradient XLA's GPU backend writes to memory before summing it over tokens.
 
-    A sum that is fused with the computation of its terms, as the gradient of a bias, takes longer.
+    The sum would take longer if it were fused with the computation of its terms, as in the gradient of a bias.
     """
     return x
 
@@ -77,8 +77,8 @@ def matmul(
 ) -> Float[Array, "*B R D"]:
     """Return x @ y, or x @ y + bias.
 
-    On TPUs, x is padded to at least 8 rows, because fewer would be multiplied by the vector unit, slowly. So is, on
-    GPUs, a single row that is multiplied by a matrix: XLA would write all products of their elements to memory.
+    On TPUs, x is padded to at least 8 rows, because the vector unit would multiply fewer slowly. On GPUs, a single row
+    is padded too, because XLA would write all products of its elements and those of the matrix to memory.
     """
     rows = x.shape[-2]
 

@@ -122,35 +122,28 @@ def _mean(x, weights):
     return (x * weights).sum(axis=tuple(range(x.ndim - 1)))
 
 
-def _moments(x, weights, origin):
-    """Return mean and variance, from the deviations from a point near the mean: both are found in one pass."""
-    deviations = x - origin
-    first, second = _mean(deviations, weights), _mean(jnp.square(deviations), weights)
-    return origin + first, jnp.maximum(second - jnp.square(first), 0)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(5,))
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
 def standardize_tokens(
     x: Float[Array, "*B D"],
     scale: Vector | None,
     bias: Vector | None,
     weights: Float[Array, "*B 1"],
-    origin: Vector,
     epsilon: float,
 ) -> tuple[Float[Array, "*B D"], Vector, Vector]:
-    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, with mean and variance of each feature, and both.
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, and the mean and the variance of each feature.
 
-    They are those over the vectors with `weights`; `origin` is a point near the mean. The derivative needs one pass for
-    all sums over the vectors.
+    They are weighted over the vectors. The derivative needs a single pass for all sums over the vectors.
     """
-    mean, variance = _moments(x.astype(jnp.float32), weights, origin)
+    wide = x.astype(jnp.float32)
+    mean = _mean(wide, weights)
+    variance = _mean(jnp.square(wide - mean), weights)
     out = _standardized(x, mean, jax.lax.rsqrt(variance + epsilon), scale, bias)
     return out.astype(x.dtype), mean, variance
 
 
 @standardize_tokens.defjvp
 def _(epsilon, primals, tangents):
-    (x, scale, _, weights, _), (t, t_scale, t_bias, *_) = primals, tangents
+    (x, scale, _, weights), (t, t_scale, t_bias, _) = primals, tangents
     results = standardize_tokens(*primals, epsilon)
     _, mean, variance = results
     inverse, t = jax.lax.rsqrt(variance + epsilon), t.astype(jnp.float32)
@@ -182,7 +175,7 @@ class BatchNorm(TokenNorm):
             inverse = jax.lax.rsqrt(variance.value + self.epsilon)
             return _standardized(x, mean.value, inverse, *affine).astype(x.dtype)
         weights = _token_weights(x, mask)
-        out, *used = standardize_tokens(x, *affine, weights, mean.value, self.epsilon)
+        out, *used = standardize_tokens(x, *affine, weights, self.epsilon)
         self.update(mean, used[0], weights)
         unbiased = used[1] / jnp.maximum(1 - weights.max(), weights.max())  # n / (n - 1)
         self.update(variance, unbiased, weights)
