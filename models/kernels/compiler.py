@@ -90,7 +90,7 @@ def matmul(
         return jax.lax.optimization_barrier(wide)
 
     def padded(x, y, *bias):
-        return sum(bias, plain(widened(x), y)[..., :rows, :])
+        return sum(bias, (widened(x) @ y)[..., :rows, :])
 
     def padded_with_bias(x, y, *bias):
         return plain(widened(x), y, *bias)[..., :rows, :]  # otherwise XLA would pad the bias too
@@ -183,14 +183,12 @@ def _max_of_slices(shape, x):
 
 
 def _max_forward(shape, x):
-    highest = index = None
-    for number, (row, column) in enumerate(np.ndindex(3, 3)):
-        new = x[:, row : shape[1] - 2 + row : 2, column : shape[2] - 2 + column : 2]
-        if highest is None:
-            highest, index = new, jnp.zeros(new.shape, jnp.uint8)
-        else:
-            higher = (new > highest) | jnp.isnan(new)
-            highest, index = jnp.where(higher, new, highest), jnp.where(higher, number, index)
+    rows, columns = ([slice(start, size - 2 + start, 2) for start in range(3)] for size in shape[1:3])
+    slices = [x[:, row, column] for row in rows for column in columns]
+    highest, index = slices[0], jnp.zeros(slices[0].shape, jnp.uint8)
+    for number, new in enumerate(slices[1:], start=1):
+        higher = (new > highest) | jnp.isnan(new)
+        highest, index = jnp.where(higher, new, highest), jnp.where(higher, number, index)
     return highest, index
 
 

@@ -205,11 +205,8 @@ def _block(x, table, bias, labels, weights, options) -> tuple[Scores, Any]:
     loss = jnp.where((labels >= 0) & (labels < size), loss, jnp.nan)
     target = jnp.where(chosen, 1 - smoothing, 0) + smoothing / size
     d_logits = (jnp.exp(logits - normalizer[:, None]) - target) * weights[:, None]
-    among = logits[:, : options.among]
-    highest = among.max(axis=-1, keepdims=True)
-    # Unlike argmax, compiled to one pass together with the other sums.
-    index = jnp.where(among == highest, jnp.arange(among.shape[1]), among.shape[1] - 1).min(axis=-1)
-    return Scores(loss, normalizer, highest[:, 0], index.astype(jnp.int32)), d_logits
+    first = logits[:, : options.among]
+    return Scores(loss, normalizer, first.max(axis=-1), first.argmax(axis=-1).astype(jnp.int32)), d_logits
 
 
 def rows_of_block(tokens: int, vocabulary: int, sparse: bool) -> int:

@@ -16,6 +16,24 @@ def test_linear_contracts_and_creates_axes(use_bias, variables, normal):
         np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_padded_rows_do_not_change_the_product(platform, rows, monkeypatch, normal):
+    """Compute the forms for TPUs and GPUs on the CPU."""
+    x, kernel, bias = normal(rows, 5), normal(5, 7), normal(7)
+    expected = x @ kernel
+    chosen = []
+
+    def dependent(*args, default, **methods):
+        chosen.append(platform in methods)
+        return methods.get(platform, default)(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", dependent)
+    np.testing.assert_allclose(product(x, kernel), expected, atol=1e-6)
+    np.testing.assert_allclose(product(x, kernel, bias), expected + bias, atol=1e-6)
+    assert chosen == [platform == "tpu" or rows == 1] * 2
+
+
 def test_kernels_are_initialized_as_matrices():
     """Check that the variance depends on the total numbers of inputs and outputs, not on their grouping into axes."""
     init = jax.nn.initializers.xavier_uniform()
