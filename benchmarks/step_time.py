@@ -13,12 +13,12 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from benchmarks.accelerator import Worker
+from benchmarks.device.ours import Run, measured
 from lineage.configs import cli
 from lineage.runs.process import keep_freed
 from lineage.train.experiment import Experiment
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="training text")
     parser.add_argument("--peer", default="transformers", help="transformers, or the path of a nanoGPT checkout")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of a round")
     options = parser.parse_args()
     changes = {"source": f"text:{Path(options.text).absolute()}"}
     settings = {"config": options.config, "changes": changes, "on_cpu": True}
@@ -43,20 +43,22 @@ def main() -> None:
         worker = Worker("peer", "training", settings, dict(os.environ), Path(folder, "peer.txt"))
         try:
             worker.prepare(time.monotonic() + LIMIT)
-            step = ours(options.config, changes)
-            sides = step, lambda count: worker.run("training step", count, time.monotonic() + LIMIT)
-            rounds = [[side(options.steps) for side in sides] for _ in range(options.rounds + 1)][1:]
+            sides = (
+                ours(options.config, changes),
+                lambda seconds: worker.run("training step", seconds, time.monotonic() + LIMIT),
+            )
+            rounds = [[side(options.seconds) for side in sides] for _ in range(options.rounds + 1)][1:]
         finally:
             worker.stop()
-    print(f"ms per step on {os.cpu_count()} cores, median of {options.rounds} rounds of {options.steps} steps:")
+    print(f"ms per step on {os.cpu_count()} cores, median of {options.rounds} rounds of {options.seconds} s:")
     for name, seconds in zip(("lineage", Path(options.peer).name), zip(*rounds)):
-        middle, least, most = (1e3 * of(seconds) / options.steps for of in (statistics.median, min, max))
+        middle, least, most = (1e3 * of(seconds) for of in (statistics.median, min, max))
         print(f"{name:18s} {middle:8.1f}  (from {least:.1f} to {most:.1f})")
     print(f"{'ratio':18s} {statistics.median(mine / theirs for mine, theirs in rounds):8.2f}")
 
 
-def ours(file: str, changes: dict[str, str]) -> Callable[[int], float]:
-    """Return a function that runs some training steps, and returns their seconds with data loading."""
+def ours(file: str, changes: dict[str, str]) -> Run:
+    """Return a function that runs training steps for some seconds; return the seconds of one with data loading."""
     keep_freed()
     config, _ = cli.load(file)
     cli.override(config, changes)
@@ -64,15 +66,12 @@ def ours(file: str, changes: dict[str, str]) -> Callable[[int], float]:
     state = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)()
     function, batches = compile_step(experiment, state), device_batches(experiment, 0)
 
-    def step(count):
+    def step():
         nonlocal state
-        start = time.perf_counter()
-        for _ in range(count):
-            state, metrics = function(state, next(batches))
-        jax.block_until_ready(metrics)
-        return time.perf_counter() - start
+        state, metrics = function(state, next(batches))
+        return metrics
 
-    return step
+    return measured(step, jax.block_until_ready)
 
 
 if __name__ == "__main__":
