@@ -144,7 +144,11 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
 
 
 def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored."""
+    """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored.
+
+    SIGCHLD, which a parent process may have ignored, gets its default: otherwise every exit code of a child would be 0.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
     # signal.signal returns None for a handler that was not installed from Python.
