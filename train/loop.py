@@ -19,7 +19,7 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
-from lineage.runs.locks import locked, unmoved
+from lineage.runs.locks import holder, locked, unmoved
 from lineage.runs.process import StopSignal
 from lineage.runs.progress import ProgressBar
 from lineage.train import distributed
@@ -86,6 +86,7 @@ def train(
                 prepare_folder(experiment, about, force_config)
         with distributed.agreed():
             check_start(experiment)
+        distributed.check_same(f"the workdir must be on shared storage: the folder {local}", holder(local))
         distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
         distributed.check_same("data", json.dumps(asdict(experiment.facts), sort_keys=True))
         throughput = Throughput(experiment)

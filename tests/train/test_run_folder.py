@@ -5,11 +5,13 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,16 @@ with locked(Path({str(tmp_path)!r})):
     holder.communicate()
     with locks.locked(tmp_path):
         pass
+
+
+def test_lock_distinguishes_a_folder_from_its_copy(tmp_path):
+    (tmp_path / "run").mkdir()
+    with locks.locked(tmp_path / "run"):
+        before = locks.holder(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with locks.locked(tmp_path / "run"):
+        assert locks.holder(tmp_path / "run") != before == locks.holder(tmp_path / "copy") != ""
+    assert locks.holder(tmp_path) == ""
 
 
 def test_deleted_lock_file_admits_no_second_run(tmp_path):
@@ -209,13 +221,15 @@ def test_processes_share_config_and_folder(tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_processes_compare_their_data(tiny, no_report, tmp_path, monkeypatch):
-    texts = []
-    monkeypatch.setattr(distributed, "check_same", lambda what, text: texts.append(text) if what == "data" else None)
+def test_processes_compare_their_data_and_folders(tiny, no_report, tmp_path, monkeypatch):
+    texts = defaultdict(list)
+    monkeypatch.setattr(distributed, "check_same", lambda what, text: texts[what.partition(":")[0]].append(text))
     for count in (100, 100, 101):
         (tmp_path / "a.txt").write_text("a b c d e f g h\n" * count)
-        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), tmp_path / f"{len(texts)}")
-    assert texts[0] == texts[1] != texts[2]
+        workdir = tmp_path / f"{len(texts['data'])}"
+        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), workdir)
+    assert texts["data"][0] == texts["data"][1] != texts["data"][2]
+    assert len({*texts["the workdir must be on shared storage"]}) == 3
 
 
 def test_displayed_command(tmp_path, monkeypatch):
