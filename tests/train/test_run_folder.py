@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -88,6 +89,24 @@ def test_deleted_lock_file_admits_no_second_run(tmp_path):
     assert not locks.held(tmp_path)
     with locks.locked(tmp_path):
         pass
+
+
+def test_second_ctrl_c_ends_a_call_that_hangs():
+    script = "import ctypes\nfrom lineage.runs import process\nprocess.GRACE = 0.1\nmutex = bytes(64)\n"
+    script += "with process.StopSignal():\n    print('begun', flush=True)\n"
+    script += "    for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(mutex)\n"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as run:
+        assert run.stdout.readline() == "begun\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            assert run.poll() is None
+            run.send_signal(signal.SIGINT)
+        try:
+            assert run.wait(20) == 130
+        finally:
+            run.kill()
+        assert run.stderr.read() == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EIO])
