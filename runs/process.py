@@ -54,6 +54,14 @@ def open_streams() -> None:
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
+def check_current_folder() -> None:
+    """Raise FileNotFoundError if the current folder was deleted: libraries would raise one that names no file."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the current folder was deleted: change to another one.") from None
+
+
 @contextlib.contextmanager
 def flushed() -> Iterator[None]:
     """Flush standard output after the block; if that fails, discard it and raise an OSError that names it.
