@@ -18,6 +18,7 @@ from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, read_record, regular
+from lineage.runs.locks import MovedError
 from lineage.runs.process import say
 from lineage.train import distributed
 from lineage.train.reading import error_number, hash_leaves, read_checkpoint
@@ -177,9 +178,14 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._manager.wait_until_finished()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if not distributed.is_lost_process(error):  # Orbax would wait for it
+        if distributed.is_lost_process(error):  # Orbax would wait for it
+            return
+        try:
             with self._os_errors():
                 self._manager.close()
+        except OSError:
+            if not isinstance(error, MovedError):  # which also made the save fail
+                raise
 
     @contextlib.contextmanager
     def _os_errors(self):
