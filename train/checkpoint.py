@@ -57,11 +57,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         _ = [regular(path) for path in self.folder.glob("*/_CHECKPOINT_METADATA")]  # the manager reads them
-        self._manager = self._open()
+        self._manager = retried(self._open)
 
     def reload(self) -> None:
         """List the checkpoints again: a run in progress writes and deletes them."""
-        self._manager.reload()
+        retried(self._manager.reload)
 
     @property
     def latest(self) -> int | None:
@@ -91,7 +91,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             try:
                 self._records[step] = read_record(self.folder / str(step))
             except (DamagedError, FileNotFoundError) as error:
-                self.notify(f"{error}")
+                if (self.folder / str(step)).exists():  # otherwise, a run in progress has deleted it
+                    self.notify(f"{error}")
                 self._records[step] = {}
         return self._records[step]
 
@@ -201,6 +202,14 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise OSError(
                 f"a checkpoint could not be written to {self.folder} ({reason}). Existing checkpoints are kept."
             ) from error
+
+
+def retried(list_checkpoints: Callable[[], Any]) -> Any:
+    """Return the result of a function that lists checkpoints, which a run in progress may delete meanwhile."""
+    for _ in range(4):
+        with contextlib.suppress(FileNotFoundError):
+            return list_checkpoints()
+    return list_checkpoints()
 
 
 def clean(workdir: Path) -> None:
