@@ -43,6 +43,7 @@ def execute(arguments: Sequence[str]) -> int:
     """Run a command line by its function `run_COMMAND`; print user errors in one sentence."""
     try:
         with process.flushed():
+            process.check_current_folder()
             options, workdir = parsed(arguments)
             if options.command == "train" and options.max_restarts and SUPERVISED not in os.environ:
                 return supervise([*LAUNCH, *arguments], workdir, options.max_restarts)

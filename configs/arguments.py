@@ -1,9 +1,9 @@
 """The parser of the command line: commands with their options, and overrides of the config."""
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from lineage.configs.commands import COMMANDS, EXPERIMENT, TRACEBACK
@@ -28,7 +28,7 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["train", *arguments]
-    name, *rest = (HOME.sub(lambda found: f"{found[1]}{Path.home()}", argument) for argument in arguments)
+    name, *rest = (HOME.sub(lambda found: f"{found[1]}{_home()}", argument) for argument in arguments)
     if name not in COMMANDS:
         root = _root(program)
         root.parse_args([name] if name.startswith("-") else [])
@@ -44,6 +44,13 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
     options.command = name
     return options, changes
+
+
+def _home() -> str:
+    """Return the home folder of the user; raise FileNotFoundError if there is none, as for some users in containers."""
+    if (path := os.path.expanduser("~")) == "~":
+        raise FileNotFoundError("~ stands for the home folder, which this user does not have: write the whole path.")
+    return path
 
 
 def _overrides(command: str, arguments: Sequence[str], parser: Parser) -> tuple[list[str], dict[str, str]]:

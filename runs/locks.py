@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,12 +22,26 @@ class MovedError(OSError):
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
+    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends.
+
+    The lock file has a new id (see `holder`).
+    """
     # The folder is locked too: if the lock file is deleted, another run would create and lock a new one.
     with _opened(workdir / LOCK, os.O_RDWR | os.O_CREAT) as file, _opened(workdir) as folder:
         if not (lock(file) and lock(folder)):
             raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(file, 0)
+            os.write(file, uuid.uuid4().hex.encode())
+            os.fsync(file)
         yield
+
+
+def holder(workdir: Path) -> str:
+    """Return the id of the process that has locked the folder, or was the last to do so; "" if there is none."""
+    with contextlib.suppress(OSError), _opened(workdir / LOCK) as file:
+        return os.read(file, 32).decode(errors="replace")
+    return ""
 
 
 def unmoved(workdir: Path) -> Callable[[], None]:

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
 NO_MEMORY = 78  # exit code of a run that needs more memory than there is
 UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`
 MOVED = 80  # exit code of a run whose folder was moved, deleted or replaced
+GRACE = 5.0  # seconds after a second Ctrl-C in which the process may still end in order
 # Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -50,6 +52,14 @@ def open_streams() -> None:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+
+
+def check_current_folder() -> None:
+    """Raise FileNotFoundError if the current folder was deleted: libraries would raise one that names no file."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the current folder was deleted: change to another one.") from None
 
 
 @contextlib.contextmanager
@@ -144,7 +154,11 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
 
 
 def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored."""
+    """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored.
+
+    SIGCHLD, which a parent process may have ignored, gets its default: otherwise every exit code of a child would be 0.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
     # signal.signal returns None for a handler that was not installed from Python.
@@ -155,23 +169,44 @@ class StopSignal(contextlib.AbstractContextManager):
     """Context manager that records stop signals in `received`.
 
     The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT goes to the
-    previous handler.
+    previous handler. Python calls handlers only in the main thread, between two instructions: if it does not within
+    `GRACE` seconds, because a call hangs, a second SIGINT ends the process.
     """
 
     def __init__(self):
         self.received = False
         self._before: dict[int, Any] = {}
+        self._sent = self._handled = 0  # numbers of SIGINTs
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             self._before = handle_signals(self._receive)
+            reading, writing = os.pipe()
+            os.set_blocking(writing, False)
+            self._wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+            threading.Thread(target=self._count, args=(reading,), daemon=True).start()
         return self
 
     def _receive(self, number, frame):
         self.received = True
         if number == signal.SIGINT:
-            signal.signal(number, self._before.pop(number))
+            self._handled = max(self._handled + 1, self._sent)  # during a call, several signals are one
+            if self._handled > 1:
+                signal.signal(number, self._before.pop(number))
+                signal.raise_signal(number)
+
+    def _count(self, reading):
+        """Count the SIGINTs, whose numbers Python writes to a pipe at once; end the process if two are not handled."""
+        with open(reading, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                self._sent += number[0] == signal.SIGINT
+                if self._sent > 1 and self._handled < 2:
+                    time.sleep(GRACE)
+                    if self._handled < 2:
+                        end_at_once(130, "\ninterrupted\n")
 
     def __exit__(self, *_):
+        if self._before:
+            os.close(signal.set_wakeup_fd(self._wakeup))
         for number, handler in self._before.items():
             signal.signal(number, handler)

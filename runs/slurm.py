@@ -65,8 +65,10 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     written to the folder `slurm/` of the workdir. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
-    if not str(folder).isprintable() or "%" in str(folder):  # lines of the script, and codes in the names of its logs
-        raise ValueError(f"workdir is {str(workdir)!r}: it must not have line breaks, other control characters or %.")
+    if not str(folder).isprintable() or {*"%\\"} & {*str(folder)}:  # lines of the script, codes in names of its logs
+        raise ValueError(
+            f"workdir is {str(workdir)!r}: it must not have line breaks, other control characters, % or backslashes."
+        )
     executor = _executor(folder, settings)
     with locked_file(folder / LOCK) as free:
         if not free:

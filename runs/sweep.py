@@ -198,7 +198,7 @@ class Launcher:
             finally:
                 if cpus:
                     os.sched_setaffinity(0, before)
-            print(slot, process.pid, file=claim, flush=True)
+            print(slot, process.pid, os.uname().nodename, file=claim, flush=True)
         self.jobs[run] = Job(slot, process.pid, process)
 
     def poll(self, run: Run, stopping: bool) -> None:
@@ -232,8 +232,10 @@ class Launcher:
 def found(folder: Path) -> Job:
     """Return the job of a run in progress that an earlier launcher or a user started in the folder."""
     path = folder / CLAIM
-    numbers = path.read_text().split() if path.exists() and is_locked(path) else []
-    return Job(*map(int, numbers)) if len(numbers) == 2 else Job()
+    words = path.read_text().split() if path.exists() and is_locked(path) else []
+    if words[2:] == [os.uname().nodename]:  # elsewhere, the number is that of another process
+        return Job(*map(int, words[:2]))
+    return Job()
 
 
 def exit_code(runs: Sequence[Run]) -> int:

@@ -18,6 +18,7 @@ from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, UnknownMetricError, read_record, regular
+from lineage.runs.locks import MovedError
 from lineage.runs.process import say
 from lineage.train import distributed
 from lineage.train.reading import error_number, hash_leaves, read_checkpoint
@@ -56,11 +57,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         _ = [regular(path) for path in self.folder.glob("*/_CHECKPOINT_METADATA")]  # the manager reads them
-        self._manager = self._open()
+        self._manager = retried(self._open)
 
     def reload(self) -> None:
         """List the checkpoints again: a run in progress writes and deletes them."""
-        self._manager.reload()
+        retried(self._manager.reload)
 
     @property
     def latest(self) -> int | None:
@@ -90,7 +91,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             try:
                 self._records[step] = read_record(self.folder / str(step))
             except (DamagedError, FileNotFoundError) as error:
-                self.notify(f"{error}")
+                if (self.folder / str(step)).exists():  # otherwise, a run in progress has deleted it
+                    self.notify(f"{error}")
                 self._records[step] = {}
         return self._records[step]
 
@@ -177,9 +179,14 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._manager.wait_until_finished()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if not distributed.is_lost_process(error):  # Orbax would wait for it
+        if distributed.is_lost_process(error):  # Orbax would wait for it
+            return
+        try:
             with self._os_errors():
                 self._manager.close()
+        except OSError:
+            if not isinstance(error, MovedError):  # which also made the save fail
+                raise
 
     @contextlib.contextmanager
     def _os_errors(self):
@@ -195,6 +202,14 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise OSError(
                 f"a checkpoint could not be written to {self.folder} ({reason}). Existing checkpoints are kept."
             ) from error
+
+
+def retried(list_checkpoints: Callable[[], Any]) -> Any:
+    """Return the result of a function that lists checkpoints, which a run in progress may delete meanwhile."""
+    for _ in range(4):
+        with contextlib.suppress(FileNotFoundError):
+            return list_checkpoints()
+    return list_checkpoints()
 
 
 def clean(workdir: Path) -> None:

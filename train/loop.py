@@ -19,7 +19,7 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder, remote
-from lineage.runs.locks import locked, unmoved
+from lineage.runs.locks import holder, locked, unmoved
 from lineage.runs.process import StopSignal
 from lineage.runs.progress import ProgressBar
 from lineage.train import distributed
@@ -86,6 +86,7 @@ def train(
                 prepare_folder(experiment, about, force_config)
         with distributed.agreed():
             check_start(experiment)
+        distributed.check_same(f"the workdir must be on shared storage: the folder {local}", holder(local))
         distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
         distributed.check_same("data", json.dumps(asdict(experiment.facts), sort_keys=True))
         throughput = Throughput(experiment)
@@ -193,30 +194,40 @@ class TrainingLoop:
 
     def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
         """Evaluate and save the state if due; raise Preempted if the run must stop."""
-        self._check_folder()
-        self.evaluating = evaluate
-        if evaluate and not stop:
-            try:
-                with self.throughput.spent("evaluating"), self.watchdog.step(self.step, "evaluating"):
-                    self._evaluate()
-            except Preempted:
-                stop = True
-            else:
-                self.evaluating = False
-        if save or stop:
-            self._save()
-            stop = stop or self.requests.must_stop()  # during the save
-        if stop or self.step == self.total:
-            with self.watchdog.step(self.step, "saving"):
-                self.checkpoints.wait()
-        if stop and (self.step < self.total or self.evaluating):
-            saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
-            raise Preempted(f"stopped at {saved}: run the same command to resume.")
+        with self._in_its_folder():
+            self.evaluating = evaluate
+            if evaluate and not stop:
+                try:
+                    with self.throughput.spent("evaluating"), self.watchdog.step(self.step, "evaluating"):
+                        self._evaluate()
+                except Preempted:
+                    stop = True
+                else:
+                    self.evaluating = False
+            if save or stop:
+                self._save()
+                stop = stop or self.requests.must_stop()  # during the save
+            if stop or self.step == self.total:
+                with self.watchdog.step(self.step, "saving"):
+                    self.checkpoints.wait()
+            if stop and (self.step < self.total or self.evaluating):
+                saved = f"step {self.step:,} of {self.total:,} after saving a checkpoint"
+                raise Preempted(f"stopped at {saved}: run the same command to resume.")
 
     def _check_folder(self) -> None:
         """Raise OSError if the run folder was moved, deleted or replaced: another run may have its files there."""
         if jax.process_index() == 0:  # which holds the lock
             self.unmoved()
+
+    @contextlib.contextmanager
+    def _in_its_folder(self) -> Iterator[None]:
+        """Check the run folder (see `_check_folder`), and again if the block raises an OSError."""
+        self._check_folder()
+        try:
+            yield
+        except OSError:
+            self._check_folder()
+            raise
 
     def _save(self) -> None:
         """Save the state after the last step."""
@@ -260,17 +271,17 @@ class TrainingLoop:
         """Write the artifacts and the report; return the last evaluation."""
         if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluation(self.experiment.variables(self.state))
-        self._check_folder()
         experiment, about = self.experiment, {**about, "device_count": self.experiment.mesh.size}
         recorded = folder.read_json(experiment.workdir / folder.ARTIFACTS / folder.FACTS).get("seconds", 0.0)
         earlier = max(recorded, self.throughput.earlier[0])  # a start that was killed is in the metrics only
         about |= {"seconds": earlier + self.throughput.seconds, "steps": int(self.state.step)}
         variables, workdir = to_host(experiment.variables(self.state)), experiment.workdir
-        artifacts.write_all(self.evaluation.context, variables, workdir, self.throughput.budget)
-        if jax.process_index() == 0:
-            artifacts.write_facts(workdir, about)
-            write_report(workdir)
-            artifacts.write_facts(workdir, about | {"config": experiment.stored_config})  # see `Run.is_done`
+        with self._in_its_folder():
+            artifacts.write_all(self.evaluation.context, variables, workdir, self.throughput.budget)
+            if jax.process_index() == 0:
+                artifacts.write_facts(workdir, about)
+                write_report(workdir)
+                artifacts.write_facts(workdir, about | {"config": experiment.stored_config})  # see `Run.is_done`
         return self.evaluated
 
     def _evaluate(self) -> None:

@@ -125,7 +125,7 @@ class Group:
         """Return the processes of the runs that are in progress."""
         claims = [path / CLAIM for path in self.runs() if held(path)]
         found = [path.read_text().split() for path in claims if path.exists()]
-        return [int(numbers[1]) for numbers in found if len(numbers) == 2]
+        return [int(words[1]) for words in found if len(words) == 3]
 
     def result(self):
         """Return what must be equal to that of an undisturbed start."""

@@ -129,7 +129,7 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J", "x%j"])
+@pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J", "x%j", "x\\y"])
 def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
     with pytest.raises(ValueError, match=r"workdir is '.*': it must not have line breaks, other"):
         slurm.submit([], [], tmp_path / line, {})

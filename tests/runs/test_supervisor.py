@@ -47,11 +47,12 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 def test_failed_run_is_started_again_until_it_ends(run):
-    code, starts, lines = run([3, 1200, 1300], "[1, -9, 0]")
-    assert (code, starts) == (0, 3)
+    code, starts, lines = run([3, 1200, 1250, 1300], "[1, -9, -40, 0]")
+    assert (code, starts) == (0, 4)
     assert lines == [
         "the run failed at step 3 (exit code 1): restart 1 of 5 in 0 s",
         "the run failed at step 1,200 (killed by SIGKILL): restart 2 of 5 in 0 s",
+        "the run failed at step 1,250 (killed by signal 40): restart 3 of 5 in 0 s",
     ]
 
 
@@ -115,6 +116,14 @@ def test_nohup_is_respected(run, tmp_path):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_exit_codes_are_known_although_the_parent_process_ignored_sigchld(run):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run([3, 7], "[1, 0]")[:2] == (0, 2)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_run_ends_with_its_killed_supervisor(tmp_path):

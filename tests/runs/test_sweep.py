@@ -415,10 +415,13 @@ def test_stopping_a_run_of_another_process(run, monkeypatch):
     Job(0, 7).stop()
     Job().stop()
     assert told == [(7, signal.SIGTERM)]
-    (run.folder / CLAIM).write_text("3 7\n")
+    host = os.uname().nodename
+    (run.folder / CLAIM).write_text(f"3 7 {host}\n")
     assert found(run.folder) == Job()  # it has ended
     with locked_file(run.folder / CLAIM):
         assert found(run.folder) == Job(3, 7)
+        (run.folder / CLAIM).write_text(f"3 7 not-{host}\n")
+        assert found(run.folder) == Job()  # its process is on another machine
         (run.folder / CLAIM).write_text("3")
         assert found(run.folder) == Job()
 

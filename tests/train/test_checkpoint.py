@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import jax
+import orbax.checkpoint as ocp
 import pytest
 
 from lineage.configs.run import Checkpoint
@@ -195,3 +196,19 @@ def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
 def test_path_that_is_not_utf8_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match=r"a\\udce9/checkpoints': its name must be UTF-8"):
         Checkpoints(tmp_path / "a\udce9")
+
+
+def test_checkpoints_that_are_deleted_while_they_are_listed(tmp_path, monkeypatch, capsys):
+    real, fails = ocp.CheckpointManager.reload, [FileNotFoundError(2, "No such file"), None]
+
+    def reload(self):
+        if error := fails.pop(0):
+            raise error
+        real(self)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "reload", reload)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.reload()
+        assert fails == []
+        assert checkpoints.record(7) == {}
+    assert "damaged" not in capsys.readouterr().err

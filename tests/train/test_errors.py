@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import logging
+import pwd
 import resource
 import shutil
 
@@ -76,6 +77,15 @@ def test_generated_samples_are_separated(trained, capsys):
     said = capsys.readouterr().out
     assert said.startswith("--- sample 1 of 2 ---\nab")
     assert "\n--- sample 2 of 2 ---\nab" in said
+
+
+def test_missing_folders_of_the_user_are_named(error, tmp_path, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert error("train", "--workdir=~/run").startswith("~ stands for the home folder, which this user does not have")
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert error("train") == "the current folder was deleted: change to another one."
 
 
 def test_workdir_that_cannot_be_written(error, tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from lineage.evaluation import Evaluation
 from lineage.runs.folder import MEASURED, plain, read_metrics, read_record
 from lineage.runs.live import Run
+from lineage.runs.locks import MovedError
 from lineage.runs.process import HUNG
 from lineage.train import distributed, loop
 from lineage.train.checkpoint import Checkpoints
@@ -173,13 +174,31 @@ def test_run_in_a_moved_folder_stops(replaced, reference, train, tmp_path):
                     experiment.workdir.mkdir()
             yield batch
 
+    def close(self):
+        real(self)
+        raise FileNotFoundError("a file that was to be saved")
+
+    real = ocp.CheckpointManager.close
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "device_batches", batches)
-        with pytest.raises(OSError, match=r"run was moved, deleted or replaced during the run"):
+        patch.setattr(ocp.CheckpointManager, "close", close)
+        with pytest.raises(MovedError, match=r"run was moved, deleted or replaced during the run"):
             train({"save_every_steps": 3})
     assert [*tmp_path.glob("run/*")] == []
     assert steps(moved) == [3]
     assert final(train({"save_every_steps": 3}, "moved")) == reference
+
+
+@pytest.mark.thorough
+@tiered("name", ["save", "wait_until_finished"], first=1)
+def test_save_that_fails_in_a_moved_folder(name, train, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        (tmp_path / "run").rename(tmp_path / "moved")
+        raise FileNotFoundError("a file that was to be saved")
+
+    monkeypatch.setattr(ocp.CheckpointManager, name, fail)
+    with pytest.raises(MovedError, match=r"run was moved, deleted or replaced during the run"):
+        train()
 
 
 @pytest.mark.thorough

@@ -5,11 +5,14 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +69,16 @@ with locked(Path({str(tmp_path)!r})):
         pass
 
 
+def test_lock_distinguishes_a_folder_from_its_copy(tmp_path):
+    (tmp_path / "run").mkdir()
+    with locks.locked(tmp_path / "run"):
+        before = locks.holder(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    with locks.locked(tmp_path / "run"):
+        assert locks.holder(tmp_path / "run") != before == locks.holder(tmp_path / "copy") != ""
+    assert locks.holder(tmp_path) == ""
+
+
 def test_deleted_lock_file_admits_no_second_run(tmp_path):
     with locks.locked(tmp_path):
         (tmp_path / locks.LOCK).unlink()
@@ -76,6 +89,24 @@ def test_deleted_lock_file_admits_no_second_run(tmp_path):
     assert not locks.held(tmp_path)
     with locks.locked(tmp_path):
         pass
+
+
+def test_second_ctrl_c_ends_a_call_that_hangs():
+    script = "import ctypes\nfrom lineage.runs import process\nprocess.GRACE = 0.1\nmutex = bytes(64)\n"
+    script += "with process.StopSignal():\n    print('begun', flush=True)\n"
+    script += "    for _ in range(2): ctypes.CDLL(None).pthread_mutex_lock(mutex)\n"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as run:
+        assert run.stdout.readline() == "begun\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            assert run.poll() is None
+            run.send_signal(signal.SIGINT)
+        try:
+            assert run.wait(20) == 130
+        finally:
+            run.kill()
+        assert run.stderr.read() == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EIO])
@@ -209,13 +240,15 @@ def test_processes_share_config_and_folder(tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_processes_compare_their_data(tiny, no_report, tmp_path, monkeypatch):
-    texts = []
-    monkeypatch.setattr(distributed, "check_same", lambda what, text: texts.append(text) if what == "data" else None)
+def test_processes_compare_their_data_and_folders(tiny, no_report, tmp_path, monkeypatch):
+    texts = defaultdict(list)
+    monkeypatch.setattr(distributed, "check_same", lambda what, text: texts[what.partition(":")[0]].append(text))
     for count in (100, 100, 101):
         (tmp_path / "a.txt").write_text("a b c d e f g h\n" * count)
-        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), tmp_path / f"{len(texts)}")
-    assert texts[0] == texts[1] != texts[2]
+        workdir = tmp_path / f"{len(texts['data'])}"
+        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), workdir)
+    assert texts["data"][0] == texts["data"][1] != texts["data"][2]
+    assert len({*texts["the workdir must be on shared storage"]}) == 3
 
 
 def test_displayed_command(tmp_path, monkeypatch):
