@@ -103,9 +103,5 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
     facts = {key: named(getattr(part.facts, key) for part in parts) for key in BY_SPLIT}
     facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
     evaluated = named({split: one for split, one in part.splits.items() if split != "train"} for part in parts)
-    transform = first.evaluation_transform
-    if isinstance(transform, Mapping):
-        transform = named(part.evaluation_transform for part in parts)
     mixed = Mixed(training, proportions([len(part) for part in training]))
-    facts = replace(first.facts, **facts)
-    return replace(first, splits={"train": mixed, **evaluated}, facts=facts, evaluation_transform=transform)
+    return replace(first, splits={"train": mixed, **evaluated}, facts=replace(first.facts, **facts))
