@@ -26,6 +26,16 @@ class Mixed(ExampleSource):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def cut(self) -> int:
+        """Number of examples whose texts are truncated."""
+        return sum(part.cut for part in self.parts)
+
+    @property
+    def left_out(self) -> int:
+        """Number of examples that are left out because they are too long."""
+        return sum(part.left_out for part in self.parts)
+
     @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum([len(part) for part in self.parts])
