@@ -270,17 +270,14 @@ def in_memory(source: ExampleSource) -> Arrays:
 class Examples:
     """Examples of each split, including "train", and the transforms of their batches.
 
-    A transform is called with a batch and a key for each example. `evaluation_transform` is one, or one for each split.
+    A transform is called with a batch and a key for each example.
     """
 
     splits: Mapping[str, ExampleSource]
     facts: Facts
     train_transform: Transform | None = None
-    evaluation_transform: Transform | Mapping[str, Transform] | None = None
+    evaluation_transform: Transform | None = None
 
     def transform(self, split: str) -> Transform | None:
         """Return the transform of the batches of a split."""
-        if split == "train":
-            return self.train_transform
-        chosen = self.evaluation_transform
-        return chosen[split] if isinstance(chosen, Mapping) else chosen
+        return self.train_transform if split == "train" else self.evaluation_transform

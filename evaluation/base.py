@@ -196,14 +196,20 @@ class Evaluation:
         """
         self.context.cache.clear()
         metrics: dict[str, float] = {}
-        for name, evaluator in self.evaluators.items():
-            if not evaluator.every or (number is not None and number % evaluator.every):
-                continue
+        for name, evaluator in self.due(number).items():
             for split in self._splits(name, evaluator):
                 values = evaluator.measure(self.context, variables, split)
                 metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
+
+    def due(self, number: int | None) -> dict[str, Evaluator]:
+        """Return the evaluators that run in evaluation `number`, see `__call__`."""
+        return {
+            name: one
+            for name, one in self.evaluators.items()
+            if one.every and (number is None or not number % one.every)
+        }
 
     def check_metric(self, key: str, metric: str) -> None:
         """Raise UnknownMetricError if no evaluator returns the metric, such as "test/accuracy", of a config's `key`."""

@@ -27,7 +27,7 @@ from lineage.models.fields import (
     Size,
     Tokens,
 )
-from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mask, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
 
@@ -41,8 +41,8 @@ class Transformer(EncoderDecoder):
     Attributes:
         norm_placement: norm after each residual addition ("post"), or before each sublayer and after each stack
             ("pre").
-        norm: kind of the norms: "layer", "rms", "batch" or "power"; the statistics of the last two are over tokens,
-            including the padding of the output.
+        norm: kind of the norms: "layer", "rms", "batch" or "power"; the statistics of the last two are over the tokens
+            that are not padding.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
         position: representation of positions: "sinusoidal", "learned", "relative" or "rotary".
         max_distance: maximum distance of relative positions, to which larger distances are clipped.
@@ -99,9 +99,12 @@ class Transformer(EncoderDecoder):
         x = super().encoded(tokens, mask)
         return normalize(self.encoder_norm, x, mask) if self.norm_placement == "pre" else x
 
-    def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
-        x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
-        return self.embed.logits(self.decoder_norm(x) if self.norm_placement == "pre" else x), cache
+    def logits(self, tokens: Tokens, positions: Positions, *, mask: Mask | None = None, **kwargs) -> Decoded:
+        x = self.embedded("decoder", tokens, positions)
+        x, cache = self.decoder_stack(x, positions=positions, mask=mask, **kwargs)
+        if self.norm_placement == "pre":
+            x = normalize(self.decoder_norm, x, None if mask is None else mask.keys)
+        return self.embed.logits(x), cache
 
     def with_positions(self, side, x, positions):
         if self.position in ("sinusoidal", "learned"):

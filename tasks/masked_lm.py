@@ -215,8 +215,10 @@ class SentencePairPretraining(MaskedLM):
         streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
         order = self.pairing == "sentence_order"
-        paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
-        return Examples(splits, self.facts(tokenizer), paired.get("train"), paired)
+        if not order and any(len(part.stops) == part.stops[0] for part in splits.values()):
+            raise ValueError("Next-sentence prediction needs several documents in each split, for negative pairs.")
+        pair = PairSentences(length - 3, tokenizer, mask, order)
+        return Examples(splits, self.facts(tokenizer), pair, pair)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         return InputExamples(masked_texts(rows, tokenizer, self.sequence_length, joined=True))

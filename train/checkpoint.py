@@ -17,7 +17,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 from lineage.configs.atomic import sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, UnknownMetricError, read_record, regular
+from lineage.runs.folder import DamagedError, read_record, regular
 from lineage.runs.locks import MovedError
 from lineage.runs.process import say
 from lineage.train import distributed
@@ -104,12 +104,9 @@ class Checkpoints(contextlib.AbstractContextManager):
                 `averages` since the last line.
 
         Raises:
-            UnknownMetricError: `metrics` is not empty and lacks the metric `checkpoint.best`.
             OSError: this checkpoint, or the previous one, cannot be written, and `on_error` is "stop".
         """
-        step, best = int(state.step), self.options.best
-        if best and metrics and best not in metrics:
-            raise UnknownMetricError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
+        step = int(state.step)
         if step in (existing := self._manager.all_steps()):
             return
         self._records = {each: record for each, record in self._records.items() if each in existing}

@@ -287,8 +287,12 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         context, workdir, step = self.evaluation.context, self.experiment.workdir, self.step
         variables = self.experiment.variables(self.state)
-        self.evaluated = self.evaluation(variables, None if step == self.total else step // self.evaluate_every)
-        self.log.evaluation(step, self.evaluated)
+        number = None if step == self.total else step // self.evaluate_every
+        self.evaluated = found = self.evaluation(variables, number)
+        self.log.evaluation(step, found)
+        best = self.experiment.run.checkpoint.best
+        if found and best not in ("", *found) and self.evaluation.due(number) == self.evaluation.due(None):
+            raise folder.UnknownMetricError(f"checkpoint.best is {best!r}: it must be one of {', '.join(found)}.")
         with self.log.disk_errors():
             artifacts.write_samples(context, variables, workdir, step)
             if context.task.has_snapshots:

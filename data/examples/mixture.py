@@ -26,6 +26,16 @@ class Mixed(ExampleSource):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def cut(self) -> int:
+        """Number of examples whose texts are truncated."""
+        return sum(part.cut for part in self.parts)
+
+    @property
+    def left_out(self) -> int:
+        """Number of examples that are left out because they are too long."""
+        return sum(part.left_out for part in self.parts)
+
     @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum([len(part) for part in self.parts])
@@ -103,9 +113,5 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
     facts = {key: named(getattr(part.facts, key) for part in parts) for key in BY_SPLIT}
     facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
     evaluated = named({split: one for split, one in part.splits.items() if split != "train"} for part in parts)
-    transform = first.evaluation_transform
-    if isinstance(transform, Mapping):
-        transform = named(part.evaluation_transform for part in parts)
     mixed = Mixed(training, proportions([len(part) for part in training]))
-    facts = replace(first.facts, **facts)
-    return replace(first, splits={"train": mixed, **evaluated}, facts=facts, evaluation_transform=transform)
+    return replace(first, splits={"train": mixed, **evaluated}, facts=replace(first.facts, **facts))

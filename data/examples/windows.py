@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,8 +79,8 @@ class Sentences(Documents):
 class Chunks(ExampleSource):
     """Chunks of at least two consecutive sentences of a document, of about `length` tokens.
 
-    An example has the index of its first sentence as `first`. Together the chunks contain each document once, except
-    for a single remaining sentence. The stream is encoded from `Sentences`.
+    An example has the index of its first sentence as `first`, and this object as `chunks`. Together the chunks contain
+    each document once, except for a single remaining sentence. The stream is encoded from `Sentences`.
     """
 
     def __init__(self, stream: Stream, length: int):
@@ -104,8 +105,8 @@ class Chunks(ExampleSource):
     def __len__(self) -> int:
         return len(self.firsts)
 
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {"first": self.firsts[indices]}
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        return {"first": self.firsts[indices], "chunks": [self] * len(indices)}
 
     def whole(self, first: int, size: int) -> int:
         """Return the number of sentences of a document, starting from `first`, with at most `size` tokens in total."""
@@ -121,7 +122,7 @@ class Chunks(ExampleSource):
 
 @dataclass(frozen=True)
 class PairSentences:
-    """Transform of chunks into `[CLS] A [SEP] B [SEP]`, with masked tokens and a `label` int32 [B].
+    """Transform of chunks of `length` tokens into `[CLS] A [SEP] B [SEP]`, with masked tokens and a `label` int32 [B].
 
     A chunk is split between two sentences. In half of the examples, B follows A (label 0); in the others (label 1), B
     starts at a random sentence of another document or, with `order`, A and B are swapped. If A and B are too long
@@ -130,32 +131,27 @@ class PairSentences:
     The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and the arrays of `MaskTokens`.
     """
 
-    chunks: Chunks
+    length: int
     tokenizer: Tokenizer
     masked: MaskTokens
     order: bool = False
 
-    def __post_init__(self):
-        if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
-            raise ValueError("Next-sentence prediction needs several documents in each split, for negative pairs.")
-
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        length, coder = self.chunks.length, self.tokenizer
+        length, coder = self.length, self.tokenizer
         tokens = np.full((len(keys), length + 3), coder.pad, np.int32)
         segments, real = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)
         draws = shuffle.draw(keys, 5)
         label = (draws[:, 0] % np.uint64(2)).astype(np.int32)
-        for row, first in enumerate(batch["first"]):
-            whole, second = join(coder, *self._pair(int(first), bool(label[row]), *map(int, draws[row, 1:])))
+        for row, (chunks, first) in enumerate(zip(batch["chunks"], batch["first"].tolist())):
+            whole, second = join(coder, *self._pair(chunks, first, bool(label[row]), *map(int, draws[row, 1:])))
             tokens[row, : len(whole)] = whole
             segments[row, second : len(whole)] = 1
             real[row, : len(whole)] = batch["mask"][row]
         return self.masked.hide(tokens, real, shuffle.fold(keys, 5)) | {"segments": segments, "label": label}
 
-    def _pair(self, first, negative, shorter, size, cut, start):
-        """Return the tokens of A and B of a chunk with the first sentence `first`; all but `negative` are draws."""
-        chunks = self.chunks
-        size = 2 + size % (chunks.length - 1) if shorter % 10 == 0 else chunks.length
+    def _pair(self, chunks, first, negative, shorter, size, cut, start):
+        """Return the tokens of A and B of the chunk with the first sentence `first`; `shorter` to `start` are draws."""
+        size = 2 + size % (self.length - 1) if shorter % 10 == 0 else self.length
         count = max(chunks.whole(first, size), 2)
         middle = 1 + cut % (count - 1)
         a = chunks.read(first, middle)

@@ -76,10 +76,20 @@ def _backbone(config, names):
         name = (described or config).get("backbone") or "resnet50"
         if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):
             raise ValueError(f"backbone is {name!r}: it must be resnet18, resnet50 or resnet101.")
-        return ResNet(num_classes=0, **ResNet.VARIANTS[name[6:]], frozen=True)
+        backbone = ResNet(num_classes=0, **ResNet.VARIANTS[name[6:]], frozen=True)
+        _check_last(described or config.get("backbone_kwargs") or {}, len(backbone.depths))
+        return backbone
     for name, value in ({"model_type": "resnet"} | family.fixed).items():
         if described.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {described.get(name)!r}: it must be {value!r}.")
     settings = {setting: described.get(name, default) for name, (setting, default) in family.fields.items()}
     settings = {setting: tuple(value) if isinstance(value, list) else value for setting, value in settings.items()}
+    _check_last(described, len(settings["depths"]))
     return ResNet(**family.settings(described, "ResNetModel", names), **settings, frozen=True)
+
+
+def _check_last(described, stages):
+    """Raise ValueError if the last of the feature maps that a backbone returns is not that of its last stage."""
+    for name, last in (("out_features", f"stage{stages}"), ("out_indices", stages)):
+        if (given := described.get(name)) and given[-1] not in (last, -1):
+            raise ValueError(f"backbone_config has {name} {given}: the last must be {last!r}.")

@@ -84,7 +84,7 @@ def stretched(
         last, first = (size * math.log(length / (2 * math.pi * turn), base) for turn in turns)
         # Integers between 0 and the size of the head, as in the reference code.
         last, first = min(math.ceil(last), 2 * size - 1), max(math.floor(first), 0)
-        kept = 1 - (np.arange(size) - first) / max(last - first, 1e-3)
+        kept = 1 - (np.arange(size) - first) / (last - first or 1e-3)
     kept = np.clip(kept, 0, 1)
     return frequencies * (kept + (1 - kept) / factor)
 

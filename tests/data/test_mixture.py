@@ -78,6 +78,14 @@ def test_any_number_of_processes_reads_the_same_batches():
                 np.testing.assert_array_equal(batch[name], np.concatenate([part[step][name] for part in parts]))
 
 
+def test_texts_that_are_truncated_or_left_out_are_counted():
+    class Long(Arrays):
+        cut, left_out = 2, 1
+
+    mixed = Mixed([Long({"index": np.arange(4)}), *numbered(3), Long({"index": np.arange(2)})], (1, 1, 1))
+    assert (mixed.cut, mixed.left_out) == (4, 2)
+
+
 def test_examples_of_different_shapes_are_lists():
     class Ragged(Arrays):
         def take(self, indices):

@@ -1,3 +1,5 @@
+import re
+
 import cloudpickle
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from lineage.data import Documents, shuffle
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.windows import Chunks, PairSentences, Sentences
+from lineage.data.sources import SOURCES
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import TokenizerFile, WordPiece, Words
 from lineage.data.tokens import tokenize
@@ -46,8 +49,8 @@ def pairs(chunks, coder, order=False, seed=0, rounds=1):
     """Return the examples with the masking undone."""
     masked = MaskTokens(0.15, coder)
     firsts = np.tile(chunks.firsts, rounds)
-    batch = {"first": firsts, "mask": np.ones(len(firsts), bool)}
-    made = PairSentences(chunks, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
+    batch = {"first": firsts, "chunks": [chunks] * len(firsts), "mask": np.ones(len(firsts), bool)}
+    made = PairSentences(LENGTH, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
     hidden = made["tokens"].copy()
     np.put_along_axis(hidden, made["masked_positions"], made["targets"], axis=1)  # restore the masked tokens
     return firsts, made | {"tokens": hidden}
@@ -118,9 +121,9 @@ def test_negative_sentences_are_uniform_over_other_documents(chunks):
     """Check that each of the S - s sentences of other documents is equally frequent."""
     chunks, coder = chunks
     firsts = np.full(10_000, chunks.firsts[5])
-    pair = PairSentences(chunks, coder, MaskTokens(0.15, coder))
+    pair = PairSentences(LENGTH, coder, MaskTokens(0.15, coder))
     draws = np.random.default_rng(0).integers(0, 2**63, (len(firsts), 4))
-    begun = [read(coder, pair._pair(int(firsts[0]), True, *map(int, draw))[1][:1])[0] for draw in draws]
+    begun = [read(coder, pair._pair(chunks, int(firsts[0]), True, *map(int, draw))[1][:1])[0] for draw in draws]
     own = begins(chunks, coder)[firsts[0]][0]
     others = [word for word in begins(chunks, coder) if word[0] != own]
     counts = np.array([begun.count(word) for word in others])
@@ -184,3 +187,24 @@ def test_data_without_pairs_raise(tmp_path):
     train("words", ["a b c"], ("end_of_text", "mask")).save(tmp_path / "few.json")
     with pytest.raises(ValueError, match=r"needs the special tokens pad, cls, sep, which .*few.json.* does not have"):
         load(single, order, TokenizerFile(str(tmp_path / "few.json")))
+
+
+def test_pairs_of_a_mixture_are_read_from_their_own_source(tmp_path):
+    for name, count in (("a", 30), ("b", 10)):
+        (tmp_path / name).mkdir()
+        for number, document in enumerate(corpus(count)):
+            (tmp_path / name / f"{number:02}.txt").write_text(re.sub(r"d\d+s\d+", name, document))
+    parts = [{"source": f"text:{tmp_path}/{name}", "name": name, "validation_fraction": 0.3} for name in "ab"]
+    task = SentencePairPretraining(sequence_length=24, pairing="next_sentence")
+    loaded = load(SOURCES.build("mixture", parts=tuple(parts), weights=(1, 1)), task, Words(), batch_size=8)
+
+    def letters(batch):
+        tokens = batch["tokens"].copy()
+        np.put_along_axis(tokens, batch["masked_positions"], batch["targets"], axis=1)  # restore the masked tokens
+        texts = [loaded.tokenizer.decode(row[real]) for row, real in zip(tokens, batch["tokens_mask"])]
+        return ["".join(sorted({word[0] for word in re.findall(r"[ab]w\d", text)})) for text in texts]
+
+    for step in range(4):
+        assert sorted(letters(loaded.train[step])) == [*"aaaabbbb"]
+    for name in "ab":
+        assert {*letters(loaded.splits[f"validation_{name}"][0])} - {""} == {name}

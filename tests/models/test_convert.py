@@ -196,6 +196,16 @@ def transposed(tensors):
             {**DETR, "backbone_config": BACKBONE | {"output_stride": 16}},
             "backbone_config has output_stride 16: it must be 32",
         ),
+        (
+            TINY_GPT,
+            {**DETR, "backbone_config": BACKBONE | {"out_features": ["stage2"]}},
+            r"backbone_config has out_features \['stage2'\]: the last must be 'stage4'",
+        ),
+        (
+            TINY_GPT,
+            {**DETR, "backbone_config": {"backbone": "resnet18", "out_indices": [1, 3]}},
+            r"backbone_config has out_indices \[1, 3\]: the last must be 4",
+        ),
         (TINY_GPT, {**SWIN, "window_size": 1000}, "window is 1,000: its pairs of tokens are too many for the weights"),
         (
             TINY_GPT,

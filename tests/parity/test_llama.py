@@ -131,16 +131,17 @@ def test_old_config_formats(randomize, tmp_path):
     assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
-def test_yarn_frequencies_match_at_published_size():
-    """Check Llama 2 with 16 times its length, at large positions."""
+@pytest.mark.parametrize("length", [4096, 5])
+def test_yarn_frequencies_match(length):
+    """Check Llama 2 with 16 times its length, and a length so short that the interpolated range is empty."""
     config = transformers.LlamaConfig(
         hidden_size=128, num_attention_heads=1, max_position_embeddings=65_536,
         rope_parameters={
-            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 16.0, "original_max_position_embeddings": 4096
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 16.0, "original_max_position_embeddings": length
         },
     )  # fmt: skip
     theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
-    scaling = partial(stretched, kind="yarn", factor=16.0, length=4096, turns=(1.0, 32.0))
+    scaling = partial(stretched, kind="yarn", factor=16.0, length=length, turns=(1.0, 32.0))
     frequencies = scaling(10_000.0 ** -(np.arange(64) / 64), 10_000.0)
     np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
     assert yarn_magnitude(16.0) == pytest.approx(theirs.attention_scaling)

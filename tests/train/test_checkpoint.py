@@ -64,13 +64,6 @@ def test_best_can_be_the_highest(tmp_path):
         assert (checkpoints.best, checkpoints.latest) == (2, 4)
 
 
-def test_metrics_without_that_of_the_best_raise(tmp_path):
-    with pytest.raises(ValueError, match=r"checkpoint\.best is 'loss': it must be one of accuracy, time"):
-        save(tmp_path, state(), metrics=[{"accuracy": 1.0, "time": 2.0}], best="loss")
-    save(tmp_path, state(), best="loss")  # before the first evaluation
-    assert_equal(restore(tmp_path), state())
-
-
 def test_entries_of_a_record_are_replaced(tmp_path, monkeypatch):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state(), {"seed": 1}, {"loss": 1.0}, lines=4)

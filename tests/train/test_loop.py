@@ -15,6 +15,7 @@ import pytest
 from lineage.configs import base
 from lineage.data.content import Arrays
 from lineage.evaluation import Evaluation
+from lineage.evaluation.images import Neighbors
 from lineage.runs.folder import MEASURED, plain
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
@@ -290,6 +291,27 @@ def test_best_and_newest_checkpoints_are_kept(tiny, tmp_path, monkeypatch):
     experiment = Experiment(config, tmp_path, ONE)
     assert int(experiment.restore("best").step) == 8
     assert int(experiment.restore().step) == 15
+
+
+@pytest.mark.thorough
+def test_best_by_the_metric_of_an_evaluator_that_is_not_always_due(tiny, tmp_path, monkeypatch):
+    accuracies = iter([0.9, 0.1, 0.5])
+    monkeypatch.setattr(Neighbors, "measure", lambda *args: {"knn_accuracy": next(accuracies)})
+    changes = {"evaluators.knn": "knn", "evaluators.knn.every": 2, "checkpoint.best": "test/knn_accuracy"}
+    every = {"total_steps": 6, "evaluate_every_steps": 1, "save_every_steps": 1, "checkpoint.keep": 1}
+    loop.train(tiny("vit", changes | every), tmp_path, devices=ONE)
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [2, 6]
+
+
+@pytest.mark.thorough
+def test_best_by_an_unknown_metric_raises_and_loses_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(Evaluation, "check_metric", lambda *args: None)  # as if it were that of an unknown evaluator
+    config = tiny("vit", {"total_steps": 4, "evaluate_every_steps": 2, "checkpoint.best": "test/other_accuracy"})
+    with pytest.raises(
+        ValueError, match=r"^checkpoint\.best is 'test/other_accuracy': it must be one of test/accuracy, test/loss\.$"
+    ):
+        loop.train(config, tmp_path, devices=ONE)
+    assert int(Experiment(config, tmp_path, ONE).restore().step) == 2
 
 
 def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, capsys):

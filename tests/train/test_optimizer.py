@@ -197,9 +197,9 @@ def test_first_layers_can_be_frozen():
 
 
 def test_lars_matches_the_paper():
-    """Compare with equation 6 of arXiv 1708.03888, with momentum."""
+    """Compare with equation 6 of arXiv 1708.03888, with momentum that is multiplied by the last learning rate."""
     params = {"kernel": np.full((2, 3), 2, np.float32), "bias": np.ones(3, np.float32)}
-    optimizer = make("lars", lambda n: 0.5, momentum=0.9)
+    optimizer = make("lars", lambda n: 0.5 / (1 + n), momentum=0.9)
     state = optimizer.init(params)
     gradient = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
     trust = 0.001 * np.sqrt(6 * 4) / np.sqrt((gradient["kernel"] ** 2).sum())
@@ -207,7 +207,7 @@ def test_lars_matches_the_paper():
     np.testing.assert_allclose(updates["kernel"], -0.5 * trust * gradient["kernel"], rtol=1e-5)
     np.testing.assert_allclose(updates["bias"], -0.5, rtol=1e-6)
     updates, _ = optimizer.update(gradient, state, params)
-    np.testing.assert_allclose(updates["kernel"], -0.5 * 1.9 * trust * gradient["kernel"], rtol=1e-5)
+    np.testing.assert_allclose(updates["kernel"], -0.25 * 1.9 * trust * gradient["kernel"], rtol=1e-5)
 
 
 def test_lars_matches_optax():

@@ -1,6 +1,7 @@
 """Training step: loss, gradients, frozen parameters, precision and running statistics."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -259,10 +260,11 @@ def test_running_statistics_with_sharding_and_accumulation(norm):
 
 
 @pytest.mark.thorough
-@tiered("norm", ["batch", "power"])
-def test_running_statistics_exclude_padding(norm):
+@tiered(("norm", "placement"), itertools.product(["batch", "power"], ["post", "pre"]))
+def test_running_statistics_exclude_padding(norm, placement):
     sizes = {"vocab_size": 11, "max_length": 6, "depth": 1, "width": 8, "num_heads": 2, "dropout": 0.0}
-    model, rng = models.build("transformer", norm=norm, norm_warmup=1, **sizes), np.random.default_rng(0)
+    model = models.build("transformer", norm=norm, norm_placement=placement, norm_warmup=1, **sizes)
+    rng = np.random.default_rng(0)
     real = {"inputs_mask": np.arange(6) < [[4], [6]], "mask": np.arange(6) < [[5], [3]]}
     tokens = {name: rng.integers(0, 11, (2, 6)) for name in ("inputs", "tokens", "targets")}
     others = {name: rng.integers(0, 11, (2, 6)) for name in tokens}

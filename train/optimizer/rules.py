@@ -159,7 +159,10 @@ class _LayerWise(Optimizer):
 @OPTIMIZERS.register("lars")
 @dataclass(frozen=True)
 class LARS(_LayerWise, _Momentum):
-    """LARS: SGD with adaptive learning rates for the matrices of each layer (arXiv 1708.03888, algorithm 1).
+    """LARS: SGD with adaptive learning rates for the matrices of each layer (arXiv 1708.03888).
+
+    The learning rate multiplies the momentum, as in PyTorch and in the code of MAE; in algorithm 1 of the paper, the
+    momentum has the learning rates of its steps.
 
     Attributes:
         weight_decay: added to the gradient, before its norm is taken and the momentum.
