@@ -104,6 +104,9 @@ class DETR(StackModel):
     def channels(self) -> int:
         return self.backbone.channels
 
+    def portable(self) -> "DETR":
+        return super().portable().clone(backbone=self.backbone.portable())
+
     def setup(self):
         if not (isinstance(self.backbone, ImageModel) and hasattr(self.backbone, "features")):
             name = type(self.backbone).__name__

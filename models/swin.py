@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positions, Positive, Rate
+from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Naturals, Positions, Positive, Rate
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, dot_product
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.embed import join, split
@@ -70,6 +70,7 @@ class Swin(ImageModel, StackModel):
     mlp_ratio: Positive = 4.0
     epsilon: Epsilon = 1e-5
     stochastic_depth: Rate = 0.0
+    attend: Implementation = "auto"
 
     input_parameters = "^(patch_embed|embed_norm)/"
     attention_path = "attention/attention/attention"
@@ -94,7 +95,7 @@ class Swin(ImageModel, StackModel):
         parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}
 
         def stack(i):
-            attention = partial(Attention, num_heads=self.num_heads[i], **parts)
+            attention = partial(Attention, num_heads=self.num_heads[i], attend=self.attend, **parts)
             if second:
                 bias = partial(ContinuousBias, trained[i])
                 attention = partial(attention, score=Cosine(parent=None), key_bias=False, relative=bias)

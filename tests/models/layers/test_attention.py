@@ -300,6 +300,15 @@ def test_attention_implementation_is_selected_by_name():
         build("gpt", attend="fast")
     assert build("gpt").portable() == build("gpt", attend="portable")
     assert build("gpt", attend="dense").portable() == build("gpt", attend="dense")
+    assert build("detr", backbone={"name": "swin"}).portable().backbone == build("swin", attend="portable")
+
+
+def test_portable_models_have_no_kernels():
+    model, image = build("swin", image_size=28, depths=(1,), width=16, num_heads=(1,)), jnp.zeros((1, 28, 28, 3))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), image), image
+    half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+    found = ["pallas_call" in str(jax.make_jaxpr(one.apply)(*half)) for one in (model, model.portable())]
+    assert found == [True, False]
 
 
 def test_segments_attend_only_to_themselves(variables, normal):
