@@ -52,6 +52,8 @@ def rotary(
         scaling: function (frequencies, base) -> frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
         magnitude: factor of the vectors, `yarn_magnitude` for YaRN.
     """
+    if x.shape[-1] % 2:
+        raise ValueError(f"rotary positions need heads of an even size, not {x.shape[-1]}.")
     frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     if scaling is not None:
         frequencies = scaling(frequencies, base)
