@@ -111,8 +111,7 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
         "do_convert_rgb": channels == 3,
         "do_resize": True,
         "resample": {name: number for number, name in RESAMPLING.items()}[options.get("resample", "bilinear")],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
+        **FIXED,
         "do_normalize": True,
         **{f"image_{name}": values for name, values in numbers.items()},
     }
