@@ -21,6 +21,7 @@ from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Weighting, dense
 from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.cache import LayerCache
+from lineage.models.layers.placement import EXAMPLES
 from lineage.models.layers.position import sinusoidal
 
 
@@ -156,7 +157,7 @@ class TransformerXL(DecoderOnly):
 
     @property
     def sharding_rules(self) -> tuple[ShardingRule, ...]:
-        return (("memory/.*hidden", (("data", "fsdp"), None, None)), *super().sharding_rules)
+        return (("memory/.*hidden", (EXAMPLES, None, None)), *super().sharding_rules)
 
     def setup(self):
         init = nn.initializers.normal(0.02)
