@@ -228,9 +228,7 @@ class PatchMerge(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B rows columns D"]) -> Float[Array, "B _ _ 2*D"]:
-        x = pad(x, 2)
-        batch, rows, columns, width = x.shape
-        x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width).transpose(0, 1, 3, 4, 2, 5)
+        x, width = split(pad(x, 2), 2).swapaxes(3, 4), x.shape[-1]
         x = x.reshape(*x.shape[:3], 4 * width)  # upper left, lower left, upper right, lower right
         norm = LayerNorm(1e-5, name="norm")
         project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")
