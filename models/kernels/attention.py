@@ -70,16 +70,17 @@ def kernels_for(
     if mask.positions is not None or value.shape[-1] != size:
         return found
     compact, half = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
-    if half and heads == kv_heads and short_attention.fits(query, key, mask):
+    ours = half and heads == kv_heads  # what our own kernels require
+    if ours and short_attention.fits(query, key, mask):
         found["cuda"] = partial(short_attention.attend, dropout=dropout)
     if min(length, keys) < MIN_LENGTH // 2:
         return found
-    if dropout is not None and half and heads == kv_heads and triton_programs.fits(query, key, mask):
+    if dropout is not None and ours and triton_programs.fits(query, key, mask):
         found["cuda"] = partial(triton_attention.flash, dropout=dropout)
     if min(length, keys) < MIN_LENGTH:
         return found
     short = dropout is not None or not compact or max(length, keys) <= BLOCK
-    if short and half and heads == kv_heads and fused_attention.fits(query, key, mask):
+    if short and ours and fused_attention.fits(query, key, mask):
         found["tpu"] = partial(fused_attention.fused, dropout=dropout)
     elif compact and dropout is None:
         found["tpu"] = splash
