@@ -2,7 +2,7 @@
 
 Without attention, the decoder starts from the last state of the encoder, which is also an input of every step. With
 attention, this input is a weighted mean of the states of the encoder: Bahdanau's weights depend on the previous state
-of the decoder (arXiv 1409.0473), Luong's on the present state, which affects the next step (arXiv 1508.04025).
+of the decoder (arXiv 1409.0473), Luong's on the current state, which affects the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping

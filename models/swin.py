@@ -89,7 +89,7 @@ class Swin(ImageModel, StackModel):
         trained = self.trained_windows or (0,) * stages
         if not stages == len(self.num_heads) == len(trained):
             given = f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained}"
-            raise ValueError(f"{given} must be equally long: one for each stage.")
+            raise ValueError(f"{given} must have one value for each stage.")
         rates = np.split(np.linspace(0, self.stochastic_depth, sum(self.depths)), np.cumsum(self.depths))
         norm = partial(LayerNorm, epsilon=self.epsilon)
         parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}

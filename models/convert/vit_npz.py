@@ -35,7 +35,7 @@ NAMES = {
 }
 FIXED = {"position": "1d", "activation": "gelu_tanh", "epsilon": 1e-6}
 FIXED |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
-MOST = 10**8  # bytes of a file's arrays, in addition to four times its size
+MAX_BYTES = 10**8  # maximum size of a file's arrays, in addition to four times that of the file
 
 
 def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -73,7 +73,7 @@ def _read(path):
         if not size:
             raise ValueError("it is empty")
         with np.load(path) as file:
-            if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MOST:
+            if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MAX_BYTES:
                 raise ValueError(f"it has {size:,} bytes for arrays of {needed:,}")
             return dict(file)
     except Exception as error:  # archives raise exceptions of many types

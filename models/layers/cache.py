@@ -248,7 +248,7 @@ class States(Rows, Lengths):
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def last(self, first: Any) -> Any:
-        """Return the present state, which is `first` for sequences without tokens."""
+        """Return the current state, or `first` for sequences without tokens."""
 
         def read(states, first):
             rows = jnp.arange(len(states))

@@ -151,7 +151,7 @@ class RelativeBuckets(nn.Module):
 
     Attributes:
         buckets: number of buckets.
-        max_distance: distance from which on the last bucket is always used.
+        max_distance: the last bucket is used for this distance and all larger ones.
         bidirectional: whether half of the buckets are for keys after the query; otherwise such keys are in the bucket
             of distance 0.
     """
