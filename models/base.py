@@ -249,7 +249,7 @@ class StackModel(Model):
         remat: what the backward pass recomputes to save memory: nothing (None), all but the matrix products with
             weights ("dots"), or everything inside a block ("full").
         unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
-            into arrays of all layers; `depth`, which means no loop, is faster on TPUs and GPUs but compiles slower.
+            into arrays of all layers; `depth`, without a loop, is faster on TPUs and GPUs but compiles more slowly.
         decoder_depth: number of layers of the decoder; None: `depth`.
     """
 

@@ -38,8 +38,8 @@ class BigBird(BERT):
     Attributes:
         attention_type: "block_sparse", or "original_full" for attention between all tokens in sequences of any length.
         block_size: number of tokens in a block; the last block may have fewer.
-        num_random_blocks: number R of random blocks that a block attends to, beside its neighbors and the two ends.
-        random_blocks: "seeded": blocks that are drawn anew for each layer, from those that are not attended to anyway;
+        num_random_blocks: number R of random blocks that a block attends to, in addition to its neighbors and the ends.
+        random_blocks: "seeded": blocks drawn for each layer among those that are not attended to otherwise;
             "first": the first block, R times, as in evaluation mode of the reference implementation.
         seed: random seed of "seeded".
     """

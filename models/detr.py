@@ -45,7 +45,7 @@ class DETR(StackModel):
     """An object detector for images of any size.
 
     Attributes:
-        backbone: model with `features`, of which the last feature map is used.
+        backbone: model with `features`, whose last feature map is used.
         num_classes: number of classes, V, without "no object", which is the last logit.
         image_size: side of the training images, in pixels.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
@@ -103,6 +103,9 @@ class DETR(StackModel):
     @property
     def channels(self) -> int:
         return self.backbone.channels
+
+    def portable(self) -> "DETR":
+        return super().portable().clone(backbone=self.backbone.portable())
 
     def setup(self):
         if not (isinstance(self.backbone, ImageModel) and hasattr(self.backbone, "features")):

@@ -121,14 +121,14 @@ def saved_bytes(loss: Callable, params: Any, *args: Any) -> int:
 
 
 def _inside(eqn, body):
-    """Return the bytes that an equation needs beside its inputs and outputs; an iteration copies its results."""
+    """Return the bytes that an equation needs besides its inputs and outputs; an iteration copies its results."""
     if eqn.primitive.name == "scan":
         return peak_bytes(body, kept=False)
     return peak_bytes(body) - bytes_of([v.aval for v in _variables(body.outvars)])
 
 
 def peak_bytes(jaxpr: Any, kept: bool = True) -> int:
-    """Return the maximum number of bytes that are alive at once beside the inputs.
+    """Return the maximum number of bytes that are alive at once, without the inputs.
 
     Views, and results of element-wise operations that are read once, are not stored. With `kept`, the results of the
     jaxpr are alive to the end.

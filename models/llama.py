@@ -105,6 +105,9 @@ class Llama(DecoderOnly):
     def _rotary(self):
         if self.rope_scaling == "default":
             return partial(rotary, base=self.rope_base)
+        first, second = self.rope_turns
+        if first >= second:
+            raise ValueError(f"rope_turns is {self.rope_turns}: the second number must be greater than the first.")
         settings = {"kind": self.rope_scaling, "factor": self.rope_factor, "turns": tuple(self.rope_turns)}
         scaling = partial(stretched, length=self.rope_length or self.max_length, **settings)
         magnitude = yarn_magnitude(self.rope_factor) if self.rope_scaling == "yarn" else 1.0

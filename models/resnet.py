@@ -73,7 +73,7 @@ class ResNet(ImageModel):
 
     def setup(self):
         if len(self.depths) != len(self.widths):
-            raise ValueError(f"depths {self.depths} and widths {self.widths} must be equally long.")
+            raise ValueError(f"depths {self.depths} and widths {self.widths} must have the same length.")
         norm = partial(BatchNorm, epsilon=self.epsilon, frozen=self.frozen)
         if self.norm == "group":
             norm = partial(nn.GroupNorm, self.groups, epsilon=self.epsilon, use_fast_variance=False)

@@ -2,7 +2,7 @@
 
 Without attention, the decoder starts from the last state of the encoder, which is also an input of every step. With
 attention, this input is a weighted mean of the states of the encoder: Bahdanau's weights depend on the previous state
-of the decoder (arXiv 1409.0473), Luong's on the present state, which affects the next step (arXiv 1508.04025).
+of the decoder (arXiv 1409.0473), Luong's on the current state, which affects the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping
@@ -106,10 +106,8 @@ class Seq2Seq(Model):
             self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
         self.cells = [Cell(self.cell, self.width) for _ in range(self.depth)]
         self.fed = linear((gates * self.width,))  # input of the first cell, in addition to the token's vector
-        if self.attention in ("additive", "general", "concat"):
-            self.key = linear((self.width,))
-        additive = self.attention in ("additive", "concat")
-        self.score = Additive(self.width, keys_projected=True) if additive else dot_product
+        self.key = linear((self.width,)) if self.attention in ("additive", "general", "concat") else None
+        self.score = Additive() if self.attention in ("additive", "concat") else dot_product
         if self.span == "predictive":
             self.place = [linear((self.width,)), linear((1,))]
         if self.luong:
@@ -160,7 +158,7 @@ class Seq2Seq(Model):
         if self.attention == "fixed":
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
-        key = self.key(value) if self.attention in ("additive", "general", "concat") else value
+        key = value if self.key is None else self.key(value)
         return Annotations(key, value, mask, self._initial_state(cells))
 
     def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> States:

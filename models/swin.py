@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import Count, Counts, Epsilon, Image, Naturals, Positions, Positive, Rate
+from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Naturals, Positions, Positive, Rate
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, dot_product
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.embed import join, split
@@ -70,6 +70,7 @@ class Swin(ImageModel, StackModel):
     mlp_ratio: Positive = 4.0
     epsilon: Epsilon = 1e-5
     stochastic_depth: Rate = 0.0
+    attend: Implementation = "auto"
 
     input_parameters = "^(patch_embed|embed_norm)/"
     attention_path = "attention/attention/attention"
@@ -88,13 +89,13 @@ class Swin(ImageModel, StackModel):
         trained = self.trained_windows or (0,) * stages
         if not stages == len(self.num_heads) == len(trained):
             given = f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained}"
-            raise ValueError(f"{given} must be equally long: one for each stage.")
+            raise ValueError(f"{given} must have one value for each stage.")
         rates = np.split(np.linspace(0, self.stochastic_depth, sum(self.depths)), np.cumsum(self.depths))
         norm = partial(LayerNorm, epsilon=self.epsilon)
         parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}
 
         def stack(i):
-            attention = partial(Attention, num_heads=self.num_heads[i], **parts)
+            attention = partial(Attention, num_heads=self.num_heads[i], attend=self.attend, **parts)
             if second:
                 bias = partial(ContinuousBias, trained[i])
                 attention = partial(attention, score=Cosine(parent=None), key_bias=False, relative=bias)
@@ -227,9 +228,7 @@ class PatchMerge(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B rows columns D"]) -> Float[Array, "B _ _ 2*D"]:
-        x = pad(x, 2)
-        batch, rows, columns, width = x.shape
-        x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width).transpose(0, 1, 3, 4, 2, 5)
+        x, width = split(pad(x, 2), 2).swapaxes(3, 4), x.shape[-1]
         x = x.reshape(*x.shape[:3], 4 * width)  # upper left, lower left, upper right, lower right
         norm = LayerNorm(1e-5, name="norm")
         project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")

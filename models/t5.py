@@ -44,7 +44,7 @@ class T5(EncoderDecoder):
             `tied`.
         buckets: number of ranges of distances between tokens, each with a learned bias of the attention scores:
             of both directions together in the encoder, of preceding tokens in the decoder.
-        max_distance: distance from which on all tokens share the last bucket.
+        max_distance: all tokens at this distance or farther share the last bucket.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
     """
 

@@ -21,6 +21,7 @@ from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Weighting, dense
 from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.cache import LayerCache
+from lineage.models.layers.placement import EXAMPLES
 from lineage.models.layers.position import sinusoidal
 
 
@@ -122,7 +123,7 @@ class TransformerXL(DecoderOnly):
         memory_length: M, number of tokens before the segment that each layer attends to; 0: the vanilla model.
         same_length: whether each token attends to `memory_length` tokens, including itself; otherwise it attends to the
             whole memory and all preceding tokens of the segment.
-        clamp_length: distance from which on all distances are equal; 0: none.
+        clamp_length: maximum distance, to which larger ones are clipped; 0: none.
         cutoffs: indices of the first words of the tails of an adaptive softmax (arXiv 1609.04309), for a vocabulary
             that is sorted by frequency; (): an ordinary softmax without biases.
         divisor: with `cutoffs`, the word vectors of tail i have D / divisor^i components (arXiv 1809.10853).
@@ -156,7 +157,7 @@ class TransformerXL(DecoderOnly):
 
     @property
     def sharding_rules(self) -> tuple[ShardingRule, ...]:
-        return (("memory/.*hidden", (("data", "fsdp"), None, None)), *super().sharding_rules)
+        return (("memory/.*hidden", (EXAMPLES, None, None)), *super().sharding_rules)
 
     def setup(self):
         init = nn.initializers.normal(0.02)

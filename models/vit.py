@@ -91,7 +91,7 @@ class ViT(ImageModel, StackModel):
 
     def setup(self):
         sublayers = self._sublayers(self.width, self.num_heads, self.mlp_dim)
-        stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
+        stride = stride_of(self.hybrid)
         if self.patch_size % stride:
             raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
         self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
@@ -210,6 +210,11 @@ class AttentionPool(nn.Module):
         x, _ = self.attention(relative=None, name="attention")(query, tokens)
         x = x + self.mlp(name="mlp")(self.norm(name="norm")(x))
         return x[:, 0]
+
+
+def stride_of(hybrid: tuple[int, ...]) -> int:
+    """Return the stride, in pixels of the image, of the feature map that is split into patches; see `ViT.hybrid`."""
+    return 2 ** (len(hybrid) + 1) if hybrid else 1
 
 
 def tokens_at(x: Float[Array, "B P D"], indices: Int[Array, "B S"]) -> Float[Array, "B S D"]:

@@ -12,7 +12,7 @@ from lineage.models.bert import OUTPUTS, POOLED, WORDS
 from lineage.models.convert.family import ENCODER, Family, Rule, block, labels, linear, norm, num_labels, register
 
 SEGMENTS = 2  # number of segments in the file of a model without segments
-# Suffix of a class in `transformers` -> our heads, of which the first that the model has is used.
+# Suffix of a class in `transformers` -> our heads; the first one that the model has is used.
 HEADS = {
     "ForPreTraining": ("pretraining", "replaced"),
     "ForMaskedLM": ("masked_lm",),

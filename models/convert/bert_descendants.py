@@ -57,10 +57,7 @@ class BigBird(Bert):
     two_layers = True
 
     def settings(self, config, architecture, names):
-        kind = config.get("attention_type", "block_sparse")
-        if kind not in ("block_sparse", "original_full"):
-            raise ValueError(f"attention_type is {kind!r}: it must be 'block_sparse' or 'original_full'.")
-        attention = {"attention_type": kind} if kind == "original_full" else {"random_blocks": "first"}
+        attention = {"attention_type": config.get("attention_type", "block_sparse"), "random_blocks": "first"}
         return super().settings(config, architecture, names) | attention
 
     def config(self, model):

@@ -14,7 +14,7 @@ from lineage.models.convert.family import read_json
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
-FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields of `preprocessor_config.json` with only one value
+FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields with only one supported value
 # Role of a special token in `tokenizer_config.json` -> its role in `lineage.data.tokenizers.SPECIAL`.
 ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
 
@@ -111,8 +111,7 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
         "do_convert_rgb": channels == 3,
         "do_resize": True,
         "resample": {name: number for number, name in RESAMPLING.items()}[options.get("resample", "bilinear")],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
+        **FIXED,
         "do_normalize": True,
         **{f"image_{name}": values for name, values in numbers.items()},
     }

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from lineage.models.vit import ViT
+from lineage.models.vit import ViT, stride_of
 
 # Prefix of a name in files -> ours; `*` is the index of a layer, for which our parameters have a leading axis.
 NAMES = {
@@ -35,7 +35,7 @@ NAMES = {
 }
 FIXED = {"position": "1d", "activation": "gelu_tanh", "epsilon": 1e-6}
 FIXED |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
-MOST = 10**8  # bytes of a file's arrays, in addition to four times its size
+MAX_BYTES = 10**8  # maximum size of a file's arrays, in addition to four times that of the file
 
 
 def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -73,7 +73,7 @@ def _read(path):
         if not size:
             raise ValueError("it is empty")
         with np.load(path) as file:
-            if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MOST:
+            if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MAX_BYTES:
                 raise ValueError(f"it has {size:,} bytes for arrays of {needed:,}")
             return dict(file)
     except Exception as error:  # archives raise exceptions of many types
@@ -92,7 +92,7 @@ def _settings(arrays):
     _, num_heads, _ = arrays[f"{layer}MultiHeadDotProductAttention_1/query/kernel"].shape
     positions = arrays["Transformer/posembed_input/pos_embedding"].shape[1]
     if hybrid:
-        size, channels = size * _stride(hybrid), arrays["conv_root/kernel"].shape[2]
+        size, channels = size * stride_of(hybrid), arrays["conv_root/kernel"].shape[2]
     token = "cls" in arrays
     return {
         "num_classes": arrays["head/bias"].size if "head/bias" in arrays else 0,
@@ -114,7 +114,7 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     known = type(model) is ViT and all(getattr(model, name) == value for name, value in FIXED.items())
     if not known or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
-    size, width = model.patch_size // _stride(model.hybrid), model.width
+    size, width = model.patch_size // stride_of(model.hybrid), model.width
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
     shapes["patch_embed/projection/kernel"] = (size, size, -1, width)
     arrays = {}
@@ -137,11 +137,6 @@ def _resnet(blocks):
             theirs, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"
             names |= {theirs + their_part: ours + our_part for their_part, our_part in parts.items()}
     return names
-
-
-def _stride(blocks):
-    """Return the stride, in pixels of the image, of the feature map that is cut into patches."""
-    return 2 ** (len(blocks) + 1) if blocks else 1
 
 
 def _names(model, ours):

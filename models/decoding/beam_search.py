@@ -34,7 +34,7 @@ def beam_search(
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Float[Array, "B"]]:  # fmt: skip
     """Continue the N = `num_beams` best running hypotheses of each prompt; return the fields of a `Generation`.
 
-    A prompt is finished when no running hypothesis, normalized by its present length, scores higher than the worst of
+    A prompt is finished when no running hypothesis, normalized by its current length, scores higher than the worst of
     `num_beams` finished ones.
 
     Args:

@@ -59,7 +59,7 @@ class Slots:
     The continuation of prompt i equals that of row i in `generate` with all prompts in one batch, for any number of
     slots. The first use causes compilation, as does each new width to which prompts are padded, a power of 2. A prompt
     that is too long for the slots, or has inputs of other shapes, waits until all slots are empty; then they are
-    allocated anew.
+    reallocated.
 
     Attributes:
         steps: number of decoding steps so far, in each of which all slots decode a token.

@@ -272,7 +272,7 @@ class Running(NamedTuple):
 
     tokens: Int[Array, "B S"]  # the prompts and the new tokens, padded for more
     starts: Int[Array, "B"]  # length of the prompt
-    lengths: Int[Array, "B"]  # present length
+    lengths: Int[Array, "B"]  # current length
     ends: Int[Array, "B"]  # maximum length
     indices: Int[Array, "B"]  # index of the sequence, on which its samples depend
     scores: Float[Array, "B"]  # sum of the new tokens' log-probabilities

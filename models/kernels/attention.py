@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
 
 from lineage.models.kernels import fused_attention, short_attention, triton_attention, triton_programs
-from lineage.models.kernels.devices import SAVED, visited_blocks
+from lineage.models.kernels.devices import SAVED, on_devices, visited_blocks
 from lineage.models.kernels.fused_attention import LANES
 from lineage.models.layers.attend import (
     SOFTMAX,
@@ -26,7 +26,6 @@ from lineage.models.layers.attend import (
     dot_product,
     scaled_dot_product,
 )
-from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 MIN_LENGTH = 128  # minimum number of queries and keys for which kernels are used; on GPUs, some take fewer
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
@@ -71,16 +70,17 @@ def kernels_for(
     if mask.positions is not None or value.shape[-1] != size:
         return found
     compact, half = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
-    if half and heads == kv_heads and short_attention.fits(query, key, mask):
+    ours = half and heads == kv_heads  # what our own kernels require
+    if ours and short_attention.fits(query, key, mask):
         found["cuda"] = partial(short_attention.attend, dropout=dropout)
     if min(length, keys) < MIN_LENGTH // 2:
         return found
-    if dropout is not None and half and heads == kv_heads and triton_programs.fits(query, key, mask):
+    if dropout is not None and ours and triton_programs.fits(query, key, mask):
         found["cuda"] = partial(triton_attention.flash, dropout=dropout)
     if min(length, keys) < MIN_LENGTH:
         return found
     short = dropout is not None or not compact or max(length, keys) <= BLOCK
-    if short and half and heads == kv_heads and fused_attention.fits(query, key, mask):
+    if short and ours and fused_attention.fits(query, key, mask):
         found["tpu"] = partial(fused_attention.fused, dropout=dropout)
     elif compact and dropout is None:
         found["tpu"] = splash
@@ -114,38 +114,6 @@ def cudnn(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float) -> Q
     return jax.nn.dot_product_attention(*arrays, **options)[:, :length]
 
 
-def splash(query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *, interpret: bool = False) -> Queries:
-    """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks that a mask or a window excludes.
-
-    On several devices, each computes the attention of its examples and heads. The mask must not have `allowed`, `bias`
-    or `positions`. `scale` multiplies the scores, and `interpret` emulates the kernel on any platform.
-    """
-    (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
-    blocks = block_sizes(length, keys)
-    rows, columns = (-(-n // block) * block for n, block in zip((length, keys), (blocks[0], blocks[2])))
-
-    def padded(x, total, value=0):  # along the tokens, axis 1
-        rest = [(0, 0), (0, total - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
-        return jnp.pad(x, rest, constant_values=value)
-
-    segments = None
-    if mask.keys is not None or mask.segments is not None or (columns > keys and not mask.causal):
-        of_queries = jnp.zeros((1, length), jnp.int32) if mask.segments is None else mask.segments
-        of_keys = jnp.zeros((1, keys), jnp.int32) if mask.segments is None else mask.segments
-        of_keys = of_keys if mask.keys is None else jnp.where(mask.keys, of_keys, -1)
-        pairs = (of_queries, rows), (of_keys, columns)
-        segments = tuple(jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in pairs)
-    arrays = [padded(x, total) for x, total in ((query * scale, rows), (key, columns), (value, columns))]
-    attend = partial(_splash, causal=mask.causal, window=mask.window, blocks=blocks, interpret=interpret)
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else None
-        spec = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
-        specs = (spec,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
-    return attend(*arrays, segments)[:, :length]
-
-
 def saves_attention(primitive: Any, *_: Any, **options: Any) -> bool:
     """Rematerialization policy that saves the residuals of the attention kernels."""
     return options.get("name") == SAVED or primitive.name.startswith("dot_product_attention_fwd")
@@ -161,33 +129,50 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
     return *sizes, sizes[1] * -(-counts[1] // BACKWARD_BLOCKS)
 
 
-def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
-    """Attend on one device, with lengths that are multiples of the block sizes."""
+def _splash(
+    arrays: dict[str, Array], *, channels: int, causal: bool, window: int | None, scale: float, interpret: bool, **_
+) -> Float[Array, "B T D"]:
+    """Attend on one device with splash attention, a Pallas kernel that skips blocks that the mask excludes.
+
+    See `on_devices` for the arguments; there must be no bias. There may be fewer key/value heads than heads.
+    """
     # Imported here because only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    shape = query.shape[1], key.shape[1]
+    (batch, length, _), keys = arrays["query"].shape, arrays["key"].shape[1]
+    rows, columns, backward = block_sizes(length, keys)
+    shape = -(-length // rows) * rows, -(-keys // backward) * backward
+    totals = {"query": shape[0], "own": shape[0], "key": shape[1], "value": shape[1], "seen": shape[1]}
+
+    def padded(name, x, value=0):  # along the tokens, axis 1
+        return jnp.pad(x, [(0, 0), (0, totals[name] - x.shape[1])] + [(0, 0)] * (x.ndim - 2), constant_values=value)
+
+    segments = None
+    if "seen" in arrays or (shape[1] > keys and not causal):
+        same = {"own": jnp.zeros((1, length), jnp.int32), "seen": jnp.zeros((1, keys), jnp.int32)}
+        pair = (padded(name, arrays.get(name, same[name]), -1) for name in same)
+        segments = kernels.SegmentIds(*(jnp.broadcast_to(x, (batch, x.shape[1])) for x in pair))
+    heads = {name: arrays[name].reshape(*arrays[name].shape[:2], -1, channels) for name in ("query", "key", "value")}
+    heads["query"] = heads["query"] * scale
     if causal and window is not None:
         head_mask = masks.LocalMask(shape, (window - 1, 0), 0)
     else:
         head_mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    rows, keys, backward = blocks
-    sizes = {"block_q": rows, "block_kv": keys}
-    sizes |= {"block_q_dkv": rows, "block_kv_dkv": backward, "block_kv_dkv_compute": keys}
+    sizes = {"block_q": rows, "block_kv": columns}
+    sizes |= {"block_q_dkv": rows, "block_kv_dkv": backward, "block_kv_dkv_compute": columns}
     attend = kernels.make_splash_mha(
-        mask=masks.MultiHeadMask([head_mask] * query.shape[2]),
+        mask=masks.MultiHeadMask([head_mask] * heads["query"].shape[2]),
         block_sizes=kernels.BlockSizes(**sizes, use_fused_bwd_kernel=True),
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=SAVED,
         interpret=interpret,
     )
-    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
-    visited, count = visited_blocks(shape, (blocks[0], blocks[2]), causal, window)
+    visited, count = visited_blocks(shape, (rows, backward), causal, window)
     with jax.named_scope(f"visits_{visited}_of_{count}_blocks"):  # for `lineage compile`
-        if segments is None:
-            out = jax.vmap(attend)(*heads_first)
-        else:
-            out = jax.vmap(attend)(*heads_first, kernels.SegmentIds(*segments))
-    return out.swapaxes(1, 2)
+        out = jax.vmap(attend)(*(padded(name, x).swapaxes(1, 2) for name, x in heads.items()), segments)
+    return out.swapaxes(1, 2)[:, :length].reshape(batch, length, -1)
+
+
+splash = partial(on_devices, _splash)

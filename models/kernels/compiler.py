@@ -21,7 +21,7 @@ Heads = Float[Array, "B T H C"]
 
 
 def recomputed(arrays: Any) -> Any:
-    """Return arrays from which the backward pass computes a derivative again, instead of storing parts of it."""
+    """Return arrays from which the backward pass recomputes a derivative, instead of storing intermediate results."""
     return jax.lax.optimization_barrier(arrays)
 
 

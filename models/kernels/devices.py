@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from lineage.models.layers.attend import DropWeights, Keys, Mask, Queries
 from lineage.models.layers.dropout import keeps
-from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
+from lineage.models.layers.placement import EXAMPLES, HEADS, dividing
 
 SAVED = "flash_attention"  # checkpoint name of the residuals, for `saves_attention`
 MASKED = float(jnp.finfo(jnp.float32).min)  # score of a masked key
@@ -56,12 +56,6 @@ def visited_blocks(shape: tuple[int, int], sizes: tuple[int, int], causal: bool,
     return int(visited.sum()), visited.size
 
 
-def heads_axes(heads: int) -> tuple[str, ...]:
-    """Return the axes of the mesh over which heads are split."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return () if mesh.empty or heads % num_parts(mesh, HEADS) else HEADS
-
-
 def on_devices(
     attend: Callable[..., Array], query: Queries, key: Keys, value: Keys, mask: Mask, scale: float, *,
     dropout: DropWeights | None = None, tables: dict[str, Array] | None = None, interpret: bool = False,
@@ -70,9 +64,9 @@ def on_devices(
 
     Args:
         attend: kernel (arrays, **settings) -> outputs [B, T, D], with the settings of `Shape` from `channels` on. The
-            arrays are "query" [B, T, D], "key" and "value" [B, S, D], with D = H x C; "seed" [3], the seed of dropout
-            and the indices of the device's first example and first head; optionally "own" [#B, T] and "seen" [#B, S],
-            the segment ids of queries and keys, -1 for padding; "bias" [1, H, T, S]; and `tables`.
+            arrays are "query" [B, T, D], "key" and "value" [B, S, K x C], with D = H x C; "seed" [3], the seed of
+            dropout and the indices of the device's first example and first head; optionally "own" [#B, T] and "seen"
+            [#B, S], the segment ids of queries and keys, -1 for padding; "bias" [1, H, T, S]; and `tables`.
         mask: a mask that `is_described`.
         scale, interpret: see `Shape`.
         dropout: dropout of the weights, if any.
@@ -87,8 +81,7 @@ def on_devices(
     settings |= {"rate": 0.0 if dropout is None else dropout.rate, "all_heads": heads, "interpret": interpret}
     local, mesh = partial(_attend_locally, partial(attend, **settings)), jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else ()
-        split = heads_axes(heads)
+        examples, split = dividing(EXAMPLES, batch), dividing(HEADS, key.shape[2])
         arrays = PartitionSpec(examples, None, split)
         masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
         biases = None if bias is None else PartitionSpec(None, split)

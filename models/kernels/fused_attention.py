@@ -16,9 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from lineage.models.kernels.devices import MASKED, SAVED, Shape, heads_axes, is_described, keeps_weights, on_devices
+from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, keeps_weights, on_devices
 from lineage.models.layers.attend import Keys, Mask, Queries
-from lineage.models.layers.placement import num_parts
+from lineage.models.layers.placement import HEADS, dividing, num_parts
 
 LANES = 128  # width of a vector register
 SCORES = 2**18  # maximum number of scores of one head in a block
@@ -29,7 +29,7 @@ KEYS = 2**18  # maximum number of elements in a block of keys
 def fits(query: Queries, key: Keys, mask: Mask) -> bool:
     """Return whether `fused` supports arrays of these shapes with this mask."""
     (queries, heads, channels), keys = query.shape[1:], key.shape[1]
-    heads = heads // num_parts(jax.sharding.get_abstract_mesh(), heads_axes(heads))
+    heads = heads // num_parts(jax.sharding.get_abstract_mesh(), dividing(HEADS, heads))
     size = block_size(queries, keys, heads, channels, whole=mask.bias is not None)
     return is_described(mask, queries, keys) and size is not None
 

@@ -1,4 +1,4 @@
-"""Programs of attention kernels for NVIDIA GPUs in Triton, and how they are started.
+"""Programs of attention kernels for NVIDIA GPUs in Triton, and the function that launches them.
 
 Each program of a kernel has one block of queries or keys, of one head and one example, and loops over the blocks of the
 other kind.
@@ -157,9 +157,9 @@ def call(
     program: type[Program], shape: Shape, kernel: Callable, products: int, inputs: Arrays, outputs: Arrays,
     tokens: int, examples: int = 1,
 ) -> Arrays:  # fmt: skip
-    """Run a kernel for all blocks of T queries or S keys, as `tokens` says, and all heads.
+    """Run a kernel for all heads and all blocks of `tokens` queries or keys.
 
-    `products` is the number of matrix products for each pair of blocks, `examples` that of examples of each program.
+    `products` is the number of matrix products for each pair of blocks, `examples` the number of examples per program.
     """
     batch, _, width = inputs["query"].shape
     flops = 2 * products * batch * width * program.num_pairs(shape, inputs) * BLOCK**2

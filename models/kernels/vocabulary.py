@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.placement import EXAMPLES, TOKENS, num_parts
+from lineage.models.layers.placement import EXAMPLES, TOKENS, dividing
 
 LOGITS = 2**26  # maximum number of logits of a block
 SPARSE_TOKENS = 512  # maximum number of tokens of a block if most weights are zero
@@ -118,7 +118,7 @@ def _on_mesh(x, table, bias, labels, weights, options, *, gradients):
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return compute(x, table, bias, labels, weights, ())
-    axes = [names if n % num_parts(mesh, names) == 0 else () for names, n in zip((EXAMPLES, TOKENS), x.shape)]
+    axes = dividing(EXAMPLES, x.shape[0]), dividing(TOKENS, x.shape[1])
     tokens, replicated = PartitionSpec(*axes), PartitionSpec()
     return jax.shard_map(
         partial(compute, axes=sum(axes, ())),

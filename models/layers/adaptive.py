@@ -44,10 +44,9 @@ class AdaptiveEmbed(nn.Module):
     width: int
     cutoffs: tuple[int, ...]
     divisor: int = 1
-    table_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
-    projection_init: nn.initializers.Initializer = nn.initializers.normal(0.01)
 
     def setup(self):
+        of_vectors, of_projections = nn.initializers.normal(0.02), nn.initializers.normal(0.01)
         ends = (0, *self.cutoffs, self.vocab_size)
         if not self.cutoffs or list(ends) != sorted(set(ends)):
             raise ValueError(f"cutoffs is {self.cutoffs}: they must increase, from 1 to {self.vocab_size - 1} at most.")
@@ -60,12 +59,12 @@ class AdaptiveEmbed(nn.Module):
             sizes = zip(pairwise(ends), widths)
             shapes = {f"_{i}": (stop - start, width) for i, ((start, stop), width) in enumerate(sizes)}
             names = {f"projection_{i}": (width, self.width) for i, width in enumerate(widths)}
-            self.projections = [self.param(name, self.projection_init, shape) for name, shape in names.items()]
-            self.head_projection = self.param("head_projection", self.projection_init, (self.width, self.width))
+            self.projections = [self.param(name, of_projections, shape) for name, shape in names.items()]
+            self.head_projection = self.param("head_projection", of_projections, (self.width, self.width))
         tables = {f"table{name}": shape for name, shape in shapes.items()}
-        self.tables = [gathered(self, name, self.param(name, self.table_init, tables[name])) for name in tables]
+        self.tables = [gathered(self, name, self.param(name, of_vectors, tables[name])) for name in tables]
         self.biases = [self.param(f"bias{name}", nn.initializers.zeros, shape[:1]) for name, shape in shapes.items()]
-        self.tail_table = self.param("tail_table", self.table_init, (len(self.cutoffs), self.width))
+        self.tail_table = self.param("tail_table", of_vectors, (len(self.cutoffs), self.width))
         self.tail_bias = self.param("tail_bias", nn.initializers.zeros, (len(self.cutoffs),))
 
     @property
@@ -95,12 +94,9 @@ class AdaptiveEmbed(nn.Module):
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Return the log-probability of every word, as float32."""
         head, *tails = self._clusters()
-        scores = self._scores(x, self._with_tails(head))
-        words = head.stop
-        parts = [scores[..., :words]]
-        for i, tail in enumerate(tails):
-            parts.append(scores[..., words + i, None] + self._scores(x, tail))
-        return jnp.concatenate(parts, axis=-1)
+        words, entries = jnp.split(jax.nn.log_softmax(_logits(x, self._with_tails(head))), [head.stop], axis=-1)
+        parts = [entries[..., i, None] + jax.nn.log_softmax(_logits(x, tail)) for i, tail in enumerate(tails)]
+        return jnp.concatenate([words, *parts], axis=-1)
 
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
         """Return the losses of targets. The time of a tail is proportional to the number of its tokens.
@@ -134,7 +130,7 @@ class AdaptiveEmbed(nn.Module):
         """
         x, head, tails = jax.lax.stop_gradient((x, head, tails))
         best = (cluster == 0) | (first.highest - first.normalizer < -loss)
-        entries = _logits(x, head.outputs, self.tail_table, self.tail_bias) - first.normalizer[..., None]
+        entries = _logits(x, head._replace(table=self.tail_table, bias=self.tail_bias)) - first.normalizer[..., None]
         for i, tail in enumerate(tails, 1):
             entry = jax.lax.stop_gradient(entries[..., i - 1])
             higher = jnp.where(cluster > i, entry >= -loss, entry > -loss)
@@ -150,15 +146,12 @@ class AdaptiveEmbed(nn.Module):
         table = jnp.concatenate([head.table, self.tail_table])
         return head._replace(table=table, bias=jnp.concatenate([head.bias, self.tail_bias]))
 
-    def _scores(self, x, cluster):
-        return jax.nn.log_softmax(_logits(x, cluster.outputs, cluster.table, cluster.bias))
-
 
 def _inputs(x, cluster):
     """Return the hidden states in the space of a cluster's vectors, its table and its biases."""
     return x if cluster.outputs is None else x @ cluster.outputs.T, cluster.table, cluster.bias
 
 
-def _logits(x, projection, table, bias):
-    x = x if projection is None else x @ projection.T
+def _logits(x, cluster):
+    x, table, bias = _inputs(x, cluster)
     return jnp.einsum("...D,VD->...V", x, table, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)

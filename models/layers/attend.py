@@ -45,16 +45,11 @@ def scaled_dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S 
 
 
 class Additive(nn.Module):
-    """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size."""
-
-    hidden: int  # width of the hidden layer
-    keys_projected: bool = False  # whether the keys are U k already, which saves work if queries come one by one
+    """Bahdanau's score v . tanh(W q + k) (arXiv 1409.0473), for keys that are already projected."""
 
     @nn.compact
-    def __call__(self, query: Float[Array, "B T K G Q"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
-        query = nn.Dense(self.hidden, use_bias=False, name="query")(query)
-        if not self.keys_projected:
-            key = nn.Dense(self.hidden, use_bias=False, name="key")(key)
+    def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K F"]) -> Float[Array, "B K G T S"]:
+        query = nn.Dense(key.shape[-1], use_bias=False, name="query")(query)
         hidden = jnp.tanh(query[:, :, None] + key[:, None, :, :, None])
         scores = nn.Dense(1, use_bias=False, name="score")(hidden)
         return jnp.einsum("BTSKG->BKGTS", scores[..., 0])

@@ -137,10 +137,11 @@ class Attention(nn.Module):
         memory = context if isinstance(context, LayerCache) else None
         if cache is not None:
             empty, cache = cache.is_empty, cache.append(key, value)
-            if not empty:
+            if empty:
+                mask = mask.first(x.shape[1])
+            else:
                 self._check_entries(cache, x.shape[1])
-            mask = mask.first(x.shape[1]) if empty else mask.replace(key_positions=cache.entry_positions)
-            memory = None if empty else cache
+                mask, memory = mask.replace(key_positions=cache.entry_positions), cache
         if self.relative is not None:
             keys = key.shape[1] if memory is None else memory.max_length
             if mask.segments is not None:  # the module counts keys from the start of the row, not of their segment

@@ -35,7 +35,7 @@ class Block(nn.Module):
         attention, mlp, norm: constructors of the sublayers and their norms, such as `partial(Attention, num_heads=12)`.
         cross_attention: constructor of the attention to `context`; None disables it.
         norm_placement: "pre" normalizes the input of a sublayer (arXiv 2002.04745), "post" the sum of input and output
-            (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883), "none" nothing.
+            (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883).
         dropout: rate on the output of each sublayer.
         layer_scale: initial value of a learned vector that multiplies the output of each sublayer (arXiv 2103.17239,
             section 2.1); 0 disables it.
@@ -45,7 +45,7 @@ class Block(nn.Module):
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     cross_attention: Callable[..., nn.Module] | None = None
-    norm_placement: Literal["pre", "post", "branch", "none"] = "pre"
+    norm_placement: Literal["pre", "post", "branch"] = "pre"
     dropout: float = 0.0
     layer_scale: float = 0.0
 
@@ -97,7 +97,7 @@ class Block(nn.Module):
 
         `real` is the mask of real tokens, for norms with statistics over tokens.
         """
-        norm = None if self.norm_placement == "none" else self.norm(name=f"{name}_norm")
+        norm = self.norm(name=f"{name}_norm")
         branch, other = function(normalize(norm, x, real) if self.norm_placement == "pre" else x)
         if self.layer_scale:
             init = nn.initializers.constant(self.layer_scale)

@@ -47,7 +47,7 @@ class Rows:
 
 
 class Lengths:
-    """Base class of caches with the `length` of each sequence, and optionally its `end`, see `Rewindable.until`."""
+    """Base class of caches with the `length` of each sequence, and optionally its `end`, see `until`."""
 
     def positions(self, count: int) -> Int[Array, "#B T"]:
         """Return the positions of the next `count` tokens of each sequence."""
@@ -58,15 +58,11 @@ class Lengths:
         length = self.length + np.int32(count)
         return length if self.end is None else jnp.minimum(length, self.end)
 
-
-class Rewindable(Rows, Lengths):
-    """Base class of caches from which the last tokens can be removed."""
-
-    def rewind(self, length: Int[Array, "#B"]) -> "Rewindable":
+    def rewind(self, length: Int[Array, "#B"]) -> "Lengths":
         """Return the cache as it was after the first `length` tokens of each sequence."""
         return self.replace(length=length)
 
-    def until(self, end: Int[Array, "B"]) -> "Rewindable":
+    def until(self, end: Int[Array, "B"]) -> "Lengths":
         """Return the cache limited to `end` tokens of each sequence; further tokens of the next call are padding."""
         return self.replace(end=end)
 
@@ -134,7 +130,7 @@ class LayerCache(Lengths):
 
 
 @struct.dataclass
-class Cache(Rewindable):
+class Cache(Rows, Lengths):
     """Keys and values of the tokens so far in every layer.
 
     Each sequence of the batch may have its own `length`, so that prompts of different lengths can share a batch.
@@ -236,7 +232,7 @@ class Memory(Rows):
 
 
 @struct.dataclass
-class States(Rewindable):
+class States(Rows, Lengths):
     """Cache of a recurrent decoder: its state [B, S, ...] after every token, so that it can be rewound."""
 
     state: Any
@@ -252,7 +248,7 @@ class States(Rewindable):
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def last(self, first: Any) -> Any:
-        """Return the present state, which is `first` for sequences without tokens."""
+        """Return the current state, or `first` for sequences without tokens."""
 
         def read(states, first):
             rows = jnp.arange(len(states))

@@ -86,12 +86,10 @@ class TokenNorm(nn.Module):
     Attributes:
         epsilon: constant added to the variance or the mean square.
         momentum: weight of the old running statistics in an update.
-        use_affine: whether to learn a scale and a bias.
     """
 
     epsilon: float
     momentum: float = 0.9
-    use_affine: bool = True
 
     def update(self, running, value, weights):
         """Update a running mean; a batch without any real token leaves it unchanged."""
@@ -100,9 +98,7 @@ class TokenNorm(nn.Module):
             running.value = jnp.where(weights.any(), new, running.value)
 
     def affine(self, x):
-        """Return scale and bias; None without them."""
-        if not self.use_affine:
-            return None, None
+        """Return a learned scale and bias."""
         initializers = {"scale": nn.initializers.ones, "bias": nn.initializers.zeros}
         return tuple(self.param(name, initializer, x.shape[-1:]) for name, initializer in initializers.items())
 
@@ -161,16 +157,19 @@ def _(epsilon, primals, tangents):
 class BatchNorm(TokenNorm):
     """Batch normalization (arXiv 1502.03167) with an unbiased running variance.
 
-    If `frozen`, the running statistics are used in training too, and are not updated.
+    Attributes:
+        use_affine: whether to learn a scale and a bias.
+        frozen: whether the running statistics are used in training too, and are not updated.
     """
 
+    use_affine: bool = True
     frozen: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
         mean = self.variable("statistics", "mean", jnp.zeros, x.shape[-1:])
         variance = self.variable("statistics", "variance", jnp.ones, x.shape[-1:])
-        affine = self.affine(x)
+        affine = self.affine(x) if self.use_affine else (None, None)
         if self.frozen or not self.is_mutable_collection("statistics"):
             inverse = jax.lax.rsqrt(variance.value + self.epsilon)
             return _standardized(x, mean.value, inverse, *affine).astype(x.dtype)
@@ -206,7 +205,7 @@ class PowerNorm(TokenNorm):
                 steps.value = steps.value + 1
         out = power(wide, jax.lax.rsqrt(used + self.epsilon), nu.value, weights, self.momentum)
         scale, bias = self.affine(x)
-        return (out if scale is None else out * scale + bias).astype(x.dtype)
+        return (out * scale + bias).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -61,6 +61,12 @@ def num_parts(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
     return prod(mesh.shape[axis] for axis in axes)
 
 
+def dividing(axes: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Return axes of the current mesh if they split a dimension of this size into equal parts, otherwise ()."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty or size % num_parts(mesh, axes) else axes
+
+
 def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
     """Return an attention function that splits heads instead of tokens over the context axis of the mesh, if any.
 

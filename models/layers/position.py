@@ -52,6 +52,8 @@ def rotary(
         scaling: function (frequencies, base) -> frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
         magnitude: factor of the vectors, `yarn_magnitude` for YaRN.
     """
+    if x.shape[-1] % 2:
+        raise ValueError(f"rotary positions need heads of an even size, not {x.shape[-1]}.")
     frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     if scaling is not None:
         frequencies = scaling(frequencies, base)
@@ -149,7 +151,7 @@ class RelativeBuckets(nn.Module):
 
     Attributes:
         buckets: number of buckets.
-        max_distance: distance from which on the last bucket is always used.
+        max_distance: the last bucket is used for this distance and all larger ones.
         bidirectional: whether half of the buckets are for keys after the query; otherwise such keys are in the bucket
             of distance 0.
     """

@@ -96,12 +96,9 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T E"], *, mask: Bool[Array, "B T"] | None = None, state: State | None = None
+        self, x: Float[Array, "B T E"], *, mask: Bool[Array, "B T"] | None = None
     ) -> tuple[Float[Array, "B T D"], State]:
-        """Return the output after each token, and the final state. The initial state is zero if `state` is None.
-
-        Tokens where the mask is False leave the state unchanged.
-        """
+        """Return the output after each token, and the final state; tokens where the mask is False do not change it."""
         cell = self.cell(name="cell")
 
         def step(cell, state, inputs):
@@ -111,7 +108,7 @@ class Layer(nn.Module):
 
         axes = {"in_axes": 1, "out_axes": 1, "reverse": self.reverse}
         scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **axes)
-        state, out = scan(cell, cell.zeros(x) if state is None else state, (cell.project(x), mask))
+        state, out = scan(cell, cell.zeros(x), (cell.project(x), mask))
         return out, state
 
 
@@ -119,7 +116,7 @@ class Recurrent(nn.Module):
     """Stack of recurrent layers, each of one direction or of both, whose outputs are concatenated.
 
     Attributes:
-        kind, width, projection: see `Cell`.
+        kind, width: see `Cell`.
         depth: number of layers, L.
         bidirectional: whether each layer has a second cell, which goes from the last token to the first.
         dropout: rate between layers (arXiv 1409.2329).
@@ -129,27 +126,24 @@ class Recurrent(nn.Module):
     width: int
     depth: int = 1
     bidirectional: bool = False
-    projection: int | None = None
     dropout: float = 0.0
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B S E"], *, mask: Bool[Array, "B S"] | None = None, states: list[State] | None = None
+        self, x: Float[Array, "B S E"], *, mask: Bool[Array, "B S"] | None = None
     ) -> tuple[Float[Array, "B S D"], list[State]]:
         """Return the last layer's outputs, with the directions concatenated, and the final states.
 
-        States are ordered by layer, then by direction. The initial states are zero if `states` is None. Tokens where
-        the mask is False leave them unchanged.
+        States are ordered by layer, then by direction. Tokens where the mask is False do not change them.
         """
-        cell = partial(Cell, self.kind, self.width, self.projection)
+        cell = partial(Cell, self.kind, self.width)
         directions = ("forward", "backward") if self.bidirectional else ("forward",)
         ends = []
         for i in range(self.depth):
             x = Dropout(self.dropout if i else 0.0)(x)
             out = []
             for direction in directions:
-                layer = Layer(cell, reverse=direction == "backward", name=f"{direction}_{i}")
-                y, end = layer(x, mask=mask, state=states[len(ends)] if states else None)
+                y, end = Layer(cell, reverse=direction == "backward", name=f"{direction}_{i}")(x, mask=mask)
                 out.append(y)
                 ends.append(end)
             x = jnp.concatenate(out, axis=-1)

@@ -70,9 +70,12 @@ def test_initialization_scale():
     assert set(params) - set(tied) == {"unembed"}
 
 
-def test_unknown_rope_scaling_raises():
+def test_invalid_rope_scaling_raises():
     with pytest.raises(ValueError, match=r"model.rope_scaling is 'yarm'\. Did you mean 'yarn'"):
         models.build("llama", rope_scaling="yarm")
+    model = TINY.clone(rope_scaling="llama3", rope_turns=(4.0, 4.0))
+    with pytest.raises(ValueError, match=r"rope_turns is \(4.0, 4.0\): the second number must be greater"):
+        model.init(jax.random.key(0), TOKENS)
 
 
 @pytest.mark.thorough

@@ -129,8 +129,8 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(version, variables,
     ("settings", "message"),
     [
         ({"channels": 3}, "the image has 1 channels, the model 3"),
-        ({"depths": (2, 1, 1)}, r"depths \(2, 1, 1\), num_heads \(2, 2\) and trained_windows .* must be equally long"),
-        ({"trained_windows": (3,)}, r"trained_windows \(3,\) must be equally long"),
+        ({"depths": (2, 1, 1)}, r"depths \(2, 1, 1\), num_heads \(2, 2\) and .* must have one value for each stage"),
+        ({"trained_windows": (3,)}, r"trained_windows \(3,\) must have one value for each stage"),
     ],
 )
 def test_invalid_settings_raise(settings, message, normal):

@@ -49,12 +49,12 @@ def test_worked_example_in_two_dimensions(score, expected, unit):
 @pytest.mark.parametrize("unit", [1, 0.05])
 def test_worked_example_with_additive_scores(unit):
     rng = np.random.default_rng(0)
-    w_query, w_key, v = rng.standard_normal((2, 6)), rng.standard_normal((2, 6)), rng.standard_normal((6, 1))
-    params = {"query": {"kernel": w_query}, "key": {"kernel": w_key}, "score": {"kernel": v}}
+    w_query, keys, v = rng.standard_normal((2, 6)), KEYS @ rng.standard_normal((2, 6)), rng.standard_normal((6, 1))
+    params = {"query": {"kernel": w_query}, "score": {"kernel": v}}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    score = partial(Additive(6).apply, {"params": params})
-    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), weighting=Weighting(score))
-    scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + (KEYS @ w_key) * unit) @ v)[..., 0]
+    score = partial(Additive().apply, {"params": params})
+    out = dense(one_head(QUERIES * unit), one_head(keys * unit), one_head(VALUES), weighting=Weighting(score))
+    scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + keys * unit) @ v)[..., 0]
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(scores, VALUES), rtol=1e-5)
 
 
@@ -236,7 +236,7 @@ def test_mask_applies_to_the_cache(variables, normal):
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("score", [dot_product, Additive(7)])
+@pytest.mark.parametrize("score", [dot_product, Additive()])
 def test_recorded_weights_are_the_softmax_of_scores(score, variables, normal):
     """Compare the weights sown by the module with the softmax of its scores."""
     x = normal(2, 4, 12)
@@ -248,7 +248,7 @@ def test_recorded_weights_are_the_softmax_of_scores(score, variables, normal):
         for part in ("query", "key")
     )
     if isinstance(score, Additive):
-        score = partial(Additive(7).apply, {"params": params["params"]["score"]})
+        score = partial(Additive().apply, {"params": params["params"]["score"]})
     expected = jax.nn.softmax(score(query[:, :, :, None], key)[:, :, 0])
     np.testing.assert_allclose(state["intermediates"]["attention"][0], expected, atol=1e-5)
 
@@ -300,6 +300,15 @@ def test_attention_implementation_is_selected_by_name():
         build("gpt", attend="fast")
     assert build("gpt").portable() == build("gpt", attend="portable")
     assert build("gpt", attend="dense").portable() == build("gpt", attend="dense")
+    assert build("detr", backbone={"name": "swin"}).portable().backbone == build("swin", attend="portable")
+
+
+def test_portable_models_have_no_kernels():
+    model, image = build("swin", image_size=28, depths=(1,), width=16, num_heads=(1,)), jnp.zeros((1, 28, 28, 3))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), image), image
+    half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+    found = ["pallas_call" in str(jax.make_jaxpr(one.apply)(*half)) for one in (model, model.portable())]
+    assert found == [True, False]
 
 
 def test_segments_attend_only_to_themselves(variables, normal):

@@ -37,9 +37,11 @@ def test_sincos_2d_matches_the_formula(endpoint):
                 np.testing.assert_allclose(table[row, column, :, i], expected, atol=1e-6)
 
 
-def test_sincos_2d_width_not_divisible_by_four_raises():
+def test_sizes_that_do_not_divide_into_sines_and_cosines_raise():
     with pytest.raises(ValueError, match="multiple of 4, not 10"):
         sincos_2d(2, 2, 10)
+    with pytest.raises(ValueError, match="heads of an even size, not 3"):
+        rotary(jnp.zeros((1, 2, 1, 3)), jnp.arange(2)[None])
 
 
 def test_rotary_rotates_pairs_by_their_angles(normal):

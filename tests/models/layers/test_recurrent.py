@@ -32,17 +32,6 @@ def test_gradients_are_unidirectional(reverse, variables, normal):
     np.testing.assert_array_equal(seen, np.triu(np.ones((5, 5))) if reverse else np.tril(np.ones((5, 5))))
 
 
-def test_sequences_continue_from_their_state(variables, normal):
-    x, module = normal(2, 6, INPUTS), Recurrent("lstm", WIDTH, 2)
-    weights = variables(module, x)
-    apply = jax.jit(module.apply)
-    whole, ends = apply(weights, x)
-    _, states = apply(weights, x[:, :3])
-    rest, rest_ends = apply(weights, x[:, 3:], states=states)
-    np.testing.assert_allclose(rest, whole[:, 3:], atol=1e-6)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), rest_ends, ends)
-
-
 def test_dropout_is_applied_between_layers_only(variables, normal):
     x, key = normal(2, 4, INPUTS), {"dropout": jax.random.key(0)}
     for depth, same in ((1, True), (2, False)):
