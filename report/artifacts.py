@@ -17,7 +17,7 @@ from matplotlib.image import imsave
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures, html
-from lineage.runs.folder import parse_metrics, read_json, regular
+from lineage.runs.folder import SAMPLES, parse_metrics, read_json, regular
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
@@ -308,7 +308,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Markup]] = {
     "objects_*.npz": _objects,
     "precision_*.npz": _precision,
     "painted_*.npz": _reconstructions,
-    "samples.jsonl": _samples,
+    SAMPLES: _samples,
     "written_*.json": _generated_texts,
     "attention_image.npz": _image_attention,
     "attention_text.npz": _text_attention,
