@@ -94,8 +94,8 @@ class Harness(TemplateLM):
     def _continued(self, contexts, first_index, *, until, max_gen_toks, do_sample, temperature=1.0, **others):
         model = self.language_model
         if unknown := others.keys() - {*SETTINGS}:
-            known = ", ".join(SETTINGS)
-            raise ValueError(f"generation_kwargs has {min(unknown)}: options of the generation are {known}.")
+            known = ", ".join(("until", "max_gen_toks", "do_sample", *SETTINGS))
+            raise ValueError(f"generation_kwargs has {min(unknown)!r}: it may have {known}.")
         if (room := model.length - max_gen_toks) < 1:
             raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
         contexts = [tokens[-room:] for tokens in contexts]
