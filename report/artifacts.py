@@ -133,8 +133,8 @@ def _precision(path: Path, folder: Path) -> Markup:
     rows = [("recall", *(f"precision at IoU {threshold:.2f}" for threshold in thresholds))]
     rows += [(recall, *column) for recall, column in zip(recalls.tolist(), curves.T.tolist())]
     alt = f"Precision by recall, with an AP of {curves[0].mean():.3f} at an IoU of 0.50."
-    body = about + html.card(figures.precision, curves, name=key, folder=folder, alt=alt, data=rows)
-    return html.section(f"Precision and recall, {_split(key)}", body)
+    chart = html.card(figures.precision, curves, thresholds, recalls, name=key, folder=folder, alt=alt, data=rows)
+    return html.section(f"Precision and recall, {_split(key)}", about + chart)
 
 
 def _reconstructions(path: Path, folder: Path) -> Markup:
