@@ -16,9 +16,7 @@ from lineage.configs.atomic import replacing, sealed, write_atomic, write_record
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
-from lineage.runs.folder import ARTIFACTS, FACTS, parse_metrics, read_json
-
-SAMPLES = "samples.jsonl"
+from lineage.runs.folder import ARTIFACTS, FACTS, SAMPLES, parse_metrics, read_json
 
 
 def check(workdir: Path) -> None:

@@ -196,10 +196,9 @@ class Evaluation:
         """
         self.context.cache.clear()
         metrics: dict[str, float] = {}
-        for name, evaluator in self.due(number).items():
-            for split in self._splits(name, evaluator):
-                values = evaluator.measure(self.context, variables, split)
-                metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
+        for _, evaluator, split in self._enabled(number):
+            values = evaluator.measure(self.context, variables, split)
+            metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
 
@@ -216,14 +215,13 @@ class Evaluation:
         if not metric:
             return
         known: list[str] = []
-        for name, evaluator in self.evaluators.items():
-            for split in self._splits(name, evaluator) if evaluator.every else ():
-                # Every task has a loss; its other metrics are only found by tracing it.
-                if isinstance(evaluator, Loss) and metric == f"{split.label}/loss":
-                    return
-                if (names := evaluator.names(self.context, split)) is None:
-                    return
-                known += [f"{split.label}/{one}" for one in names]
+        for _, evaluator, split in self._enabled():
+            # Every task has a loss; its other metrics are only found by tracing it.
+            if isinstance(evaluator, Loss) and metric == f"{split.label}/loss":
+                return
+            if (names := evaluator.names(self.context, split)) is None:
+                return
+            known += [f"{split.label}/{one}" for one in names]
         if not known:
             raise UnknownMetricError(f"{key} is {metric!r}, but nothing is evaluated: the data have no split for it.")
         if metric not in known:
@@ -232,22 +230,23 @@ class Evaluation:
 
     def _check_owners(self) -> None:
         owners: dict[str, str] = {}
-        for name, evaluator in self.evaluators.items():
-            for split in self._splits(name, evaluator) if evaluator.every else ():
-                loss = isinstance(evaluator, Loss)  # whose other metrics are only found by tracing
-                for metric in ("loss",) if loss else evaluator.names(self.context, split) or ():
-                    if (other := owners.setdefault(f"{split.label}/{metric}", name)) != name:
-                        both = f"evaluators.{other} and evaluators.{name} both return {split.label}/{metric}"
-                        raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
+        for name, evaluator, split in self._enabled():
+            loss = isinstance(evaluator, Loss)  # whose other metrics are only found by tracing
+            for metric in ("loss",) if loss else evaluator.names(self.context, split) or ():
+                if (other := owners.setdefault(f"{split.label}/{metric}", name)) != name:
+                    both = f"evaluators.{other} and evaluators.{name} both return {split.label}/{metric}"
+                    raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
 
     def _data(self, evaluator: Evaluator) -> Data:
         return self._open(evaluator.source) if evaluator.source else self.context.data
 
-    def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:
-        data = self._data(evaluator)
-        chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
-        for split, batches in chosen.items():
-            label = split
-            if evaluator.source:
-                label = name if len(chosen) == 1 else f"{name}_{split}"
-            yield Split(label, split, batches, data.facts)
+    def _enabled(self, number: int | None = None) -> Iterator[tuple[str, Evaluator, Split]]:
+        """Yield the evaluators that are `due`, with their names, once for each of their splits."""
+        for name, evaluator in self.due(number).items():
+            data = self._data(evaluator)
+            chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
+            for split, batches in chosen.items():
+                label = split
+                if evaluator.source:
+                    label = name if len(chosen) == 1 else f"{name}_{split}"
+                yield name, evaluator, Split(label, split, batches, data.facts)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import lm_eval
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import Collator, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
@@ -17,7 +17,7 @@ from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
 
-MAX_NEW_TOKENS = 256  # default for tasks that do not set it
+SETTINGS = ("temperature", "top_k", "top_p", "num_beams", "repetition_penalty")  # of a task, for generation
 
 
 def evaluate(
@@ -77,35 +77,33 @@ class Harness(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.
 
-        Samples are drawn if the task sets `do_sample`; it may set `temperature`, `top_k`, `top_p` and `max_gen_toks`.
-        """
-        model, found = self.language_model, {}
-        ids = model.tokenizer.encode_batch([request.args[0] for request in requests])
-        order = sorted(range(len(requests)), key=lambda i: (repr(requests[i].args[1]), len(ids[i])))
-        for _, group in groupby(order, key=lambda i: repr(requests[i].args[1])):
-            rows = list(group)
-            for first in range(0, len(rows), model.batch_size):
-                batch = rows[first : first + model.batch_size]
-                texts = self._continued([ids[i] for i in batch], **requests[batch[0]].args[1])
-                found |= zip(batch, texts)
-        return [found[i] for i in range(len(requests))]
+        Samples are drawn if the task sets `do_sample` or a `temperature` above 0.
 
-    def _continued(
-        self, contexts, until=(), max_gen_toks=MAX_NEW_TOKENS, do_sample=False, temperature=1.0, top_k=None, top_p=None
-    ):
+        Raises:
+            ValueError: a task sets another option than `SETTINGS` and those of `normalize_gen_kwargs`, or has no room
+                for a context.
+        """
+        pairs, encode = [request.args for request in requests], self.language_model.tokenizer.encode_batch
+        order = Collator(pairs, lambda pair: len(encode([pair[0]])[0]), group_by="gen_kwargs")
+        texts: list[str] = []
+        for batch in order.get_batched(self.language_model.batch_size):
+            settings = normalize_gen_kwargs(batch[0][1])
+            texts += self._continued(encode([context for context, _ in batch]), len(texts), **settings)
+        return order.get_original(texts)
+
+    def _continued(self, contexts, first_index, *, until, max_gen_toks, do_sample, temperature=1.0, **others):
         model = self.language_model
+        if unknown := others.keys() - {*SETTINGS}:
+            known = ", ".join(("until", "max_gen_toks", "do_sample", *SETTINGS))
+            raise ValueError(f"generation_kwargs has {min(unknown)!r}: it may have {known}.")
         if (room := model.length - max_gen_toks) < 1:
             raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
         contexts = [tokens[-room:] for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
-        options = {"temperature": temperature if do_sample else 0.0, "top_k": top_k, "top_p": top_p}
-        options |= {"max_new_tokens": max_gen_toks, "stop_tokens": (model.start,)}
+        options = others | {"temperature": temperature if do_sample else 0.0, "stop_tokens": (model.start,)}
+        options |= {"max_new_tokens": max_gen_toks, "first_index": first_index}
         out = generate(model.model, model.variables, padded(contexts, lengths.max()), lengths, **options)
-        ends = [until] if isinstance(until, str) else [*until]
-        ends.append(model.tokenizer.decode([model.start]))
-        texts = []
-        for tokens, start, stop in zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths)):
-            text = model.tokenizer.decode(tokens[start:stop])
-            places = (place for place in map(text.find, filter(None, ends)) if place >= 0)
-            texts.append(text[: min(places, default=None)])
-        return texts
+        rows = zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths))
+        texts = [model.tokenizer.decode(tokens[start:stop]) for tokens, start, stop in rows]
+        ends = [*until, model.tokenizer.decode([model.start])]
+        return [postprocess_generated_text(text, ends, None) for text in texts]

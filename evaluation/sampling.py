@@ -124,7 +124,7 @@ class Sampler:
             longest, limit = int(lengths.max()), model.max_length
             if longest + new > limit:
                 sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
-                allowed = f"in beam search and other batches, together they must be at most model.max_length, {limit}"
+                allowed = f"in batches, as in beam search, their sum must be at most model.max_length, {limit}"
                 raise ValueError(f"{sizes}: {allowed}.") from None
             return request._replace(prompts=prompts[:, : limit - new])
         return request

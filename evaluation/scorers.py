@@ -171,7 +171,7 @@ def _regression(predictions, references):
         values, labels = (np.array(_texts(some), float) for some in (predictions, _single(references)))
     except ValueError as error:
         raise ValueError(f"The values must be numbers: {error}.") from None
-    if infinite := [each for each in (*values, *labels) if abs(each) > np.finfo(np.float32).max]:
+    if infinite := [each for each in (*values, *labels) if not abs(each) <= np.finfo(np.float32).max]:
         raise ValueError(f"The values must be finite: one is {infinite[0]}.")
     return regression(values, labels)
 

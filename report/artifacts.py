@@ -17,7 +17,7 @@ from matplotlib.image import imsave
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import figures, html
-from lineage.runs.folder import parse_metrics, read_json, regular
+from lineage.runs.folder import SAMPLES, parse_metrics, read_json, regular
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
@@ -133,8 +133,8 @@ def _precision(path: Path, folder: Path) -> Markup:
     rows = [("recall", *(f"precision at IoU {threshold:.2f}" for threshold in thresholds))]
     rows += [(recall, *column) for recall, column in zip(recalls.tolist(), curves.T.tolist())]
     alt = f"Precision by recall, with an AP of {curves[0].mean():.3f} at an IoU of 0.50."
-    body = about + html.card(figures.precision, curves, name=key, folder=folder, alt=alt, data=rows)
-    return html.section(f"Precision and recall, {_split(key)}", body)
+    chart = html.card(figures.precision, curves, thresholds, recalls, name=key, folder=folder, alt=alt, data=rows)
+    return html.section(f"Precision and recall, {_split(key)}", about + chart)
 
 
 def _reconstructions(path: Path, folder: Path) -> Markup:
@@ -308,7 +308,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Markup]] = {
     "objects_*.npz": _objects,
     "precision_*.npz": _precision,
     "painted_*.npz": _reconstructions,
-    "samples.jsonl": _samples,
+    SAMPLES: _samples,
     "written_*.json": _generated_texts,
     "attention_image.npz": _image_attention,
     "attention_text.npz": _text_attention,

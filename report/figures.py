@@ -247,10 +247,9 @@ def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) ->
     return lines({"BLEU": curves}, "words in the input")
 
 
-def precision(curves: np.ndarray) -> Figure:
-    """Plot precision-recall curves [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1."""
+def precision(curves: np.ndarray, thresholds: np.ndarray, recalls: np.ndarray) -> Figure:
+    """Plot precision-recall curves [T, R] for IoU thresholds [T] at recalls [R]."""
     figure, (axes,) = _plots()
-    thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
     for place, color in zip(shown, SERIES.values()):
         axes.plot(recalls, curves[place], color=color, label=f"IoU {thresholds[place]:.2f}")

@@ -18,6 +18,7 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
+SAMPLES = "samples.jsonl"  # in ARTIFACTS, generated texts
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
 DATA = "data.json"  # the fingerprints of the data files
@@ -213,7 +214,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     found, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
     if found and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
         raise ValueError(f"{workdir / found[0]} does not belong to a run: {advice}.")
-    for name in ("tokenizer.json", "facts.json", "artifacts/samples.jsonl"):
+    for name in ("tokenizer.json", "facts.json", f"{ARTIFACTS}/{SAMPLES}"):
         (workdir / name).unlink(missing_ok=True)
 
 

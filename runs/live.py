@@ -196,7 +196,7 @@ def watch(folders: Iterable[Path]) -> None:
                 for path in runs_in(folder):
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
-                        runs[path] = Run(folder.name if name == "." else name, path)
+                        runs[path] = Run(folder.resolve().name if name == "." else name, path)
                     refresh(runs[path])
             # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())

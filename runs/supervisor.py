@@ -48,14 +48,15 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
             for number in received:  # before there was a process
                 process.send_signal(number)
             code = process.wait()
+            status = code if code >= 0 else 128 - code  # as shells report a signal
             if code in FINAL or received:
-                return code if code >= 0 else 128 - code
+                return status
             step = reached(folder)
             failure = f"the run failed at step {step:,} ({reason(code)})"
             if step == failed_at or restarts >= most:
                 why = "for the second time" if step == failed_at else f"after {restarts} restarts"
                 say(f"{failure} {why}: it is not restarted")
-                return code if code >= 0 else 128 - code
+                return status
             failed_at, seconds, restarts = step, min(FIRST * 2 ** min(restarts, 9), LONGEST), restarts + 1
             say(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s")
             end = time.monotonic() + seconds

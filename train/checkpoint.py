@@ -159,7 +159,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                     self.notify(f"{error}. It was renamed to {other}.damaged; the run resumes from step {each}.")
                 return state
         newest, *others = damaged
-        rest = f"; no better: {', '.join(map(str, others))}" if others else ""
+        rest = f"; those of steps {', '.join(map(str, others))} cannot be restored either" if others else ""
         raise DamagedError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
 
     def _set_aside(self, step):

@@ -92,13 +92,18 @@ def cross_entropy_search(score: Callable[[Weights], float], size: int, *, seed: 
     return mean
 
 
+def _examples(experiment):
+    """Return the first training batch, and how many of its first examples this process uses."""
+    count = experiment.config.experts.examples
+    if count > experiment.loader.batch_size:
+        raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
+    return dict(experiment.data.train[0]), -(-count // jax.process_count())
+
+
 def _scorer(experiment, changed, collections):
     """Return the function from the weights of the experts to minus the loss of the examples."""
-    batch = dict(experiment.data.train[0])
-    count = experiment.config.experts.examples
-    if not 1 <= count <= experiment.loader.batch_size:
-        raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
-    rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
+    batch, count = _examples(experiment)
+    rows = np.arange(len(batch["mask"])) < count
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.with_teacher(to_mesh(batch, experiment.mesh))
     forward = make_forward_step(experiment.model, experiment.task.loss, experiment.config.precision, mutable=["memory"])
@@ -120,9 +125,8 @@ def _answer(experiment, params, names, prompt):
     if not all(field in settings.question for field in ("{text}", "{name}")):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
-        examples = experiment.data.train[0]
-        rows = zip(examples["tokens"][: -(-settings.examples // jax.process_count())], examples["mask"])
-        texts = [tokenizer.decode(tokens[mask]) for tokens, mask in rows]
+        batch, count = _examples(experiment)
+        texts = [tokenizer.decode(tokens[mask]) for tokens, mask in zip(batch["tokens"][:count], batch["mask"])]
     else:
         texts = [prompt]
     model, total = LanguageModel(experiment.model, {"params": params}, tokenizer), np.zeros(len(names))

@@ -35,16 +35,14 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
     devices = jax.devices() if devices is None else devices
     devices = sorted(devices, key=lambda one: (getattr(one, "slice_index", 0), one.process_index))
     given = run.Mesh(*data, **sizes)
-    sizes = list(dataclasses.astuple(given))
-    known = int(np.prod([size for size in sizes if size > 0]))
-    if sizes.count(-1) == 1 and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
+    try:
+        grid = np.asarray(devices).reshape(dataclasses.astuple(given))
+    except ValueError:
         raise ValueError(
             f"a mesh of {', '.join(f'{axis}={size}' for axis, size in vars(given).items())} does not fit "
             f"{len(devices)} devices: the sizes must multiply to that number (-1 in one of them fills it)."
-        )
-    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        ) from None
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract_mesh(**sizes: int) -> AbstractMesh:

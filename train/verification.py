@@ -17,9 +17,8 @@ from lineage.configs import cache
 from lineage.configs.atomic import unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.facts import FACTS
-from lineage.evaluation.artifacts import SAMPLES
 from lineage.runs import folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, START, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, SAMPLES, START, read_json
 from lineage.runs.locks import held
 from lineage.runs.process import printable, say
 from lineage.train.metrics_writer import check_events, history_problem

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks.hellaswag.utils import process_docs
 
@@ -101,8 +102,6 @@ def test_perplexity_matches_transformers(folder, ours, tmp_path):
 
 
 def test_long_texts_match_the_harness(ours, theirs):
-    from lm_eval.api.instance import Instance
-
     texts = [" ".join(sentences(n, n)) for n in (1, 4, 9, 20)] + ["a"]
     requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
@@ -169,6 +168,18 @@ def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     keys = ("perplexity", "accuracy") if name == "lambada" else ("accuracy", "accuracy_by_length")
     assert [scores[key] for key in keys] == pytest.approx(expected, rel=1e-5)
     assert len({*expected}) > 1  # the two scores differ, so that neither passes for the other
+
+
+def test_settings_of_tasks(ours):
+    def write(count, **settings):
+        pair = ("the cat", {"until": ["\n"], "max_gen_toks": 8} | settings)
+        return Harness(ours).generate_until([Instance("generate_until", {}, pair, 0)] * count)
+
+    assert write(1, num_beams=1, max_gen_toks=None, max_new_tokens=8) == write(1)
+    samples = write(6, do_sample=True)
+    assert samples[:3] != samples[3:]  # the samples of a prompt differ between the batches
+    with pytest.raises(ValueError, match="generation_kwargs has 'penalty_alpha': it may have until, "):
+        write(1, penalty_alpha=0.5)
 
 
 @pytest.mark.thorough

@@ -23,8 +23,7 @@ def test_known_names_are_those_of_the_results(model, tiny, tmp_path):
     measured = set(evaluation(experiment.variables(experiment.make_state())))
     known = {
         f"{split.label}/{name}"
-        for place, evaluator in evaluation.evaluators.items()
-        for split in evaluation._splits(place, evaluator)
+        for _, evaluator, split in evaluation._enabled()
         for name in evaluator.names(evaluation.context, split)
     }
     assert measured == known

@@ -142,8 +142,8 @@ def test_another_source_has_the_tokens_and_classes_of_the_run(tmp_path):
     changes = {"evaluators.other": "tagging", "evaluators.other.source": f"bio:{tmp_path}/other"}
     cli.override(config, changes | {"tokenizer.name": "words", "task.sequence_length": 8})
     experiment = Experiment(config, devices=jax.devices()[:1])
-    evaluation = experiment.evaluation()
-    (own,), (other,) = (list(evaluation._splits(name, evaluation.evaluators[name])) for name in ("loss", "other"))
+    splits = {name: split for name, _, split in experiment.evaluation()._enabled()}
+    own, other = splits["loss"], splits["other"]
     assert own.facts.class_names == other.facts.class_names == ("A", "B", "C")
     known = dict(zip("wvux", experiment.tokenizer.encode("w v u x"), strict=True))
     for split, words, tags in ((own, "wvu", "ABC"), (other, "ux", "CB")):

@@ -396,6 +396,7 @@ def test_damaged_files(name, content, message, tmp_path):
         ("coco", [FOUND | {"score": None}], IMAGES | {"annotations": []}, "the files are not in .*: TypeError"),
         ("coco", [], IMAGES | {"annotations": [CROWD | {"iscrowd": 0, "area": None}]}, "the files are not in .*: Type"),
         ("coco", [], IMAGES | {"annotations": [CROWD | {"iscrowd": 0, "area": np.nan}]}, "Image 7: an area is not fin"),
+        ("regression", ["nan", "1"], ["1", "2"], "The values must be finite: one is nan"),
         ("regression", ["1e400", "1"], ["1", "2"], "The values must be finite: one is inf"),
         ("regression", ["1", "2"], ["1", "1e39"], r"The values must be finite: one is 1e\+39"),
         ("fill_mask", ["a"], ["a"], "Text 1 is not a prediction with `masks`"),

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -42,6 +43,12 @@ def test_watch_shows_the_state_of_each_run(tmp_path, capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["a", "c"]
     with pytest.raises(FileNotFoundError, match="there is no run in"):
         watch([tmp_path / "other"])
+
+
+def test_current_folder_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(make(tmp_path / "a", 5))
+    watch([Path(".")])
+    assert capsys.readouterr().out == "a  stopped  step 5/40  loss 0.200\n"
 
 
 def test_hostile_folders_are_shown(tmp_path, capsys):

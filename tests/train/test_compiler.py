@@ -225,6 +225,13 @@ def test_peaks(kind, dtype, peak):
     assert peak_flops(kind, dtype) == peak
 
 
+@pytest.mark.parametrize(("precision", "peak"), [("bfloat16", 989.4e12), ("float32", 494.7e12)])
+def test_the_ideal_time_is_that_at_the_peak_of_the_precision(precision, peak):
+    plan, sizes = Plan(PROGRAM, H100), dict.fromkeys(("arguments", "temporaries", "host", "peak", "leaves"), 0)
+    compiled = compile.Compiled("gpt", plan, **sizes, flops=1e9, precision=precision, seconds=0.0)
+    assert compiled.ideal == pytest.approx(1e9 / peak)
+
+
 @pytest.mark.parametrize(
     ("text", "chip", "topology", "count"),
     [

@@ -342,6 +342,12 @@ def test_paths_are_joined_by_slashes():
             {"milestones_percent": (50.0, 101.0)},
             "schedule.milestones_percent is (50.0, 101.0): it must be 0 or more and at most 100.",
         ),
+        (
+            SCHEDULES,
+            "wsd",
+            {"decay_percent": 150.0},
+            "schedule.decay_percent is 150.0: it must be 0 or more and at most 100.",
+        ),
         (SCHEDULES, "constant", {"warmup_steps": -1}, "schedule.warmup_steps is -1: it must be 0 or more."),
     ],
 )

@@ -20,7 +20,7 @@ GPT = "--config=tests/tiny.py:gpt"
 def test_steps_are_traced(tiny, tmp_path, capsys):
     changes = {"total_steps": 6, "evaluate_every_steps": 6}
     loop.train(tiny("gpt", changes), tmp_path / "traced", devices=ONE, profile=(3, 4))
-    assert f"profile of the steps 3 to 4: {tmp_path}/traced/profile" in capsys.readouterr().err
+    assert f"profile of steps 3 to 4: {tmp_path}/traced/profile" in capsys.readouterr().err
     (folder,) = (tmp_path / "traced" / "profile" / "plugins" / "profile").iterdir()  # where TensorBoard looks
     (file,) = folder.glob("*.xplane.pb")
     assert file.stat().st_size > 1000
@@ -45,10 +45,10 @@ def test_steps_of_a_profile():
 @pytest.mark.thorough
 def test_profiles_that_are_not_in_the_run_are_refused(tiny, tmp_path):
     for steps in ((0, 1), (3, 2), (2, 5)):
-        with pytest.raises(ValueError, match=f"the profile is of the steps {steps[0]} to {steps[1]}: they must be"):
+        with pytest.raises(ValueError, match=f"the profile covers steps {steps[0]} to {steps[1]}: they must be"):
             loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, devices=ONE, profile=steps)
     loop.train(tiny("gpt", {"total_steps": 2}), tmp_path, devices=ONE)
-    with pytest.raises(ValueError, match="the profile is of the steps 2 to 3: they must be in order, from 3 to 4"):
+    with pytest.raises(ValueError, match="covers steps 2 to 3: they must be in order, and part of this run, 3 to 4"):
         loop.train(tiny("gpt", {"total_steps": 4}), tmp_path, devices=ONE, profile=(2, 3))
 
 

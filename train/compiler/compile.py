@@ -38,6 +38,7 @@ class Compiled:
     host: int  # bytes of inputs in host memory; the planned time excludes their transfers
     peak: int  # peak number of bytes in use
     flops: float | None  # FLOPs of the model without recomputation; None for decoding, which is bandwidth-bound
+    precision: str  # dtype of computation
     leaves: int  # number of state arrays with more than one element, which should be donated
     seconds: float  # duration of the compilation
 
@@ -48,9 +49,9 @@ class Compiled:
 
     @property
     def ideal(self) -> float:
-        """Seconds of the model's FLOPs at the chip's peak; for decoding, of reading all arguments once."""
+        """Seconds of the model's FLOPs at the peak of the precision; for decoding, of reading all arguments once."""
         chip = self.plan.chip
-        return self.arguments / chip.bandwidth if self.flops is None else self.flops / chip.peak
+        return self.arguments / chip.bandwidth if self.flops is None else self.flops / chip.peak_of(self.precision)
 
     @property
     def utilization(self) -> float:
@@ -156,7 +157,8 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
     flops = None if step == "decode" else flops / experiment.mesh.size
     sizes = {"arguments": arguments, "temporaries": temporaries, "host": host, "peak": peak}
-    return Compiled(title, plan, **sizes, flops=flops, leaves=leaves, seconds=time.monotonic() - start)
+    cost = {"flops": flops, "precision": experiment.run.precision}
+    return Compiled(title, plan, **sizes, **cost, leaves=leaves, seconds=time.monotonic() - start)
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:

@@ -21,10 +21,10 @@ class Operation(NamedTuple):
     inputs: tuple[str, ...]  # shapes of the operands
     attributes: str
 
-    def called(self, attribute: str = "calls") -> str | None:
-        """Return the name of the computation in an attribute."""
+    def called(self, attribute: str = "calls") -> str:
+        """Return the name of the computation in an attribute, "" if there is none."""
         found = re.search(rf"{attribute}=%?([\w.\-]+)", self.attributes)
-        return found and found.group(1)
+        return found.group(1) if found else ""
 
     def number(self, name: str) -> float | None:
         """Return a number of the backend config, such as "estimated_cycles"."""
@@ -75,14 +75,14 @@ class Module:
         """Return the trip count of a loop, from the compiler or else from the constant in the loop's condition."""
         if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known.group(1))
-        condition = self.computations[loop.called("condition") or ""]
+        condition = self.computations[loop.called("condition")]
         constants = [o.attributes.split(")")[0] for o in condition.values() if o.kind == "constant"]
         return max((int(text) for text in constants if text.isdigit()), default=1)
 
     def products(self, operation: Operation) -> tuple[int, bool]:
         """Return the FLOPs of the matrix products in an operation, and whether any of them has float32 inputs."""
         if operation.kind == "fusion":
-            inside = self.computations.get(operation.called() or "", {})
+            inside = self.computations.get(operation.called(), {})
             each = [self.products(one) for one in inside.values()]
             return sum(flops for flops, _ in each), any(wide for _, wide in each)
         library = any(name in operation.attributes[:2000] for name in ("gemm", "matmul"))

@@ -116,9 +116,9 @@ class Plan:
         pending: dict[str, Collective] = {}  # started collectives; operations before their ends hide them
         for operation in operations.values():
             if operation.kind == "while":
-                self._add(operation.called("body") or "", times * self.module.trips(operation))
+                self._add(operation.called("body"), times * self.module.trips(operation))
             elif operation.kind == "call":
-                self._add(operation.called("to_apply") or "", times)
+                self._add(operation.called("to_apply"), times)
             elif operation.kind == "conditional":
                 self._add_slowest(operation, times)
             else:
@@ -166,7 +166,7 @@ class Plan:
             return operation.kind != "fusion"
         inside = None
         if operation.kind in ("async-start", "fusion"):
-            members = self.module.computations.get(operation.called() or "", {}).values()
+            members = self.module.computations.get(operation.called(), {}).values()
             inside = next((one for one in members if one.kind.startswith(COLLECTIVES)), None)
         found = inside or operation
         kind = next((kind for kind in COLLECTIVES if found.kind.startswith(kind)), None)
@@ -199,7 +199,7 @@ class Plan:
                 return cost, False, kind
         if microseconds is not None:
             return microseconds * 1e-6, True, kind
-        peak = self.chip.peak / 2 if wide and self.chip.gpu else self.chip.peak
+        peak = self.chip.float32_peak if wide else self.chip.peak
         moved = self._moved(operation, bool(flops))
         return max(flops / peak / MATMUL_EFFICIENCY, moved / self.chip.bandwidth), False, kind
 

@@ -116,7 +116,7 @@ class WarmupStableDecay(_Falling):
         shape: decay of the learning rate from the peak: "linear", or "sqrt", as 1 - sqrt(fraction of the decay).
     """
 
-    decay_percent: NonNegative = 20.0
+    decay_percent: Annotated[float, Range(0, 100)] = 20.0
     shape: Literal["linear", "sqrt"] = "sqrt"
 
     def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:

@@ -136,7 +136,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     """Return the FLOPs and memory of an experiment on all devices together, for texts of `length` tokens."""
     model, state = experiment.model.portable(), experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
+    cache_length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None
     dtype = jnp.dtype(experiment.config.precision)
     loss_sum = make_loss(model, experiment.task.loss, dtype, experiment.trained)
 
@@ -149,7 +149,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
 
     inputs = tuple(batch[name] for name in experiment.task.arguments)
     variables = {"params": state.params, "frozen": state.frozen, **state.collections}
-    options = {"optimizer": experiment.make_optimizer().init, "compute_dtype": dtype, "cache_length": length}
+    options = {"optimizer": experiment.make_optimizer().init, "compute_dtype": dtype, "cache_length": cache_length}
     return budget(model, inputs, variables=variables, merge=merge, loss=loss, batch=batch, **options)
 
 

@@ -43,8 +43,8 @@ def describe(experiment: Experiment) -> str:
             small.append(chip)
     parts = [total.table(), aligned(rows)]
     parts.append(f"{aligned(devices)}\n(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)")
-    found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
     if small:
+        found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
         rows = [f"  {chip.name}: {found.get(chip.size * 1e9, 'no change that was tried fits')}" for chip in small]
         parts.append("\n".join(["smallest change with which a step fits:", *rows]))
     return "\n\n".join(parts)

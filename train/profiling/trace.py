@@ -25,8 +25,8 @@ class Trace(contextlib.AbstractContextManager):
         self, workdir: Path, steps: tuple[int, int] | None, start: int, total: int, notify: Callable[[str], None]
     ):
         if steps and not start < steps[0] <= steps[1] <= total:
-            given = "the profile is of the steps {:,} to {:,}".format(*steps)
-            raise ValueError(f"{given}: they must be in order, from {start + 1:,} to {total:,}, the steps of this run.")
+            given = "the profile covers steps {:,} to {:,}".format(*steps)
+            raise ValueError(f"{given}: they must be in order, and part of this run, {start + 1:,} to {total:,}.")
         self.folder, self.steps, self.notify = workdir / "profile", steps, notify
         self.is_recording = False
 
@@ -45,7 +45,7 @@ class Trace(contextlib.AbstractContextManager):
             jax.block_until_ready(results)
             self._stop()
             steps = "{:,} to {:,}".format(*self.steps)
-            self.notify(f"profile of the steps {steps}: {self.folder} (`tensorboard --logdir {self.folder}`)")
+            self.notify(f"profile of steps {steps}: {self.folder} (`tensorboard --logdir {self.folder}`)")
 
     def _stop(self):
         self.is_recording = False

@@ -65,7 +65,8 @@ class Watchdog(contextlib.AbstractContextManager):
         while not self._ended.wait(self._tick):
             if self._number and not _is_compiling():
                 self._passed += self._tick
-            if self._number and self.limit <= self._passed:  # in this order, the limit is not that of another activity
+            # The limit is read before the time: if an activity begins in between, its time is 0.
+            if self._number and self.limit <= self._passed:
                 self._end()
 
     def _end(self):
