@@ -47,7 +47,7 @@ class DataFiles(SplitFiles):
         self = self.copied()
         given, splits = self.paths(), {}
         if os.path.isdir(self.path):
-            splits = find_splits(given.pop("train"), self.suffixes, self.known is None or not given)
+            splits = find_splits(given.pop("train"), self.suffixes, self.known is None)
         for split, path in self.without_training(given).items():
             splits[split] = [str(file) for file in find_files(path, self.suffixes)]
             if not splits[split]:

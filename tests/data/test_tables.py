@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 
 from lineage.configs import schema
+from lineage.data.facts import Facts, evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.data.sources.files import find_splits, numbered_lines, read_lines, split_of
@@ -188,6 +189,14 @@ def test_splits_of_a_folder(tmp_path):
     touch(tmp_path / "c", "a.csv", "test.csv", "train.jsonl")
     with pytest.raises(FileNotFoundError, match=r"c has no file named after the split train, such as train\.csv\.$"):
         find_splits(f"{tmp_path}/c", (".csv",))
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/rows"])
+def test_evaluation_needs_no_training_files(path, tmp_path, monkeypatch):
+    write(tmp_path / "test.csv")
+    monkeypatch.setattr("lineage.data.sources.base.local", lambda path, suffixes: str(tmp_path))
+    source = evaluating(CSV(path or str(tmp_path), text_key="de", label_key="good"), Facts())
+    assert list(source.read("labeled_texts")) == ["test"]
 
 
 def test_paths_are_files_globs_and_folders(tmp_path):
