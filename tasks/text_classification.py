@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import log
 from typing import Any, ClassVar, Literal
 
@@ -145,14 +146,20 @@ class TextEncoder:
         check_length(self.length, 4)
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: np.ndarray | None = None) -> Encoded:
-        """Encode texts with their `labels` [N], if any; raise ValueError for pairs if the rule is for single texts."""
-        if self.rule in ("key_sentences", "segments") and any(len(row) > 1 for row in texts):
+        """Encode texts and pairs of texts with their `labels` [N], if any.
+
+        Raises ValueError for more than two texts in a row, and for pairs if the rule is for single texts.
+        """
+        if (most := max(map(len, texts), default=1)) > 2:
+            raise ValueError(f"A row has {most} texts: it must have one or two.")
+        if most == 2 and self.rule in ("key_sentences", "segments"):
             raise ValueError(f"task.long_text is {self.rule!r}: it must be head, tail or head_tail for pairs of texts.")
-        ids = zip(*map(self.tokenizer.encode_batch, zip(*texts)))
+        encodings = iter(self.tokenizer.encode_batch([text for row in texts for text in row]))
         joined, origins, cut = [], [], 0
-        for origin, example in enumerate(zip(texts, ids)):
-            sequences = self(*example)
-            cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, example[1]))
+        for origin, row in enumerate(texts):
+            ids = tuple(islice(encodings, len(row)))
+            sequences = self(row, ids)
+            cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, ids))
             joined += [encoded.join(self.tokenizer, *parts) for parts in sequences]
             origins += [origin] * len(sequences)
         others = {} if labels is None else {"label": labels[origins]}

@@ -118,6 +118,16 @@ def test_truncation_rules():
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
 
 
+def test_single_texts_and_pairs_may_be_encoded_together():
+    encoder = TextEncoder("head", CODER, 12, 0, {}, 0)
+    rows = [("w1 w2",), ("w3", "w4 w5"), ("w6",)]
+    found = encoder.encode(rows).tokens
+    assert [ids.tolist() for ids in found] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
+    assert [np.sum(ids == CODER.sep) for ids in found] == [1, 2, 1]
+    with pytest.raises(ValueError, match="A row has 3 texts: it must have one or two"):
+        encoder.encode([("a",), ("a", "b", "c")])
+
+
 def test_bert_keeps_128_and_382_of_510():
     ids = fit("head_tail", 512)((" ".join(f"w{i % 40}" for i in range(1000)),))[0][0]
     expected = CODER.encode(" ".join(f"w{i % 40}" for i in [*range(128), *range(1000 - 382, 1000)]))
