@@ -38,6 +38,7 @@ def test_tasks_without_predictions_are_refused(tiny):
         ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object: Expecting"),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .parquet, .csv, .tsv, .jsonl, or a source such as NAME:"),
         ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .parquet, .csv, .tsv, .jsonl, or a source such"),
+        ("a.csv", "a,b,c\n1,2,3\n", ("--columns=a,b,c",), "--columns=a,b,c has 3 entries: it must have 1 or 2."),
         ("b/a.txt", None, (), "There is no file"),
         ("a.csv", "text,text\n1,2\n", (), "a.csv has the column 'text' twice."),
     ],
