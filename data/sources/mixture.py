@@ -56,6 +56,8 @@ class Mixture(Source):
             options = {"source": given} if isinstance(given, str) else given
             if not isinstance(options, dict) or not isinstance(options.get("source"), str):
                 raise ValueError(f"source.parts has {given!r}: it must be a source, or a dictionary with a `source`.")
+            if wrong := [key for key in ("name", "prefix") if not isinstance(options.get(key, ""), str)]:
+                raise ValueError(f"source.parts has the {wrong[0]} {options[wrong[0]]!r}: it must be a text.")
             kind, colon, value = options["source"].partition(":")
             name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
             if name in found or not re.fullmatch(r"\w+", name):
