@@ -1,6 +1,5 @@
 """Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

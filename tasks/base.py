@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Natural, Range, Rate, Registry, check_ranges  # noqa: F401 (for tasks)
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.content import Transform
 from lineage.metrics.states import State

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from lineage.configs.registry import Natural
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import encoded
@@ -19,7 +20,7 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
 from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.prediction import probabilities_of, ranked
 from lineage.tasks.text import EncoderTask
