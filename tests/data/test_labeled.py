@@ -29,7 +29,8 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = TextEncoder(rule, CODER, length, stride, document_frequencies(texts), len(texts))
+    task = TextClassification(sequence_length=length, long_text=rule, stride=stride)
+    made = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
     made.encode(texts)
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
@@ -119,7 +120,7 @@ def test_truncation_rules():
 
 
 def test_single_texts_and_pairs_may_be_encoded_together():
-    encoder = TextEncoder("head", CODER, 12, 0, {}, 0)
+    encoder = TextEncoder(TextClassification(sequence_length=12), CODER, {}, 0)
     rows = [("w1 w2",), ("w3", "w4 w5"), ("w6",)]
     found = encoder.encode(rows).tokens
     assert [ids.tolist() for ids in found] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
