@@ -100,9 +100,14 @@ def load(
 
 
 def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> dict[str, Any]:
-    """Return the content of each part of a source; raise ValueError for classes other than the known ones."""
+    """Return the content of each part of a source.
+
+    Raises ValueError if there are no training examples and none are known, or for classes other than the known ones.
+    """
     contents = source.read_parts(kind)
-    for content in contents.values():
+    for name, content in contents.items():
+        if known is None and "train" not in (content.splits if isinstance(content, Images) else content):
+            raise ValueError(f"The source {name!r} has no training examples.")
         if known is not None and isinstance(content, Images):
             content.check_classes(known.class_names)
     return {name: as_test_split(content) for name, content in contents.items()} if whole else contents
