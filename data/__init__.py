@@ -15,6 +15,7 @@ from lineage.data.content import (
     TaggedSentence,
     as_test_split,
     chained,
+    splits_of,
 )
 from lineage.data.examples.mixture import mix
 from lineage.data.facts import Facts, evaluating
@@ -106,7 +107,7 @@ def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> di
     """
     contents = source.read_parts(kind)
     for name, content in contents.items():
-        if known is None and "train" not in (content.splits if isinstance(content, Images) else content):
+        if known is None and "train" not in splits_of(content):
             raise ValueError(f"The source {name!r} has no training examples.")
         if known is not None and isinstance(content, Images):
             content.check_classes(known.class_names)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lineage.configs.storage import local
-from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
+from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather, splits_of
 from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
@@ -52,7 +52,7 @@ class Inputs:
 
 def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     """Return the inputs in a split of the content that a source provides; "" selects its only split."""
-    splits = content.splits if isinstance(content, Images) else content
+    splits = splits_of(content)
     if split not in splits and (split or len(splits) > 1):
         raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
     part = splits[split or next(iter(splits))]
