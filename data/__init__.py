@@ -1,6 +1,5 @@
 """Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lineage.data.content import (
     TaggedSentence,
     as_test_split,
     chained,
+    splits_of,
 )
 from lineage.data.examples.mixture import mix
 from lineage.data.facts import Facts, evaluating
@@ -101,9 +101,14 @@ def load(
 
 
 def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> dict[str, Any]:
-    """Return the content of each part of a source; raise ValueError for classes other than the known ones."""
+    """Return the content of each part of a source.
+
+    Raises ValueError if there are no training examples and none are known, or for classes other than the known ones.
+    """
     contents = source.read_parts(kind)
-    for content in contents.values():
+    for name, content in contents.items():
+        if known is None and "train" not in splits_of(content):
+            raise ValueError(f"The source {name!r} has no training examples.")
         if known is not None and isinstance(content, Images):
             content.check_classes(known.class_names)
     return {name: as_test_split(content) for name, content in contents.items()} if whole else contents

@@ -194,9 +194,14 @@ class Arrays(ExampleSource):
         return {name: value[indices] for name, value in self.features.items()}
 
 
+def splits_of(content: Images | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the content of each split, as `Source` describes it."""
+    return content.splits if isinstance(content, Images) else content
+
+
 def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:
     """Return content whose only split is "train" with this split named "test", and other content unchanged."""
-    splits = content.splits if isinstance(content, Images) else content
+    splits = splits_of(content)
     if set(splits) != {"train"}:
         return content
     renamed = {"test": splits["train"]}

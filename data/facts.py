@@ -74,7 +74,7 @@ class Facts:
             raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 
 
-def evaluating(part: Part, facts: Facts) -> Part:
+def evaluating(part: Part, facts: Facts | None) -> Part:
     """Return a copy of a source or a task that knows the metadata of the training data.
 
     The source then reads the training split only if other splits need it, and the task can do without that split.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lineage.configs.storage import local
-from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
+from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather, splits_of
 from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
@@ -52,7 +52,7 @@ class Inputs:
 
 def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     """Return the inputs in a split of the content that a source provides; "" selects its only split."""
-    splits = content.splits if isinstance(content, Images) else content
+    splits = splits_of(content)
     if split not in splits and (split or len(splits) > 1):
         raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
     part = splits[split or next(iter(splits))]
@@ -91,10 +91,12 @@ def from_files(
     if kind not in KINDS:
         return _images(path, kind, channels)
     suffix, reading = suffix_of(path), KINDS[kind]
+    names = tuple(columns or reading.columns)
+    reading.check(names, f"--columns={','.join(names)}")
     if suffix in reading.readers:
         rows = reading.readers[suffix](path)
     else:
-        rows = Rows(path, partial(_rows, path, reading.row, suffix, tuple(columns or reading.columns), bad, quotes))
+        rows = Rows(path, partial(_rows, path, reading.row, suffix, names, bad, quotes))
         rows = rows[:] if reading.about else rows
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
@@ -116,6 +118,8 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         return Inputs(_MemoryImages(values, channels), _about(values, kind))
     reading = KINDS[kind]
     single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
+    for number, row in enumerate(single):
+        reading.check(row, f"input {number}")
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
     return Inputs(rows, _about(rows, kind))
 
@@ -220,6 +224,12 @@ class Kind:
     readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)  # other formats, by suffix
     about: Callable[[int, Any], Mapping[str, Any]] | None = None
     is_list: bool = False  # whether a list is one value of a row instead of the row
+    counts: tuple[int, ...] = (1,)  # possible numbers of values in a row
+
+    def check(self, row: Sequence[Any], where: str) -> None:
+        """Raise ValueError for a wrong number of values, or of the names of their columns."""
+        if len(row) not in self.counts:
+            raise ValueError(f"{where} has {len(row)} entries: it must have {' or '.join(map(str, self.counts))}.")
 
 
 def _words_of(number, sentence):
@@ -234,9 +244,9 @@ QUESTION_FILES = {".json": partial(read_questions, answered=False)}
 KINDS = {
     "documents": Kind(_text, ("text",)),
     "pairs": Kind(_text, ("input",)),
-    "labeled_texts": Kind(_texts, ("text",)),
+    "labeled_texts": Kind(_texts, ("text",), counts=(1, 2)),
     "tagged_sentences": Kind(_words, ("words",), {".conllu": read_sentences}, _words_of, is_list=True),
-    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, _id_of),
+    "questions": Kind(_question, ("question", "context"), QUESTION_FILES, _id_of, counts=(2,)),
 }
 
 

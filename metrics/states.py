@@ -1,7 +1,7 @@
 """Streaming metric states with `empty`, `update`, `merge` and `compute`.
 
 A state is a pytree of sums, so two states are merged by adding them: in any order, over any split of the data, on any
-host. The exception is `Values`, which stores every value.
+host.
 """
 
 from typing import Any
@@ -153,27 +153,3 @@ class ExpectedCalibrationError(State):
         """Return the error, from 0 to 1; nan if there are no predictions."""
         count, correct, confidence = self.sums
         return _nan_unless(count.sum() != 0, abs(correct - confidence).sum() / (count.sum() + (count.sum() == 0)))
-
-
-@struct.dataclass
-class Values(State):
-    """All values, for metrics that cannot be computed from sums and do not depend on the order of the values."""
-
-    columns: tuple[Leaf, ...]  # each [N]
-
-    @classmethod
-    def empty(cls, columns: int) -> "Values":
-        return cls((np.zeros(0),) * columns)
-
-    def update(self, *columns: Leaf) -> "Values":
-        """Add values, one array [N] per column."""
-        if len(lengths := {len(column) for column in columns}) > 1:
-            raise ValueError(f"The lengths of the columns are {sorted(lengths)}: they must be equal.")
-        return self.merge(Values(columns))
-
-    def merge(self, other: "Values") -> "Values":
-        """Concatenate the values of both states."""
-        return Values(tuple(np.concatenate(pair) for pair in zip(self.columns, other.columns, strict=True)))
-
-    def compute(self) -> tuple[Leaf, ...]:
-        return self.columns

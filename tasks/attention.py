@@ -49,7 +49,8 @@ def attention_of_texts(
 ) -> Pictures:
     """Return the attention weights of each layer for the first tokens of a text, or of an input and its target."""
     masks = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
-    texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in masks.items() if name in batch}
+    lengths = {name: np.flatnonzero(mask[0])[-1] + 1 for name, mask in masks.items() if name in batch}
+    texts = {name: batch[name][:1, : min(length, TOKENS)] for name, length in lengths.items()}
     weights = attention_weights(model, variables, *texts.values())
     if not weights:
         return {}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Natural, Range, Rate, Registry, check_ranges  # noqa: F401 (for tasks)
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.content import Transform
 from lineage.metrics.states import State
@@ -103,10 +103,9 @@ class Task:
 
     def check_loader(self, loader: Loader) -> None:
         """Raise ValueError for options of the loader that the examples do not allow."""
-        default = Loader(batch_size=loader.batch_size)
         for option in ("order", "buckets", "repeats"):
             value = getattr(loader, option)
-            if option not in self.loader_options and value != getattr(default, option):
+            if option not in self.loader_options and value != getattr(Loader, option):
                 raise ValueError(f"loader.{option} is {value!r}: the task {self.name!r} does not allow it.")
 
     # The model: shapes, loss and outputs.

@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lineage.configs.registry import Natural
 from lineage.data import ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.examples.packing import Packed
 from lineage.data.examples.pairs import Prompts
 from lineage.data.tokens import Stream
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Request, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result
 from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 

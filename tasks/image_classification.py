@@ -10,12 +10,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key
 
+from lineage.configs.registry import Rate
 from lineage.data import ExampleSource, Facts
 from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_images
-from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Weight, Weights
+from lineage.tasks.base import TASKS, Batch, Pictures, Result, Weight, Weights
 from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 from lineage.tasks.prediction import probabilities_of, ranked

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Natural, Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.content import Transform, in_memory, random_subset
 from lineage.data.transforms import augmentation
 from lineage.models import Model
-from lineage.tasks.base import Batch, InputExamples, Natural, Sizes, Task
+from lineage.tasks.base import Batch, InputExamples, Sizes, Task
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
-from lineage.configs.registry import Count
+from lineage.configs.registry import Count, Natural
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Natural, Pictures, Result, Sizes, Weights
+from lineage.tasks.base import TASKS, Batch, Pictures, Result, Sizes, Weights
 from lineage.tasks.images import ImageTask, to_pixels
 from lineage.tasks.matching import set_loss
 

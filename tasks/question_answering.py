@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from lineage.configs.registry import Natural
 from lineage.data import Examples, ExampleSource, Facts, Question, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Result
 from lineage.tasks.losses import sums
 from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lineage.configs.registry import Rate
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Rate, Request, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result
 from lineage.tasks.losses import token_loss
 from lineage.tasks.text import TextTask
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.configs.registry import Natural, Rate
 from lineage.configs.storage import is_remote
 from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.content import Transform
@@ -14,7 +15,7 @@ from lineage.data.examples import encoded, windows
 from lineage.data.tokens import Stream, tokenize
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
-from lineage.tasks.base import Batch, Natural, Pictures, Rate, Result, Sizes, Task
+from lineage.tasks.base import Batch, Pictures, Result, Sizes, Task
 from lineage.tasks.losses import token_loss
 
 

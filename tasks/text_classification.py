@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import log
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from lineage.configs.registry import Natural
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import encoded
@@ -18,7 +20,7 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
 from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, InputExamples, Natural, Result
+from lineage.tasks.base import TASKS, Batch, InputExamples, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.prediction import probabilities_of, ranked
 from lineage.tasks.text import EncoderTask
@@ -29,8 +31,10 @@ class LabeledTextTask(EncoderTask):
     """Base class of labeled-text tasks.
 
     Attributes:
-        long_text: handling of texts that are too long: keep the first tokens ("head"), the last tokens ("tail"), both
-            ("head_tail"), the most central sentences ("key_sentences"), or all, in several windows ("segments").
+        long_text: handling of texts that are too long: keep the first tokens ("head"), the last tokens ("tail"), a
+            quarter of them from the beginning and the rest from the end ("head_tail", arXiv 1905.05583), the sentences
+            closest to the centroid of the text ("key_sentences"), or all, in several windows ("segments"). Of a
+            pair, the longer text is truncated first; the last two are for single texts.
         stride: with "segments", distance between the starts of consecutive windows, in tokens; 0: no overlap.
     """
 
@@ -54,19 +58,19 @@ class LabeledTextTask(EncoderTask):
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         labels, names = self.labels(content)
-        counted = content["train"].texts if "train" in content and self.long_text == "key_sentences" else ()
-        words = self.known.document_frequencies if self.known else dict(document_frequencies(counted))
-        encoder = self._encoder(tokenizer, words, self.known.examples["train"] if self.known else len(counted))
+        if self.known:
+            words, count = self.known.document_frequencies, self.known.examples.get("train", 0)
+        else:
+            counted = content["train"].texts if self.long_text == "key_sentences" else ()
+            words, count = dict(document_frequencies(counted)), len(counted)
+        encoder = TextEncoder(self, tokenizer, words, count)
         splits = {name: encoder.encode(part.texts, labels[name]) for name, part in content.items()}
         facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names, document_frequencies=words)
         return Examples(splits, facts)
 
     def input_examples(self, rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        encoder = self._encoder(tokenizer, facts.document_frequencies, facts.examples.get("train", 0))
+        encoder = TextEncoder(self, tokenizer, facts.document_frequencies, facts.examples.get("train", 0))
         return InputExamples(encoder.encode(rows))
-
-    def _encoder(self, tokenizer: Tokenizer, words: Mapping[str, int], count: int) -> "TextEncoder":
-        return TextEncoder(self.long_text, tokenizer, self.sequence_length, self.stride, words, count)
 
 
 @TASKS.register("text_classification")
@@ -126,47 +130,45 @@ def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarra
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Encoder of texts that applies the rule `long_text` to those that do not fit into sequences of `length` tokens.
+    """Encoder of texts that applies the option `long_text` of the task to those that do not fit into its sequences."""
 
-    - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
-      the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
-    - "key_sentences": keep the sentences closest to the centroid of the text, in order;
-    - "segments": split the text into sequences that start `stride` tokens apart (0: no overlap).
-    """
-
-    rule: str
+    task: LabeledTextTask
     tokenizer: Tokenizer
-    length: int
-    stride: int
     document_frequencies: Mapping[str, int]  # number of training texts with each word, for "key_sentences"
     count: int  # number of training texts, for "key_sentences"
 
     def __post_init__(self):
-        check_length(self.length, 4)
+        check_length(self.task.sequence_length, 4)
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: np.ndarray | None = None) -> Encoded:
-        """Encode texts with their `labels` [N], if any; raise ValueError for pairs if the rule is for single texts."""
-        if self.rule in ("key_sentences", "segments") and any(len(row) > 1 for row in texts):
-            raise ValueError(f"task.long_text is {self.rule!r}: it must be head, tail or head_tail for pairs of texts.")
-        ids = zip(*map(self.tokenizer.encode_batch, zip(*texts)))
+        """Encode texts and pairs of texts with their `labels` [N], if any.
+
+        Raises ValueError for more than two texts in a row, and for pairs if `long_text` is for single texts.
+        """
+        if (most := max(map(len, texts), default=1)) > 2:
+            raise ValueError(f"A row has {most} texts: it must have one or two.")
+        if most == 2 and (rule := self.task.long_text) in ("key_sentences", "segments"):
+            raise ValueError(f"task.long_text is {rule!r}: it must be head, tail or head_tail for pairs of texts.")
+        encodings = iter(self.tokenizer.encode_batch([text for row in texts for text in row]))
         joined, origins, cut = [], [], 0
-        for origin, example in enumerate(zip(texts, ids)):
-            sequences = self(*example)
-            cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, example[1]))
+        for origin, row in enumerate(texts):
+            ids = tuple(islice(encodings, len(row)))
+            sequences = self(row, ids)
+            cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, ids))
             joined += [encoded.join(self.tokenizer, *parts) for parts in sequences]
             origins += [origin] * len(sequences)
         others = {} if labels is None else {"label": labels[origins]}
-        return encoded.collect(joined, origins, self.length, self.tokenizer, per_sequence=others, cut=cut)
+        return encoded.collect(joined, origins, self.task.sequence_length, self.tokenizer, per_sequence=others, cut=cut)
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
-        room = self.length - 1 - len(ids)  # without the special tokens
+        room = self.task.sequence_length - 1 - len(ids)  # without the special tokens
         if sum(map(len, ids)) <= room:
             return [list(ids)]
-        if self.rule == "segments":
-            starts = encoded.window_starts(len(ids[0]), room, self.stride)
+        if self.task.long_text == "segments":
+            starts = encoded.window_starts(len(ids[0]), room, self.task.stride)
             return [[ids[0][start : start + room]] for start in starts]
-        if self.rule == "key_sentences":
+        if self.task.long_text == "key_sentences":
             return [[self._key_sentences(texts[0], room)]]
         sizes = encoded.longest_first(*map(len, ids), room) if len(ids) > 1 else [room]
         return [[self._cut(part, size) for part, size in zip(ids, sizes)]]
@@ -174,7 +176,7 @@ class TextEncoder:
     def _cut(self, ids, size):
         if len(ids) <= size:
             return ids
-        head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.rule, size)
+        head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.task.long_text, size)
         return np.concatenate([ids[:head], ids[len(ids) - size + head :]])
 
     def _key_sentences(self, text, room):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
 from lineage.configs.storage import is_remote, local
-from lineage.data.facts import Facts
+from lineage.data.facts import Facts, evaluating
 
 SOURCES: Registry = Registry("source")
 SPLITS = ("train", "validation", "test")
@@ -67,7 +67,8 @@ class Source:
         """Return the source with its remote paths replaced by local copies."""
         options = {field.name: getattr(self, field.name) for field in fields(self)}
         remote = {key: value for key, value in options.items() if isinstance(value, str) and is_remote(value)}
-        return replace(self, **{key: local(value, self.suffixes) for key, value in remote.items()}) if remote else self
+        copies = {key: local(value, self.suffixes) for key, value in remote.items()}
+        return evaluating(replace(self, **copies), self.known) if remote else self
 
     def read_parts(self, kind: str) -> dict[str, Any]:
         """Return the content of each source in this one, by name; by default only this source."""

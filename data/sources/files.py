@@ -47,7 +47,7 @@ class DataFiles(SplitFiles):
         self = self.copied()
         given, splits = self.paths(), {}
         if os.path.isdir(self.path):
-            splits = find_splits(given.pop("train"), self.suffixes, self.known is None or not given)
+            splits = find_splits(given.pop("train"), self.suffixes, self.known is None)
         for split, path in self.without_training(given).items():
             splits[split] = [str(file) for file in find_files(path, self.suffixes)]
             if not splits[split]:
@@ -178,12 +178,12 @@ def read_json(path: str) -> Any:
 def parse_json(text: str, where: str) -> Any:
     """Return the value of a JSON text; raise ValueError for other texts, and for an object that has a key twice."""
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}.") from None
 
 
-def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with some pairs of keys and values; raise ValueError for a key that occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):

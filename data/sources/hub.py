@@ -6,6 +6,7 @@ from typing import Any
 
 from lineage.configs.hub import NoFileError
 from lineage.configs.storage import local
+from lineage.data.facts import evaluating
 from lineage.data.sources.base import SOURCES, Source
 from lineage.data.sources.parquet import Parquet
 
@@ -34,5 +35,5 @@ class Hub(Parquet):
             cls = SOURCES[table]
             options = {field.name: getattr(self, field.name) for field in fields(cls) if hasattr(self, field.name)}
             with contextlib.suppress(NoFileError):
-                return cls(**options | {"path": local(f"hf:{self.path}", cls.suffixes)})
+                return evaluating(cls(**options | {"path": local(f"hf:{self.path}", cls.suffixes)}), self.known)
         raise FileNotFoundError(f"hf:{self.path} has no file of {', '.join(TABLES)}.")

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 from lineage.configs.registry import Natural, Range, field_types
-from lineage.data.content import Images, PairedTexts
+from lineage.data.content import Images, PairedTexts, splits_of
 from lineage.data.sources.base import CONTENT, SOURCES, Source
 
 
@@ -56,6 +56,8 @@ class Mixture(Source):
             options = {"source": given} if isinstance(given, str) else given
             if not isinstance(options, dict) or not isinstance(options.get("source"), str):
                 raise ValueError(f"source.parts has {given!r}: it must be a source, or a dictionary with a `source`.")
+            if wrong := [key for key in ("name", "prefix") if not isinstance(options.get(key, ""), str)]:
+                raise ValueError(f"source.parts has the {wrong[0]} {options[wrong[0]]!r}: it must be a text.")
             kind, colon, value = options["source"].partition(":")
             name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
             if name in found or not re.fullmatch(r"\w+", name):
@@ -82,8 +84,7 @@ class Mixture(Source):
         """Return the content of all sources, as splits such as "train_NAME"."""
         parts = self.read_parts(kind)
         images = [part for part in parts.values() if isinstance(part, Images)]
-        contents = {name: part.splits if images else part for name, part in parts.items()}
-        splits = {f"{split}_{name}": one for name, part in contents.items() for split, one in part.items()}
+        splits = {f"{split}_{name}": one for name, part in parts.items() for split, one in splits_of(part).items()}
         return Images(splits, images[0].class_names) if images else splits
 
     def read_parts(self, kind: str) -> dict[str, Any]:
@@ -94,7 +95,6 @@ def _prefixed(content, prefix):
     """Return pairs with the prefix before each input; raise ValueError for a prefix of other content."""
     if not prefix:
         return content
-    if isinstance(content, Images) or not all(isinstance(part, PairedTexts) for part in content.values()):
+    if not all(isinstance(part, PairedTexts) for part in splits_of(content).values()):
         raise ValueError(f"The prefix of a source in a mixture is {prefix!r}: only pairs of texts can have one.")
-    found = {split: ([prefix + text for text in part.inputs], part.targets) for split, part in content.items()}
-    return {split: PairedTexts(*columns) for split, columns in found.items()}
+    return {split: part._replace(inputs=[prefix + text for text in part.inputs]) for split, part in content.items()}

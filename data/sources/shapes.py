@@ -40,11 +40,10 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """Images of `size` x `size` pixels with at most `MOST` colored shapes on noise, by (seed, split, index)."""
+    """Images of `size` x `size` pixels with at most `MOST` colored shapes on noise, by (split, index)."""
 
     split: str
     size: int = 64
-    seed: int = 0
 
     def __len__(self) -> int:
         return SIZES[self.split]
@@ -53,7 +52,7 @@ class DrawnShapes(ExampleSource):
         """Draw one example. Later shapes hide at most a small part of earlier ones; boxes are of whole shapes."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        stream = len(SIZES) * self.seed + list(SIZES).index(self.split)
+        stream = list(SIZES).index(self.split)
         random = shuffle.generator(shuffle.keys(np.array([index]), stream)[0])
         size, kinds = self.size, list(SHAPES.values())
         ground = random.uniform(0, 255, 3)

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from lineage.configs.registry import Natural, Rate
 from lineage.data.content import Documents, LabeledTexts, PairedTexts
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
-from lineage.data.sources.files import DataFiles, gathered, held_out, numbered_lines, unique
+from lineage.data.sources.files import DataFiles, gathered, held_out, numbered_lines, parse_json
 
 Row = tuple[Any, ...] | ValueError  # values of a row, or its error
 csv.field_size_limit(1 << 24)  # characters of a field, which need up to 8 bytes each; the default is 128 KiB
@@ -201,10 +200,7 @@ class UnknownColumnError(ValueError):
 
 def json_object(line: str, where: str) -> dict[str, Any]:
     """Return the JSON object in a line."""
-    try:
-        entry = json.loads(line, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not a JSON object: {error}.") from None
+    entry = parse_json(line, where)
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is not a JSON object.")
     return entry

@@ -94,12 +94,12 @@ class TFDS(PathSource):
     def _builder(self) -> Any:
         return find_builder(self.path, self.data_dir)
 
-    @cached_property
+    @property
     def _splits(self) -> dict[str, str]:
         """Splits to read, by their role."""
-        found = {role: role for role in SPLITS if role == "train" or role in self._builder.info.splits}
-        given = zip(SPLITS, (self.train_split, self.validation_split, self.test_split))
-        return found | {role: split for role, split in given if split}
+        known, given = self._builder.info.splits, (self.train_split, self.validation_split, self.test_split)
+        splits = {role: split or role for role, split in zip(SPLITS, given) if split or role in known}
+        return self.without_training(splits)
 
     def _feature(self, key: str) -> Any:
         info = self._builder.info

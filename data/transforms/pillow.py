@@ -137,8 +137,7 @@ def png(image: np.ndarray) -> bytes:
 
 def from_pillow(image: Image.Image) -> np.ndarray:
     """Convert a Pillow image to uint8 [h, w, c]."""
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+    return np.atleast_3d(np.asarray(image))
 
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:

@@ -119,13 +119,13 @@ def test_crowds_and_excess_objects_in_training_and_evaluation():
         detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
 
 
-def test_drawn_shapes_depend_on_index_split_and_seed_only():
+def test_drawn_shapes_depend_on_index_and_split_only():
     train, test = DrawnShapes("train"), DrawnShapes("test")
     first = train[7]
     for name, value in train[7].items():
         np.testing.assert_array_equal(value, first[name])
         np.testing.assert_array_equal(train.take(np.array([3, 7]))[name][1], value)
-    others = [train[8], test[7], DrawnShapes("train", seed=1)[7]]
+    others = [train[8], test[7]]
     assert all(other["image"].tobytes() != first["image"].tobytes() for other in others)
     counts = np.array([len(train[i]["boxes"]) for i in range(300)])
     assert 1 <= counts.min() < counts.max() <= 6

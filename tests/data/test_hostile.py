@@ -115,7 +115,7 @@ def test_answers_that_are_nowhere(start, answer, tmp_path):
 def test_nested_json_and_objects_with_a_key_twice(content, reason, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"input": "a", "target": "b"}}\n{content}\n')
-    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2 is not a JSON object: {reason}"):
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line 2 is not JSON: {reason}"):
         read_pairs(str(path))
     for name, read in JSON_READERS.items():
         (tmp_path / name).write_text(content)

@@ -29,7 +29,8 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = TextEncoder(rule, CODER, length, stride, document_frequencies(texts), len(texts))
+    task = TextClassification(sequence_length=length, long_text=rule, stride=stride)
+    made = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
     made.encode(texts)
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
@@ -116,6 +117,16 @@ def test_truncation_rules():
         assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
     pair = (" ".join(WORDS[:9]), "w20 w21")
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
+
+
+def test_single_texts_and_pairs_may_be_encoded_together():
+    encoder = TextEncoder(TextClassification(sequence_length=12), CODER, {}, 0)
+    rows = [("w1 w2",), ("w3", "w4 w5"), ("w6",)]
+    found = encoder.encode(rows).tokens
+    assert [ids.tolist() for ids in found] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
+    assert [np.sum(ids == CODER.sep) for ids in found] == [1, 2, 1]
+    with pytest.raises(ValueError, match="A row has 3 texts: it must have one or two"):
+        encoder.encode([("a",), ("a", "b", "c")])
 
 
 def test_bert_keeps_128_and_382_of_510():

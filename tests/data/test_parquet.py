@@ -190,6 +190,9 @@ def test_images_without_labels_are_left_out(tmp_path):
     batch = splits["train"].take(np.arange(3))
     assert [int(np.mean(image)) for image in batch["image"]] == [0, 2, 4]
     assert batch["label"].tolist() == [1, 0, 1]
+    write(tmp_path / "train.parquet", {"image": encoded([0, 1]), "label": [-1, -1]}, ["no", "yes"])
+    with pytest.raises(ValueError, match="The source 'parquet' has no training examples"):
+        load(Parquet(str(tmp_path)), ImageClassification())
 
 
 def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):

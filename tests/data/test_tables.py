@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 
 from lineage.configs import schema
+from lineage.data.facts import Facts, evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.data.sources.files import find_splits, numbered_lines, read_lines, split_of
@@ -190,6 +191,14 @@ def test_splits_of_a_folder(tmp_path):
         find_splits(f"{tmp_path}/c", (".csv",))
 
 
+@pytest.mark.parametrize("path", ["", "s3://bucket/rows"])
+def test_evaluation_needs_no_training_files(path, tmp_path, monkeypatch):
+    write(tmp_path / "test.csv")
+    monkeypatch.setattr("lineage.data.sources.base.local", lambda path, suffixes: str(tmp_path))
+    source = evaluating(CSV(path or str(tmp_path), text_key="de", label_key="good"), Facts())
+    assert list(source.read("labeled_texts")) == ["test"]
+
+
 def test_paths_are_files_globs_and_folders(tmp_path):
     for name in ("in/train-0", "in/train-1", "in/test", "more/one", "more/two", "x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -230,7 +239,7 @@ def test_paths_are_files_globs_and_folders(tmp_path):
         ("a.jsonl", '\n{"text": "x", "label": null}\n', "line 2: the column 'label' has no value"),
         ("a.jsonl", '{"text": "x\\ud83d", "label": 1}\n', "line 1: the column 'text' is not UTF-8 text: surrogates"),
         ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list, it must be a text or"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x"\n', "line 2 is not a JSON object"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x"\n', "line 2 is not JSON: Expecting"),
         ("a.jsonl", '[{"text": "x"}]', "line 1 is not a JSON object"),
     ],
 )

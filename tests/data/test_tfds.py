@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lineage.data.content import Arrays
+from lineage.data.facts import evaluating
 from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers.kinds import Words
 from lineage.tasks.causal_lm import CausalLM
@@ -30,6 +31,7 @@ def test_images(shapes):
     values = np.rint((batch["image"] * 0.5 + 0.5) * 255)
     np.testing.assert_array_equal(values[:7], np.arange(7)[:, None, None, None] * np.ones((1, 8, 8, 1)))
     assert batch["label"][:7].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert list(evaluating(TFDS("shapes", str(shapes)), loaded.facts).images().splits) == ["test"]
 
 
 def test_split_syntax(shapes):

@@ -35,9 +35,10 @@ def test_tasks_without_predictions_are_refused(tiny):
         ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review; source.text_key"),
         ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
         ("a.jsonl", f'{{"text": {[0] * 99}}}\n', (), f"a.jsonl, line 1 has [{'0, ' * 19}0,: it must be a text."),
-        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object: Expecting"),
+        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not JSON: Expecting"),
         ("a.docx", "x", (), "a.docx must be a file of .txt, .parquet, .csv, .tsv, .jsonl, or a source such as NAME:"),
         ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .parquet, .csv, .tsv, .jsonl, or a source such"),
+        ("a.csv", "a,b,c\n1,2,3\n", ("--columns=a,b,c",), "--columns=a,b,c has 3 entries: it must have 1 or 2."),
         ("b/a.txt", None, (), "There is no file"),
         ("a.csv", "text,text\n1,2\n", (), "a.csv has the column 'text' twice."),
     ],
@@ -57,7 +58,7 @@ def test_invalid_files_raise(name, content, options, message, tmp_path):
         (
             "a.jsonl",
             b'{"text": "a"}\n{\n{"n": 1}\n\n{"text": null}\n[]\n{"text": "caf\xe9"}\n{"text": "b"}',
-            ["a", "line 2 is not a JSON", "line 3 has no column", "line 5 has None", "line 6 is", "line 7 is", "b"],
+            ["a", "line 2 is not JSON", "line 3 has no column", "line 5 has None", "line 6 is", "line 7 is", "b"],
         ),
         (
             "a.csv",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from lineage.metrics.classification import auroc, precision_recall_f1, regression, spearman
-from lineage.metrics.states import Confusion, ExpectedCalibrationError, Values
+from lineage.metrics.states import Confusion, ExpectedCalibrationError
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)
@@ -83,12 +83,3 @@ def test_calibration_matches_worked_example_in_any_split(bins):
     assert float(masked.compute()) == pytest.approx(float(states[0].merge(states[1]).compute()), abs=1e-6)
     sure = ExpectedCalibrationError.empty().update(jnp.eye(4), jnp.arange(4))
     assert float(sure.compute()) == 0
-
-
-def test_values_do_not_depend_on_the_split():
-    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 3 == 0
-    state = Values.empty(2)
-    for part in np.array_split(np.arange(50), [7, 30]):
-        state = Values.empty(2).update(scores[part], labels[part]).merge(state)
-    ours, theirs = state.compute()
-    assert auroc(ours, theirs.astype(bool)) == auroc(scores, labels)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lineage.metrics import states
 from lineage.metrics.classification import auroc, correct, correct_top_k, spearman
-from lineage.metrics.states import F1, Confusion, ExpectedCalibrationError, Matthews, Mean, Total, Values
+from lineage.metrics.states import F1, Confusion, ExpectedCalibrationError, Matthews, Mean, Total
 
 CLASSES, SIZE = 3, 24
 RANDOM = np.random.default_rng(0)
@@ -40,7 +40,6 @@ UPDATED = {  # state -> function from a mask of examples to the state of the sel
     ExpectedCalibrationError: jax.jit(
         lambda s: ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), s)
     ),
-    Values: lambda some: Values.empty(2).update(X[some], Y[some]),
 }
 
 
@@ -60,8 +59,6 @@ def test_result_does_not_depend_on_split_and_order(kind, part_of, random):
     found, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
     if kind is Confusion:
         np.testing.assert_array_equal(found, whole)
-    elif kind is Values:
-        assert sorted(zip(*found)) == sorted(zip(*whole))
     else:
         assert np.isfinite(whole)
         np.testing.assert_allclose(found, whole, atol=1e-6)
@@ -117,7 +114,6 @@ def test_nan_logits_are_never_correct():
         (lambda: auroc([0.1, 0.2], [True]), r"The values have shapes \(2,\) and \(1,\): they must have the same shape"),
         (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "Value 0 is nan"),
         (lambda: spearman(*np.zeros((2, 1, 2))), r"The values have shapes \(1, 2\) and \(1, 2\)"),
-        (lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)), r"The lengths of the columns are \[2, 3\]"),
     ],
 )
 def test_invalid_inputs_raise(call, message):

@@ -18,6 +18,7 @@ import pytest
 from lineage.configs import schema, storage
 from lineage.configs.hub import download
 from lineage.data import SOURCES
+from lineage.data.facts import Facts, evaluating
 from lineage.data.tokenizers import TOKENIZERS, Bytes
 from lineage.models import build, convert
 from lineage.runs.folder import read_json
@@ -183,6 +184,9 @@ def test_a_source_reads_the_kind_of_files_that_there_is(hub, content):
     source = SOURCES["hf"](path="org/name")
     assert list(source.read("labeled_texts")["train"].labels) == ["yes"]
     assert "README.md" not in hub.downloads
+    hub.add("datasets/org/other", {name.replace("train", "test"): file for name, file in content.items()})
+    source = evaluating(SOURCES["hf"](path="org/other"), Facts())
+    assert list(source.read("labeled_texts")) == ["test"]
 
 
 def test_a_repository_without_data_files_is_refused(hub):

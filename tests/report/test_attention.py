@@ -63,6 +63,15 @@ def test_encoder_decoder_records_three_kinds_of_attention():
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
 
 
+def test_attention_of_a_decoder_covers_the_input_of_a_continuation():
+    model, tokens = models.build("gpt", **SIZES | {"max_length": 48}), np.arange(40)[None] % 11
+    variables = model.init(jax.random.key(0), jnp.asarray(tokens))
+    batch = {"tokens": tokens, "mask": np.arange(40)[None] >= 35}  # the targets
+    found = attention_of_texts(model, variables, batch, Letters())["attention_text"]
+    assert "".join(found["tokens"]) == Letters().decode(tokens[0, : attention.TOKENS])
+    assert found["attention"].shape == (2, 2, attention.TOKENS, attention.TOKENS)
+
+
 @pytest.mark.thorough
 def test_attention_of_recurrent_model_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)

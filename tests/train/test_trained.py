@@ -322,6 +322,10 @@ def test_lists_of_inputs(tmp_path):
     assert from_memory(["a", ("b", "c")], "labeled_texts").rows == [("a",), ("b", "c")]
     with pytest.raises(ValueError, match=r"input 1 has 3: it must be a text"):
         from_memory([["a"], [3]], "labeled_texts")
+    wrong = {"questions": (["a"], "2"), "documents": (["a", "b"], "1"), "labeled_texts": (["a", "b", "c"], "1 or 2")}
+    for kind, (values, needed) in wrong.items():
+        with pytest.raises(ValueError, match=f"input 0 has {len(values)} entries: it must have {needed}"):
+            from_memory([values], kind)
 
 
 def test_facts_are_saved_whole(tmp_path):
