@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--remat", action="store_true", help="with the gradient checkpointing of Levanter")
+    parser.add_argument("--remat", action="store_true", help="enable gradient checkpointing in Levanter")
     options = parser.parse_args()
     target = targets.parse(options.target)
     targets.prepare(target)  # before JAX is imported
@@ -93,7 +93,7 @@ def flax(options: argparse.Namespace) -> tuple[Any, Any, Callable[[Any, Any], An
 
 
 def levanter(options: argparse.Namespace) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """Return the same of the GPT-2 of Levanter, with float32 parameters that are cast to bfloat16."""
+    """Return the same for the GPT-2 of Levanter, whose float32 parameters are cast to bfloat16."""
     import equinox
     import haliax
     import jax
