@@ -161,8 +161,8 @@ class _LayerWise(Optimizer):
 class LARS(_LayerWise, _Momentum):
     """LARS: SGD with adaptive learning rates for the matrices of each layer (arXiv 1708.03888).
 
-    The learning rate multiplies the momentum, as in PyTorch and in the code of MAE; in algorithm 1 of the paper, the
-    momentum has the learning rates of its steps.
+    The update is the momentum times the current learning rate, as in PyTorch and in the code of MAE. In algorithm 1 of
+    the paper, each gradient is multiplied by the learning rate of its step before it is added to the momentum.
 
     Attributes:
         weight_decay: added to the gradient, before its norm is taken and the momentum.
