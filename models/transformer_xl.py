@@ -12,20 +12,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
 from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
-from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Weighting, dense
+from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp
 from lineage.models.layers.adaptive import AdaptiveEmbed
+from lineage.models.layers.attention import Attention, cached
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.placement import EXAMPLES
-from lineage.models.layers.position import sinusoidal
+from lineage.models.layers.position import frequencies, sinusoidal
 
 
-class RecurrentAttention(nn.Module):
+class RecurrentAttention(Attention):
     """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
 
     The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. Each
@@ -34,13 +35,10 @@ class RecurrentAttention(nn.Module):
     attends to, including itself; with `same_length` it applies to segments too.
     """
 
-    num_heads: Count
-    memory_length: int
-    window: Count
+    memory_length: int = 0
     same_length: bool = False
     clamp_length: Natural = 0
-    dropout: Rate = 0.0
-    kernel_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+    use_bias: bool = False
 
     @nn.compact
     def __call__(
@@ -48,42 +46,28 @@ class RecurrentAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
-        if width % self.num_heads:
-            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the heads must divide the width.")
-        heads = (self.num_heads, width // self.num_heads)
-        project = partial(Linear, heads, use_bias=False, kernel_init=self.kernel_init)
-        query = project(name="query")(x)
-        if cache is None:
-            context, real = self._with_memory(x)
-            key, value = project(name="key")(context), project(name="value")(context)
-            positions = jnp.arange(key.shape[1])
-            window = self.window if self.same_length else None
-            mask = Mask(keys=real[None], causal=True, window=window, positions=positions[None, -length:])
-        else:
-            positions = cache.positions(length)
-            cache = cache.append(project(name="key")(x), project(name="value")(x))
-            key, value = (array.astype(x.dtype) for array in cache.keys_and_values(len(x)))
-            mask = Mask(causal=True, window=self.window, positions=positions)
-
-        distances = sinusoidal(key.shape[1], width)
-        if self.clamp_length:
-            distances = distances[np.minimum(np.arange(len(distances)), self.clamp_length)]
-        relative = project(name="distance")(jnp.asarray(distances, x.dtype))
+        context, mask = (x, Mask(window=self.window)) if cache is not None else self._with_memory(x)
+        query, key, value = self.project(x, context, context)
+        heads, keys, attend = query.shape[2:], key.shape[1], None
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
+        to_heads = Linear(heads, use_bias=False, kernel_init=self.kernel_init, name="distance")
+        kernel = to_heads(jnp.eye(width, dtype=x.dtype))  # the kernel itself, as the image of the unit vectors
         by_distance = (query + v) * heads[1] ** -0.5
         if cache is None:
-            bias = jnp.einsum("BTHC,TSHC->BHTS", by_distance, by_key(relative, length))
+            positions = jnp.arange(keys - length, keys)[None]
+            scores = segment_scores(by_distance, kernel, keys, self.clamp_length)
         else:
-            distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
-            scores = jnp.einsum("BTHC,SHC->BHTS", by_distance, relative)
-            bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
-        out = dense(query + u, key, value, mask.replace(bias=bias), Weighting(transform=self._weights))
-        return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
+            positions, cache = cache.positions(length), cache.append(key, value)
+            scores = distance_scores(by_distance, kernel, positions, cache.max_length, self.clamp_length)
+            attend = partial(cached, cache)
+        mask = mask.replace(causal=True, positions=positions, bias=scores)
+        return self.combine(query + u, key, value, mask, width, attend), cache
 
     def _with_memory(self, x):
-        """Return memory and segment [B, M + T, D], and the mask [M + T] of real tokens; update the memory."""
+        """Return memory and segment [B, M + T, D] and the mask of the memory's real tokens; update the memory."""
+        mask = Mask(window=self.window if self.same_length else None)
         if not self.memory_length or not self.is_mutable_collection("memory"):
-            return x, jnp.ones(x.shape[1], bool)
+            return x, mask
         shape = (len(x), self.memory_length, x.shape[-1])
         hidden = self.variable("memory", "hidden", jnp.zeros, shape)
         count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
@@ -94,24 +78,66 @@ class RecurrentAttention(nn.Module):
         if not self.is_initializing():
             hidden.value = jax.lax.stop_gradient(context[:, -self.memory_length :]).astype(hidden.value.dtype)
             count.value = jnp.minimum(count.value + x.shape[1], self.memory_length)
-        return context, real
-
-    def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-        self.sow("intermediates", "attention", weights)
-        return Dropout(self.dropout)(weights)
+        return context, mask.replace(keys=real[None])
 
 
-def by_key(relative: Float[Array, "S H C"], length: int) -> Float[Array, "T S H C"]:
-    """Return the vectors of the distances of the last T of S tokens to each token; zero for later tokens.
+def distance_scores(
+    query: Float[Array, "B T H C"],
+    kernel: Float[Array, "D H C"],
+    positions: Int[Array, "#B T"],
+    keys: int,
+    clamp_length: int = 0,
+) -> Float[Array, "B H T S"]:
+    """Return q . W_R R_(i-j) for queries q at positions i and keys at positions j from 0 to S-1, where j <= i.
 
-    Those of one token are consecutive rows of the reversed vectors. Shifting the scores instead (appendix B) would move
-    more data and is slow on TPUs.
+    By the addition theorems, the sinusoids R of a distance are sums of products of those of i and of j, so that no
+    array is indexed by distance.
+
+    Args:
+        kernel: W_R, for interleaved sines and cosines.
+        clamp_length: maximum distance, to which larger ones are clipped; 0: none.
     """
-    keys = len(relative)
-    # In float32 because the gradients of a vector are summed: in 16 bits, this is inexact, and slow on GPUs.
-    rows = jnp.pad(relative[::-1].astype(jnp.float32), [(0, length - 1), (0, 0), (0, 0)])
-    found = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - jnp.arange(length))
-    return found.astype(relative.dtype)
+    width, heads, size = kernel.shape
+    pairs = kernel.reshape(-1, 2, heads, size)
+    signs = np.array([-1, 1])[:, None, None]
+    angles = positions[:, :, None, None] * np.repeat(frequencies(width), 2)
+    rotated = 0.0
+    for rows, factors in ((pairs * signs, jnp.cos(angles)), (pairs[:, ::-1], jnp.sin(angles))):
+        rows = rows.reshape(kernel.shape).astype(query.dtype)
+        rotated += jnp.einsum("BTHC,DHC->BTHD", query, rows) * factors
+    table = sinusoidal(max(keys, clamp_length + 1), width).astype(query.dtype)
+    scores = jnp.einsum("BTHD,SD->BHTS", rotated.astype(query.dtype), table[:keys])
+    if not clamp_length:
+        return scores
+    clipped = jnp.einsum("BTHC,HC->BHT", query, jnp.einsum("D,DHC->HC", table[clamp_length], kernel))
+    far = positions[:, None, :, None] - jnp.arange(keys) > clamp_length
+    return jnp.where(far, clipped[..., None], scores)
+
+
+def segment_scores(
+    query: Float[Array, "B T H C"], kernel: Float[Array, "D H C"], keys: int, clamp_length: int = 0
+) -> Float[Array, "B H T S"]:
+    """Return the `distance_scores` of queries at the last T of S positions.
+
+    Except on TPUs, queries are multiplied by the vectors W_R R of the distances to each key, which are consecutive rows
+    for each query. This needs fewer operations, but on TPUs copying rows is slow, as is shifting scores (appendix B).
+    """
+    length = query.shape[1]
+
+    def by_rows(query, kernel):
+        table = sinusoidal(keys, len(kernel))
+        if clamp_length:
+            table = table[np.minimum(np.arange(keys), clamp_length)]
+        relative = jnp.einsum("SD,DHC->SHC", table.astype(kernel.dtype), kernel)
+        # In float32 because the gradients of a vector are summed: in 16 bits, this is inexact, and slow on GPUs.
+        rows = jnp.pad(relative[::-1].astype(jnp.float32), [(0, length - 1), (0, 0), (0, 0)])
+        found = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - np.arange(length))
+        return jnp.einsum("BTHC,TSHC->BHTS", query, found.astype(relative.dtype))
+
+    def by_products(query, kernel):
+        return distance_scores(query, kernel, jnp.arange(keys - length, keys)[None], keys, clamp_length)
+
+    return jax.lax.platform_dependent(query, kernel, tpu=by_products, default=by_rows)
 
 
 @MODELS.register("transformer_xl")
@@ -163,10 +189,20 @@ class TransformerXL(DecoderOnly):
         init = nn.initializers.normal(0.02)
         if self.same_length and not self.memory_length:
             raise ValueError("memory_length is 0: it must be at least 1 if same_length is True.")
+        if self.width % 2:
+            raise ValueError(f"width is {self.width}: it must be even, for pairs of sines and cosines.")
         window = self.memory_length if self.same_length else self.max_length + self.memory_length
-        sizes = {"num_heads": self.num_heads, "memory_length": self.memory_length, "window": window}
-        distances = {"same_length": self.same_length, "clamp_length": self.clamp_length}
-        attention = partial(RecurrentAttention, **sizes, **distances, dropout=self.attention_dropout, kernel_init=init)
+        attention = partial(
+            RecurrentAttention,
+            num_heads=self.num_heads,
+            window=window,
+            dropout=self.attention_dropout,
+            kernel_init=init,
+            out_init=init,
+            memory_length=self.memory_length,
+            same_length=self.same_length,
+            clamp_length=self.clamp_length,
+        )
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, norm_placement="post", dropout=self.dropout)

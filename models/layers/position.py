@@ -14,9 +14,14 @@ from lineage.models.layers.attend import Queries
 from lineage.models.layers.quantized import take_rows
 
 
+def frequencies(width: int, base: float = 10_000.0) -> Float[np.ndarray, "C"]:
+    """Return the geometric frequencies of `width` sines and cosines, from 1 to nearly 1 / `base`."""
+    return base ** -(np.arange(0, width, 2) / width)
+
+
 def sinusoidal(length: int, width: int) -> Float[np.ndarray, "T D"]:
     """Return interleaved sines and cosines of positions at geometric frequencies (arXiv 1706.03762, section 3.5)."""
-    angles = np.arange(length)[:, None] * 10_000.0 ** -(np.arange(0, width, 2) / width)
+    angles = np.arange(length)[:, None] * frequencies(width)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return table[:, :width].astype(np.float32)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lineage.models.decoding.generate import generate
-from lineage.models.transformer_xl import TransformerXL, by_key
+from lineage.models.layers.position import sinusoidal
+from lineage.models.transformer_xl import TransformerXL, distance_scores, segment_scores
 from tests.tolerance import assert_close
 
 TINY = TransformerXL(vocab_size=17, max_length=4, memory_length=6, depth=2, width=16, num_heads=2)
@@ -28,18 +29,34 @@ def read(model, params, tokens, length):
     return jnp.concatenate(logits, axis=1)
 
 
-def test_distances_of_queries_to_keys_match_a_loop():
-    relative = jnp.arange(1, 5 * 2 * 3 + 1.0).reshape(5, 2, 3)
-    found = by_key(relative, 3)
-    for t in range(3):
-        for j in range(5):
-            np.testing.assert_array_equal(found[t, j], relative[2 + t - j] if j <= 2 + t else 0)
+@pytest.mark.parametrize("clamp_length", [0, 2])
+def test_distance_scores_match_their_definition(clamp_length):
+    rng = np.random.default_rng(0)
+    query, kernel = rng.normal(size=(2, 3, 2, 4)), rng.normal(size=(8, 2, 4))
+    arrays = [jnp.float32(x) for x in (query, kernel)]
+    table = sinusoidal(7, 8)
+
+    def check(found, positions):
+        for example, t, head, j in np.ndindex(found.shape[0], 3, 2, 7):
+            distance = positions[example][t] - j
+            if distance >= 0:
+                relative = table[min(distance, clamp_length or distance)] @ kernel[:, head]
+                assert_close(found[example, head, t, j], query[example, t, head] @ relative)
+
+    positions = [[4, 5, 6], [6, 2, 0]]
+    check(distance_scores(*arrays, jnp.asarray(positions), 7, clamp_length), positions)
+    check(segment_scores(*arrays, 7, clamp_length), [[4, 5, 6]] * 2)
 
 
 def test_gradients_of_distances_are_summed_exactly():
-    relative = jnp.zeros((300, 1, 1), jnp.bfloat16)
-    gradient = jax.grad(lambda x: by_key(x, 300).astype(jnp.float32).sum())(relative)
-    np.testing.assert_array_equal(gradient[:, 0, 0], (300 - jnp.arange(300)).astype(jnp.bfloat16))
+    query, kernel = jnp.ones((1, 300, 1, 1), jnp.bfloat16), jnp.zeros((2, 1, 1), jnp.bfloat16)
+
+    def total(kernel):
+        return segment_scores(query, kernel, 300).astype(jnp.float32).sum()
+
+    distances = np.arange(300)
+    expected = ((300 - distances) * np.stack([np.sin(distances), np.cos(distances)])).sum(axis=1)
+    np.testing.assert_allclose(jax.grad(total)(kernel)[:, 0, 0].astype(np.float32), expected, rtol=0.02)
 
 
 def test_segments_match_the_whole_text_if_memory_is_long_enough(params):
@@ -105,6 +122,13 @@ def test_bfloat16_keeps_memory_in_float32(params):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state)} == {"float32", "int32"}
 
 
-def test_width_not_divisible_by_heads_raises():
-    with pytest.raises(ValueError, match="width 16 and 3 heads do not fit"):
-        jax.eval_shape(TINY.clone(num_heads=3).init, jax.random.key(0), TOKENS[:, :4])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_heads": 3}, "width 16, 3 heads .* do not fit"),
+        ({"width": 15, "num_heads": 3}, "width is 15: it must be even"),
+    ],
+)
+def test_width_that_does_not_fit_raises(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(TINY.clone(**sizes).init, jax.random.key(0), TOKENS[:, :4])
