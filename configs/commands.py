@@ -196,7 +196,7 @@ COMMANDS = {
             CHECKPOINT,
             _option(
                 "--format",
-                "safetensors (default): a folder for Hugging Face transformers; stablehlo: a program that needs only JAX",
+                "safetensors (default): a folder for transformers; stablehlo: a program that needs only JAX",
                 choices=("safetensors", "stablehlo"),
                 default="safetensors",
             ),
