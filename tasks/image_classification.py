@@ -52,7 +52,7 @@ class ImageClassification(LabeledImageTask):
         label = target.argmax(axis=-1)
         if model.has_rng("dropout") and (self.mixup or self.cutmix):
             if len(image) == 1:
-                raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
+                raise ValueError("mixup and cutmix need at least 2 examples in each batch, or micro-batch.")
             key = model.make_rng("dropout")
             image, target = mixed(key, image, target, self.mixup, self.cutmix, self.binary)
         logits = model(image).astype(jnp.float32)
