@@ -135,7 +135,7 @@ COMMANDS = {
         ),
         (
             RUN,
-            _option("--model DIR", "folder in the transformers layout instead of a run; requires --task"),
+            _option("--model DIR", "folder in the layout of transformers instead of a run; requires --task"),
             _option("--task NAME", "task of --model, such as text_classification"),
             _option(
                 "--inputs INPUTS",
@@ -280,7 +280,7 @@ COMMANDS = {
             "harness --model=gpt2 --tasks=own --include-path=tasks",
         ),
         (
-            _option("--model FOLDER", "run, or folder in the transformers layout"),
+            _option("--model FOLDER", "run, or folder in the layout of transformers"),
             _option("--tasks NAMES", "comma-separated names of tasks"),
             _option("--include-path FOLDER", "folder with the .yaml files of more tasks"),
             _option("--num-fewshot N", "number of solved examples before each question"),
