@@ -1,4 +1,4 @@
-"""BERT on a task of GLUE, as published (arXiv 1810.04805, section 4.1; appendix A.3). Not run yet.
+"""BERT on a task of GLUE (arXiv 1810.04805, section 4.1; appendix A.3). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build glue/mrpc --file_format=array_record

@@ -1,4 +1,4 @@
-"""BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3). Not run yet.
+"""BERT on SQuAD (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build squad/v1.1 --file_format=array_record

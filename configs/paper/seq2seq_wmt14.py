@@ -1,4 +1,4 @@
-"""Recurrent networks with attention on WMT 2014 English to German, at the papers' scale. Not run yet.
+"""Recurrent networks with attention on WMT 2014 English to German. Not run yet.
 
     pip install -e '.[prepare]'
     tfds build wmt14_translate/de-en --file_format=array_record
