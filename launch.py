@@ -333,7 +333,7 @@ def language_model(path: str) -> Any:
 def run_list(options: Options) -> None:
     from lineage.configs import cli
 
-    print(cli.parts(options.parts) if options.parts else cli.listing(f"{displayed(LAUNCH)} --config=NAME"))
+    print(cli.parts(options.parts) if options.parts else cli.listing(f"{displayed(LAUNCH)} train NAME"))
 
 
 def run_config(options: Options) -> None:

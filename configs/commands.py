@@ -42,9 +42,9 @@ def _option(usage: str, text: str, **settings: Any) -> Option:
 
 
 TRACEBACK = _option("--traceback", "show where in the code an error was raised")
-CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG; also the folder of a run", nargs="?")
+CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG, or the folder of a run", nargs="?")
 RUN = _option("run RUN", "folder of the run (the same as --workdir), or NAME for outputs/NAME", nargs="?")
-BEST = "checkpoint to use (default latest; best: by the config's checkpoint.best)"
+BEST = "checkpoint to use: the latest (default), or the best by the metric in checkpoint.best"
 CHECKPOINT = _option("--checkpoint", BEST, choices=("latest", "best"), default="latest")
 FOLDERS = (
     _option("folders DIR", "folder of a run, or of several runs", nargs="*"),
@@ -64,7 +64,7 @@ EXPERIMENT = Group(
             "folder of the run, or a URL such as s3://BUCKET/RUN (default outputs/CONFIG, or "
             "outputs/CONFIG_sweep for a sweep)",
         ),
-        _option("--force-config", "accept a folder that holds a run with another config or other data"),
+        _option("--force-config", "use the folder of a run although the config or the data have changed"),
     ),
 )
 PROCESSES = Group(
@@ -94,7 +94,7 @@ COMMANDS = {
         ),
         (
             CONFIG,
-            _option("--profile FIRST:LAST", "trace these steps into DIR/profile, for TensorBoard and xprof"),
+            _option("--profile FIRST:LAST", "write a profile of these steps to DIR/profile, for TensorBoard and xprof"),
             _option("--debug-nans", "stop at the operation that produces the first NaN (slow)"),
             _option(
                 "--max-restarts N",
@@ -121,7 +121,7 @@ COMMANDS = {
         (EXPERIMENT, PROCESSES),
     ),
     "predict": Command(
-        "Predict for inputs with a trained model, on all devices of all processes, and write a file of predictions.",
+        "Apply a trained model to inputs and write its predictions.",
         (
             "predict outputs/vit --inputs=photos --output=photos.jsonl",
             "predict outputs/bert --inputs=reviews.csv --columns=review --output=classes.jsonl",
@@ -135,7 +135,7 @@ COMMANDS = {
         ),
         (
             RUN,
-            _option("--model DIR", "folder in the transformers layout instead of a run; requires --task"),
+            _option("--model DIR", "folder in the layout of transformers instead of a run; requires --task"),
             _option("--task NAME", "task of --model, such as text_classification"),
             _option(
                 "--inputs INPUTS",
@@ -158,19 +158,19 @@ COMMANDS = {
         (EXPERIMENT, PROCESSES),
     ),
     "prepare": Command(
-        "Train the tokenizer of an experiment and encode its documents into task.cache_dir, ahead of its runs.",
+        "Train the tokenizer of an experiment and encode its documents into task.cache_dir before its runs.",
         ("prepare gpt2_openwebtext --workers=16",),
         (CONFIG, _option("--workers N", "number of encoding processes (default: number of cores)", default=0)),
         (EXPERIMENT,),
     ),
     "describe": Command(
-        "Print the parameters, FLOPs, memory and suitable accelerators, without training.",
+        "Print the parameters, FLOPs and memory of an experiment, and the accelerators on which it fits.",
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
         (CONFIG, _option("--parameters", "print a table of all parameters and their initial statistics")),
         (EXPERIMENT,),
     ),
     "compile": Command(
-        "Compile a step for TPUs or GPUs that need not be present; print its memory, estimated time and communication.",
+        "Compile a step for TPUs or GPUs, present or not, and print its memory, estimated time and communication.",
         (
             "compile gpt2_openwebtext --target=v5e:2x2/1 --config.loader.batch_size=8",
             "compile gpt2_openwebtext --target=h100x8 --step=decode --config.sampling.num_samples=8",
@@ -196,7 +196,7 @@ COMMANDS = {
             CHECKPOINT,
             _option(
                 "--format",
-                "safetensors: a folder for Hugging Face transformers (default); stablehlo: a program without this code",
+                "safetensors (default): a folder for transformers; stablehlo: a program that needs only JAX",
                 choices=("safetensors", "stablehlo"),
                 default="safetensors",
             ),
@@ -212,8 +212,7 @@ COMMANDS = {
         FOLDERS,
     ),
     "verify": Command(
-        "Check every file of a run, or of all runs below a folder, and print the result; the exit code is 1 if a file "
-        "is damaged. Nothing is written, and the run may be in progress.",
+        "Check every file of a run, or of all runs below a folder; the exit code is 1 if one is damaged.",
         ("verify outputs/gpt", "verify outputs --json", "verify s3://bucket/gpt"),
         (*FOLDERS, _option("--json", "print a list of objects with the keys path, sound and problem")),
     ),
@@ -262,10 +261,15 @@ COMMANDS = {
         ),
         (
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
-            _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
-            _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
-            _option("--references FILE", "also a .csv, bio:FILE, or a folder of images", action="append", default=[]),
-            _option("--option NAME=VALUE", "option of the metric (repeatable)", action="append", default=[]),
+            _option("--model FOLDER", "run or folder of the model that a metric such as perplexity or bert_score uses"),
+            _option("--predictions FILE", "a text file with one text per line, a .jsonl, or a .json of COCO or SQuAD"),
+            _option(
+                "--references FILE",
+                "a file as for --predictions, a .csv, bio:FILE or a folder of images; repeat for several references",
+                action="append",
+                default=[],
+            ),
+            _option("--option NAME=VALUE", "option of the metric; repeat for several", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),
     ),
@@ -276,7 +280,7 @@ COMMANDS = {
             "harness --model=gpt2 --tasks=own --include-path=tasks",
         ),
         (
-            _option("--model FOLDER", "run, or folder in the transformers layout"),
+            _option("--model FOLDER", "run, or folder in the layout of transformers"),
             _option("--tasks NAMES", "comma-separated names of tasks"),
             _option("--include-path FOLDER", "folder with the .yaml files of more tasks"),
             _option("--num-fewshot N", "number of solved examples before each question"),
@@ -287,7 +291,13 @@ COMMANDS = {
     "list": Command(
         "List the experiments that come with the project, or the parts that a config can choose.",
         ("list", "list sources", "list models"),
-        (_option("parts PARTS", "sources, tokenizers, tasks, models, adapters, ..., or evaluators", nargs="?"),),
+        (
+            _option(
+                "parts PARTS",
+                "sources, tokenizers, tasks, models, adapters, optimizers, schedules or evaluators",
+                nargs="?",
+            ),
+        ),
     ),
     "config": Command(
         "Print every key of a config with its value, type and documentation.",

@@ -55,7 +55,7 @@ class Experts(Options):
         paths: workdirs of the runs with the adapters; (): no mixture.
         choice: "few_shot": the mixture that minimizes the loss of some examples; "prompt": the adapter whose folder
             name is the most probable answer to `question` about the prompt or the examples.
-        examples: number of training examples.
+        examples: number of training examples from which the mixture is found.
         question: template of the question, with {text} and {name}.
         classifier: workdir of another SVF run that answers the question; "": the base model answers.
     """
@@ -77,7 +77,7 @@ class Mesh(Options):
         context: number of parts into which the tokens of each sequence are split, for long sequences. Attention is
             computed by heads, between two all-to-all exchanges (arXiv 2309.14509): the number of heads must be a
             multiple of context x tensor.
-        tensor: number of parts in which attention heads and hidden units of MLPs are computed.
+        tensor: number of parts into which attention heads and hidden units of MLPs are split.
     """
 
     data: Axis = -1
@@ -94,7 +94,7 @@ class Checkpoint(Options):
         every_minutes: a checkpoint is also written this many minutes after the start of the last one; 0: only at the
             interval `save_every`.
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
-        best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" disables it.
+        best: metric by which the best checkpoint is also kept, such as "validation/loss"; "" disables it.
         best_is_highest: whether a higher value of that metric is better; None: determined by its name.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
@@ -116,7 +116,7 @@ class Cluster(Options):
     """Resources of a SLURM job; "" and 0: the default of the cluster.
 
     Attributes:
-        partition, account, qos, constraint: option of sbatch of the same name.
+        partition, account, qos, constraint: the option of sbatch with this name.
         nodes: number of nodes.
         tasks_per_node: processes of the run on a node: one for each GPU, or one for all.
         gpus_per_node: number of GPUs of a node.
@@ -126,7 +126,7 @@ class Cluster(Options):
         save_seconds: seconds before the time limit at which the run is signaled to save.
         requeues: maximum number of times that a job is requeued because of its time limit.
         parallel: maximum number of runs of a sweep at the same time; 0: all.
-        setup: commands before the run's, such as "module load cuda".
+        setup: shell commands to run first, such as "module load cuda".
     """
 
     partition: str = ""
@@ -156,15 +156,15 @@ class Sampling(Options):
         temperature: temperature of the softmax; 0 always takes the most probable token.
         top_k: sample from the k most probable tokens; 0 disables it.
         top_p: nucleus sampling: sample from the most probable tokens that reach this total; 0 disables it.
-        repetition_penalty: above 1, tokens that have occurred are less likely.
+        repetition_penalty: penalty for tokens that have occurred; above 1, they are less likely.
         no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 disables it.
         min_new_tokens: minimum number of new tokens.
         forced_first_token: token id with which a text starts; None disables it.
-        best_of: number of samples of which the one with the highest mean log-probability is kept.
+        best_of: number of samples from which the one with the highest mean log-probability is kept.
         contrast: workdir of a weaker run whose log-probability is subtracted (`generate` only).
         draft: workdir of a smaller run for speculative decoding (`generate` only).
         num_drafted: tokens that the draft model proposes at a time.
-        num_beams: above 1, beam search, which needs temperature 0.
+        num_beams: number of beams; above 1, beam search, which needs temperature 0.
         length_penalty: length penalty of beam search; above 0 prefers longer texts.
         length_offset: k in ((k + n) / (k + 1))^length_penalty, by which beam search divides the log-probability of n
             tokens: 0 as in `transformers`, 5 in GNMT (arXiv 1609.08144, equation 14).
@@ -208,8 +208,9 @@ class Run:
             Training and export do not quantize. Requires Qwix; None disables it.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
             and meshes; "rbg" uses the hardware's generator.
-        total_steps, total_epochs, total_examples: length of the training; must be given.
-        log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging.
+        total_steps, total_epochs, total_examples: length of the training; one of these must be set.
+        log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging; all None: 10
+            steps.
         evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of
             evaluations of all splits; there is always one at the end.
         save_every_steps, save_every_epochs, save_every_examples, save_every_percent: interval of checkpoints; there is
@@ -218,7 +219,7 @@ class Run:
             the run with the stacks of all threads and exit code 76. None: 20 times the mean step, and at least 10
             minutes, or an hour for the first step; 0 disables it. Saves and each batch of an evaluation may take as
             long, but at least an hour.
-        grad_accum_steps: gradient accumulation steps: number of micro-batches of a batch.
+        grad_accum_steps: number of micro-batches of each batch, whose gradients are accumulated.
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
@@ -228,8 +229,8 @@ class Run:
             the update: saves 8 to 12 bytes of device memory per parameter, but each step transfers them twice.
         compiler_options: pairs (name, value) of XLA options for the compiled steps, such as
             `(("xla_gpu_enable_latency_hiding_scheduler", True),)`; not those that name files, such as `xla_dump_to`.
-        teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
-        wandb: project of Weights & Biases to log to as well; "" disables it.
+        teacher: workdir of a run, or folder in the layout of transformers, of the teacher for distillation; "": none.
+        wandb: project of Weights & Biases to log to; "" disables it.
     """
 
     seed: Natural = 0

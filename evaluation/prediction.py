@@ -112,7 +112,7 @@ def predictions(
 
 
 def _encode(context, loader, sampler, rows, first):
-    """Return the batches of inputs, of which none may be an error; a sampler checks their prompts."""
+    """Return the batches of inputs, none of which may be an error; a sampler checks their prompts."""
     if not isinstance(rows, ExampleSource) and (wrong := [row for row in rows if isinstance(row, ValueError)]):
         raise wrong[0]
     batches = context.inputs(rows, loader, first)
@@ -122,7 +122,7 @@ def _encode(context, loader, sampler, rows, first):
 
 
 def _part(inputs, first, size, encode, note):
-    """Return the batches of a part, in which another input replaces those that are errors or cannot be encoded."""
+    """Return the batches of a part; another input replaces those that are errors or cannot be encoded."""
     rows = inputs.part(first, first + size)
     with suppress(ValueError):
         return encode(rows, first)

@@ -45,7 +45,7 @@ def source_options(predictions: str) -> Options:
 def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Options = NO_OPTIONS) -> Any:
     """Return the entries of a file; with `keys`, objects are replaced by the value of the first key that they have.
 
-    With `errors`, the entry of an object with an `error` instead, as the command `predict` writes, is None. A table or
+    With `errors`, an object that has an `error` instead, as the command `predict` writes it, becomes None. A table or
     a CoNLL-2003 file is read by a source with those of the `options` that it has.
 
     Raises:
@@ -123,7 +123,7 @@ def _images(path):
 
 
 def texts_or(*keys: str) -> Readers:
-    """Return the readers of texts, for which the given keys of predictions and of references take precedence."""
+    """Return readers of texts that prefer the given keys of predictions and of references."""
     of_predictions, of_references = keys[:1] + PREDICTIONS, keys[1:] + REFERENCES
     return partial(read, keys=of_predictions, errors=True), partial(read, keys=of_references)
 

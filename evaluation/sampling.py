@@ -37,7 +37,7 @@ class Sampler:
     def batches(
         self, variables: Any, batches: EvaluationBatches, facts: Facts
     ) -> Iterator[tuple[Batch, Any, list[str]]]:
-        """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
+        """Yield each batch, whole and on the host, with the generated tokens and their texts."""
         number = batches.first
         for batch in batches:
             batch = to_host(self.context.to_mesh(batch))  # examples of all processes

@@ -298,7 +298,7 @@ class ImageModel(Model):
     def check_channels(self, image: Image) -> None:
         """Raise ValueError if the number of channels of the image is not that of the model."""
         if image.shape[-1] != self.channels:
-            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+            raise ValueError(f"the image has {image.shape[-1]} channels: the model needs {self.channels}.")
 
     def __call__(self, image: Image) -> Float[Array, "B V"]:
         """Return logits of the classes, or features [B, D] without a classifier."""

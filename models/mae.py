@@ -70,7 +70,7 @@ class MAE(ViT):
             return super().__call__(image)
         count = int(noise.shape[1] * (1 - self.mask_rate))
         if not count:
-            raise ValueError(f"mask_rate is {self.mask_rate}: it masks all {noise.shape[1]} patches.")
+            raise ValueError(f"mask_rate is {self.mask_rate}: it must leave at least one of {noise.shape[1]} patches.")
         order = jnp.argsort(noise, axis=1)
         rank = jnp.argsort(order, axis=1)
         x = self.encode(image, order[:, :count])

@@ -35,10 +35,10 @@ SIZES = {
 class Swin(ImageModel, StackModel):
     """An image classifier, and a backbone: see `features`.
 
-    Images may have any size: feature maps that do not divide into windows are padded with zeros, which are attended to,
-    as in the reference. If a feature map is not larger than a window, windows are not shifted, and the window is as
-    wide as its shorter side (`transformers` fails if it is smaller). Version 2 decides this by the feature map of an
-    image of `image_size`, because its biases depend on the size of the window.
+    Images may have any size: feature maps are padded to whole windows with zeros, which are attended to, as in the
+    reference. If a feature map is not larger than a window, windows are not shifted, and the window is as wide as its
+    shorter side (`transformers` fails if it is smaller). Version 2 decides this by the feature map of an image of
+    `image_size`, because its biases depend on the size of the window.
 
     Attributes:
         depths: number of layers of each stage; a stage has half the resolution and twice the width of the one before.

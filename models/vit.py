@@ -136,7 +136,7 @@ class ViT(ImageModel, StackModel):
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token without pooling.
 
-        Raise ValueError if the image does not divide into patches, or has another number of channels.
+        Raise ValueError if the image cannot be divided into patches, or has another number of channels.
         """
         x = self.pool(self.encode(image))
         if self.head == "mlp":

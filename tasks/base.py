@@ -59,7 +59,7 @@ class Task:
     """
 
     reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
-    needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`, of which the model must provide one
+    needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`; the model must provide one of them
     arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
     losses: ClassVar[tuple[str, ...]] = ()  # names of the losses whose weights are in the option `weights`
     head: ClassVar[str | None] = None  # default head for models with a choice of heads

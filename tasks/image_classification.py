@@ -52,7 +52,7 @@ class ImageClassification(LabeledImageTask):
         label = target.argmax(axis=-1)
         if model.has_rng("dropout") and (self.mixup or self.cutmix):
             if len(image) == 1:
-                raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
+                raise ValueError("mixup and cutmix need at least 2 examples in each batch, or micro-batch.")
             key = model.make_rng("dropout")
             image, target = mixed(key, image, target, self.mixup, self.cutmix, self.binary)
         logits = model(image).astype(jnp.float32)
@@ -159,7 +159,8 @@ def mixing_ratios(
     If both `mixup` and `cutmix` are above 0, each is applied with probability 1/2 (DeiT, arXiv 2012.12877).
 
     Args:
-        mixup: parameter a of Beta(a, a); the ratio of all pixels is the larger of x and 1 - x (arXiv 1710.09412).
+        mixup: parameter a of Beta(a, a), from which x is drawn; the ratio of all pixels is the larger of x and 1 - x
+            (arXiv 1710.09412).
         cutmix: parameter a of Beta(a, a), the fraction of the image outside of a box whose center is uniform; the
             pixels in the box are replaced (arXiv 1905.04899, section 3.1).
     """

@@ -84,7 +84,7 @@ class ObjectDetection(ImageTask):
         real = batch["boxes_mask"] & batch["mask"][:, None]
         if logits.shape[2] < real.shape[1]:
             queries, most = logits.shape[2], real.shape[1]
-            raise ValueError(f"model.num_queries is {queries}: task.max_boxes is {most}, it must be at most that.")
+            raise ValueError(f"task.max_boxes is {most}: it must be at most model.num_queries, {queries}.")
         whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
         return set_loss(logits, found, batch, self.weights, model.get_variable("run", "real", whole))
 

@@ -49,7 +49,7 @@ class LabeledTextTask(EncoderTask):
     def texts(self, content: Mapping[str, LabeledTexts]) -> dict[str, Iterable[str]]:
         counts = {len(row) for part in content.values() for row in part.texts}
         if len(counts) > 1:
-            raise ValueError(f"There are rows of {min(counts)} and of {max(counts)} texts: all must have equally many.")
+            raise ValueError(f"Rows have {min(counts)} and {max(counts)} texts: all must have the same number.")
         return {name: [text for row in part.texts for text in row] for name, part in content.items()}
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -226,7 +226,7 @@ class TextRegression(LabeledTextTask):
         """Return the squared error of the model's single output from `label` [B], where `mask` [B] is True."""
         values, label, mask = self.forward(model, batch), batch["label"], batch["mask"]
         if values.shape[-1] != 1:
-            raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")
+            raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1 for a regression.")
         values = values[..., 0].astype(jnp.float32)
         return sums((values - label) ** 2, mask)
 

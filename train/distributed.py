@@ -156,7 +156,7 @@ class Requests:
     but returns what was requested before the previous call.
 
     Args:
-        minutes: these minutes, counted by process 0; 0: no requests to save.
+        minutes: interval of the requests to save, measured by process 0; 0: none.
 
     Attributes:
         save: whether a save is due.

@@ -162,7 +162,7 @@ class Experiment:
         return self.steps("total")
 
     def steps(self, name: str, section: Any = None, default: int | None = None, total_steps: int | None = None) -> int:
-        """Return a duration of a section in steps (see `durations.steps`), by default of and as in the config."""
+        """Return a duration of a section, by default of the config, in steps (see `durations.steps`)."""
         section = self.config if section is None else section
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(

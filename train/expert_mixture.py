@@ -96,7 +96,7 @@ def _examples(experiment):
     """Return the first training batch, and how many of its first examples this process uses."""
     count = experiment.config.experts.examples
     if count > experiment.loader.batch_size:
-        raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
+        raise ValueError(f"experts.examples is {count}: it must be at most loader.batch_size.")
     return dict(experiment.data.train[0]), -(-count // jax.process_count())
 
 

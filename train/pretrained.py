@@ -32,7 +32,7 @@ def start_from(
     """Return the state with the parameters and running statistics of another model, and a sentence that describes it.
 
     Position tables are resampled if the models differ in resolution (see `Model.resampled`). The sentence names the
-    parameters that stay new and those of the other model that are not used.
+    parameters that are newly initialized, and those of the other model that are not used.
 
     Args:
         state: the initial state; or its shapes, if `make` is given to create it after the models were checked.

@@ -31,7 +31,7 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
     only the gradients of replicas are exchanged between slices.
     """
     if jax.config.jax_enable_x64:
-        raise ValueError("jax_enable_x64 (JAX_ENABLE_X64) is on: turn it off, as states have no 64-bit numbers.")
+        raise ValueError("jax_enable_x64 (JAX_ENABLE_X64) is on: turn it off, because states have no 64-bit numbers.")
     devices = jax.devices() if devices is None else devices
     devices = sorted(devices, key=lambda one: (getattr(one, "slice_index", 0), one.process_index))
     given = run.Mesh(*data, **sizes)
@@ -40,7 +40,7 @@ def make_mesh(*data: int, devices: Sequence[jax.Device] | None = None, **sizes: 
     except ValueError:
         raise ValueError(
             f"a mesh of {', '.join(f'{axis}={size}' for axis, size in vars(given).items())} does not fit "
-            f"{len(devices)} devices: the sizes must multiply to that number (-1 in one of them fills it)."
+            f"{len(devices)} devices: their product must be that number (one of them may be -1 to use the rest)."
         ) from None
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -162,8 +162,8 @@ def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
     devices = num_parts(mesh, EXAMPLES)
     if size % (devices * grad_accum_steps):
         raise ValueError(
-            f"a batch of {size} examples does not divide over {devices} devices (data x fsdp)"
-            + (f" in {grad_accum_steps} accumulated parts" if grad_accum_steps > 1 else "")
+            f"a batch of {size} examples cannot be split evenly over {devices} devices (data x fsdp)"
+            + (f" in {grad_accum_steps} micro-batches" if grad_accum_steps > 1 else "")
             + f": it must be a multiple of {devices * grad_accum_steps}."
         )
 

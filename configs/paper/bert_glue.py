@@ -1,12 +1,11 @@
-"""BERT on a task of GLUE, as published (arXiv 1810.04805, section 4.1; appendix A.3).
+"""BERT on a task of GLUE (arXiv 1810.04805, section 4.1; appendix A.3). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build glue/mrpc --file_format=array_record
     hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
     lineage train --config=bert_glue:mrpc --config.init.path=bert-base
 
-init.path may also be the workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5. Not
-run yet.
+init.path may also be the workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5.
 """
 
 from lineage.configs import base

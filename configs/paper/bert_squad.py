@@ -1,4 +1,4 @@
-"""BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3).
+"""BERT on SQuAD (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3). Not run yet.
 
     pip install -e '.[prepare]'
     tfds build squad/v1.1 --file_format=array_record
@@ -7,7 +7,7 @@
 
 init.path may also be the workdir of a run. `bert_squad:v2.0`, for squad/v2.0, includes unanswerable questions and uses
 the paper's recipe for them. To read the original files, set `--config.source=squad:train-v1.1.json
---config.source.validation_path=dev-v1.1.json`. Not run yet.
+--config.source.validation_path=dev-v1.1.json`.
 """
 
 from lineage.configs import base

@@ -2,8 +2,9 @@
 
 The recipe is in section 4 and appendix A.4. The paper reports 42.0 AP on the validation split, which is `test` here
 because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The backbone
-is initialized from an ImageNet classifier: a folder in the Hugging Face format or a run of `resnet50_imagenet`. Images
-are padded to squares of 1333 pixels, in the paper to the largest image of the batch. The paper computes in float32.
+is initialized from an ImageNet classifier: a folder in the layout of transformers or a run of `resnet50_imagenet`.
+Images are padded to squares of 1333 pixels, in the paper to the largest image of the batch. The paper computes in
+float32.
 
     pip install -e '.[prepare]'
     tfds build coco/2017 --file_format=array_record

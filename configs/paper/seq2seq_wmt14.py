@@ -1,4 +1,4 @@
-"""Recurrent networks with attention on WMT 2014 English to German, at the papers' scale.
+"""Recurrent networks with attention on WMT 2014 English to German. Not run yet.
 
     pip install -e '.[prepare]'
     tfds build wmt14_translate/de-en --file_format=array_record
@@ -8,7 +8,7 @@
 The variants are rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, word vectors of size 620, batches of 80
 sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.04025: four layers of 1,000 cells, dropout
 0.2, input feeding, SGD). The papers have vocabularies of 30,000 and 50,000 words. Here both languages share a
-vocabulary of 32,000 subwords, and all variants are trained with AdamW and a cosine schedule. Not run yet.
+vocabulary of 32,000 subwords, and all variants are trained with AdamW and a cosine schedule.
 """
 
 from lineage.configs import base

@@ -1,7 +1,7 @@
 """A small BERT for part-of-speech tagging of a treebank of Universal Dependencies.
 
-    lineage train --config=bert_tagging_ud:PATH        PATH: a folder of *.conllu or *.conllu.gz files
-    lineage train --config=bert_tagging_ud:PATH,RUN    initialized with the parameters and the tokenizer of a run
+    lineage train --config=bert_tagging_ud:PATH        # PATH: a folder of *.conllu or *.conllu.gz files
+    lineage train --config=bert_tagging_ud:PATH,RUN    # initialized with the parameters and the tokenizer of a run
 
 RUN is the workdir of a pre-trained BERT: `bert_stdlib`, or one pre-trained on in-domain text:
 

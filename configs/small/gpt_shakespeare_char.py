@@ -2,6 +2,7 @@
 
     curl -O https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
     lineage train --config=gpt_shakespeare_char --config.source=text:input.txt
+    lineage train --config=gpt_shakespeare_char:gpu --config.source=text:input.txt    # the larger recipe, for a GPU
 
 The file is the text that nanoGPT uses (1,115,394 characters). For this short run, nanoGPT's CPU recipe is changed: no
 gradient clipping, b2 = 0.999, evaluation with the moving average of the parameters, 50 warm-up steps, and no weight

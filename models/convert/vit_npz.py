@@ -53,12 +53,12 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         with np.errstate(over="ignore"):
             arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds no ViT: {' '.join(str(error).split())[:200]}.") from None
+        raise ValueError(f"{path} is not a ViT: {' '.join(str(error).split())[:200]}.") from None
     names = {ours: _names(model, ours) for ours in shapes}
     expected = {name: math.prod(shapes[ours].shape) // len(group) for ours, group in names.items() for name in group}
     wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
     if wrong:
-        raise ValueError(f"{path} holds another model: {wrong[0][0]} is missing, unexpected or of another size.")
+        raise ValueError(f"{path} is another model: {wrong[0][0]} is missing, unexpected or of another size.")
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise ValueError(f"{path}: tensor {wrong[0]} has values that are not finite.")
     arrays = {ours: np.stack([arrays[name] for name in group]) for ours, group in names.items()}

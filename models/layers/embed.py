@@ -40,10 +40,10 @@ class Embed(nn.Module):
 
 
 def split(image: Num[Array, "B height width C"], size: int) -> Num[Array, "B rows columns {size} {size} C"]:
-    """Split an image into square patches of this size; raise ValueError if it does not divide into them."""
+    """Split an image into square patches of this size; raise ValueError if that is not possible."""
     batch, height, width, channels = image.shape
     if height % size or width % size:
-        raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
+        raise ValueError(f"image {height}x{width} cannot be divided into patches of {size}x{size} pixels.")
     return image.reshape(batch, height // size, size, width // size, size, channels).swapaxes(2, 3)
 
 

@@ -191,5 +191,5 @@ def test_tokenizer_without_special_tokens_raises(tmp_path):
 def test_token_layout_of_single_texts_and_pairs(tmp_path):
     (tmp_path / "a.tsv").write_text("one\tyes\n")
     (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
-    with pytest.raises(ValueError, match="rows of 1 and of 2 texts: all must have equally many"):
+    with pytest.raises(ValueError, match="Rows have 1 and 2 texts: all must have the same number"):
         load(LabelFiles(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))

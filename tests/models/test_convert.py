@@ -243,7 +243,7 @@ def transposed(tensors):
         (TINY_VIT, {"image_size": [8, 4]}, r"image_size is \[8, 4\]: it must be an integer"),
         (TINY_VIT, {"architectures": ["ViTForX"]}, "must be 'ViTForImageClassification' or 'ViTModel'"),
         (TINY_VIT, {"id2label": {"0": "cat"}}, r"classifier\.\w+ has shape .*3.*: it must be .*1"),
-        (TINY_VIT, {"image_size": 10}, "image 10x10 does not divide into patches of 4x4 pixels"),
+        (TINY_VIT, {"image_size": 10}, "image 10x10 cannot be divided into patches of 4x4 pixels"),
         (TINY_VIT.clone(num_classes=0, head="mlp"), {"pooler_act": "relu"}, "pooler_act is 'relu': it must be 'tanh'"),
     ],
     first=18,

@@ -75,7 +75,7 @@ def test_max_pool_is_that_of_flax_with_equal_values_and_nan(shape):
 
 def test_invalid_settings_raise():
     image = jnp.zeros((1, 16, 16, 1))
-    with pytest.raises(ValueError, match="image has 1 channels, the model 3"):
+    with pytest.raises(ValueError, match="image has 1 channels: the model needs 3"):
         resnet.ResNet(**TINY).init(jax.random.key(0), image)
     with pytest.raises(ValueError, match="must have the same length"):
         resnet.ResNet(depths=(1, 1), channels=1).init(jax.random.key(0), image)

@@ -128,7 +128,7 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(version, variables,
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"channels": 3}, "the image has 1 channels, the model 3"),
+        ({"channels": 3}, "the image has 1 channels: the model needs 3"),
         ({"depths": (2, 1, 1)}, r"depths \(2, 1, 1\), num_heads \(2, 2\) and .* must have one value for each stage"),
         ({"trained_windows": (3,)}, r"trained_windows \(3,\) must have one value for each stage"),
     ],

@@ -184,8 +184,8 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 8, 8, 3), "the image has 3 channels, the model 1"),
-        ((1, 8, 7, 1), "image 8x7 does not divide into patches of 2x2 pixels"),
+        ((1, 8, 8, 3), "the image has 3 channels: the model needs 1"),
+        ((1, 8, 7, 1), "image 8x7 cannot be divided into patches of 2x2 pixels"),
     ],
 )
 def test_invalid_settings_raise(shape, message):

@@ -166,16 +166,16 @@ def test_file_without_class_token_and_head(tmp_path, variables, normal):
 def test_invalid_files_raise(tmp_path, variables, normal):
     arrays = small(np.random.default_rng(0))
     np.savez(tmp_path / "hybrid.npz", **arrays, **{"conv_root/kernel": np.zeros((7, 7, 3, 64))})
-    with pytest.raises(ValueError, match=r"hybrid\.npz holds another model: conv_root/kernel is missing, unexpected"):
+    with pytest.raises(ValueError, match=r"hybrid\.npz is another model: conv_root/kernel is missing, unexpected"):
         convert.load(tmp_path / "hybrid.npz")
     np.savez(tmp_path / "wild.npz", **arrays | {"cls": np.full_like(arrays["cls"], np.inf)})
     with pytest.raises(ValueError, match=r"wild\.npz: tensor cls has values that are not finite"):
         convert.load(tmp_path / "wild.npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'embedding/kernel'"):
+    with pytest.raises(ValueError, match=r"other\.npz is not a ViT: 'embedding/kernel'"):
         convert.load(tmp_path / "other.npz")
     np.savez(tmp_path / "none.npz", **arrays | {"Transformer/posembed_input/pos_embedding": np.zeros((1, 0, 8))})
-    with pytest.raises(ValueError, match=r"none\.npz holds no ViT: isqrt\(\) argument must be nonnegative"):
+    with pytest.raises(ValueError, match=r"none\.npz is not a ViT: isqrt\(\) argument must be nonnegative"):
         convert.load(tmp_path / "none.npz")
     np.savez_compressed(tmp_path / "bomb.npz", **arrays, bomb=np.zeros(120_000_000, np.uint8))
     with pytest.raises(ValueError, match=r"bomb\.npz is not an \.npz file: it has .* bytes for arrays of 120,"):

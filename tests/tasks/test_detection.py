@@ -94,7 +94,7 @@ def test_invalid_weights_and_too_many_objects_raise(one_step):
         ObjectDetection(weights=(1.0, 2.0))
     for name in ("boxes", "classes", "boxes_mask"):
         batch[name] = jnp.repeat(batch[name], 2, axis=1)
-    with pytest.raises(ValueError, match=r"num_queries is 4: task\.max_boxes is 6"):
+    with pytest.raises(ValueError, match=r"task\.max_boxes is 6: it must be at most model\.num_queries, 4"):
         jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 

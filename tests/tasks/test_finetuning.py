@@ -91,7 +91,7 @@ def test_regression_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["text_regression"], tmp_path, 150)
     assert found["validation/pearson"] > 0.9
     assert found["validation/spearman"] > 0.9
-    with pytest.raises(ValueError, match=r"model\.num_classes is 3: it must be 1, a regression has one output\."):
+    with pytest.raises(ValueError, match=r"model\.num_classes is 3: it must be 1 for a regression\."):
         learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 
 

@@ -204,8 +204,8 @@ def test_classifier_selects_the_expert(tiny, base, crowd, lora, tmp_path):
     [
         ({"experts.paths": ()}, r"experts\.paths is empty: it must name"),
         ({"experts.choice": "vote"}, "'vote'.* Available: few_shot, prompt"),
-        ({"experts.examples": 9}, r"experts.examples is 9: it must be 1 to loader\.batch_size"),
-        ({"experts.choice": "prompt", "experts.examples": 9}, r"examples is 9: it must be 1 to loader\.batch_size"),
+        ({"experts.examples": 9}, r"experts.examples is 9: it must be at most loader\.batch_size"),
+        ({"experts.choice": "prompt", "experts.examples": 9}, r"examples is 9: it must be at most loader\.batch_size"),
         ({"experts.choice": "prompt", "experts.question": "{name}?"}, r"must have \{text\} and \{name\}"),
         ({"model.width": 32}, "has another model than the config"),
     ],

@@ -172,7 +172,7 @@ def test_errors_name_the_option_and_the_argument_of_python(trained, tiny):
 
 def test_run_that_is_shorter_than_before(error, trained):
     assert error(GPT, f"--workdir={trained}/gpt", "--config.total_steps=1") == (
-        f"the run is 1 steps long, but {trained}/gpt has step 2."
+        f"the length of the run is 1 steps: it must be at least 2, the last step in {trained}/gpt."
     )
 
 

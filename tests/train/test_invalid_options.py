@@ -71,19 +71,19 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ([GPT, "--config.log_every_steps=0"], "log_every is 0 steps: it must be at least 1."),
         (
             [GPT, "--config.loader.batch_size=12"],
-            "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
+            "a batch of 12 examples cannot be split evenly over 8 devices (data x fsdp): it must be",
         ),
         (
             [GPT, "--config.loader.evaluation_batch_size=12"],
-            "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
+            "a batch of 12 examples cannot be split evenly over 8 devices (data x fsdp): it must be",
         ),
         (
             [GPT, "--config.grad_accum_steps=3"],
-            "a batch of 8 examples does not divide over 8 devices (data x fsdp) in 3 accumulated parts",
+            "a batch of 8 examples cannot be split evenly over 8 devices (data x fsdp) in 3 micro-batches",
         ),
         (
             [GPT, "--config.mesh.tensor=3"],
-            "a mesh of data=-1, fsdp=1, context=1, tensor=3 does not fit 8 devices: the sizes must multiply",
+            "a mesh of data=-1, fsdp=1, context=1, tensor=3 does not fit 8 devices: their product must be",
         ),
         ([GPT, "--config.compiler_options=('a',)"], "compiler_options contains 'a': it must be pairs (name, value)."),
         (

@@ -216,8 +216,8 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
         (lambda: make_mesh(-1, -1), r"data=-1, fsdp=-1, context=1, tensor=1 does not fit 8 devices"),
         (lambda: make_mesh(0, 8), r"mesh.data is 0: it must be 1 or more, or -1"),
         (lambda: shardings({}, [("kernel", ("model",))], make_mesh()), r"names 'model': mesh axes are data, fsdp"),
-        (lambda: check_batch(12, make_mesh(4, 2)), r"12 examples does not divide over 8 devices.*multiple of 8"),
-        (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 accumulated parts.*multiple of 8"),
+        (lambda: check_batch(12, make_mesh(4, 2)), r"12 examples cannot be split evenly over 8 devices.*multiple of 8"),
+        (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 micro-batches.*multiple of 8"),
     ],
 )  # fmt: skip
 def test_invalid_mesh_raises(make, message):

@@ -165,7 +165,7 @@ class LARS(_LayerWise, _Momentum):
     the paper, each gradient is multiplied by the learning rate of its step before it is added to the momentum.
 
     Attributes:
-        weight_decay: added to the gradient, before its norm is taken and the momentum.
+        weight_decay: added to the gradient before its norm and the momentum are computed.
     """
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
@@ -180,7 +180,7 @@ class LAMB(_LayerWise, AdamW):
     As in the authors' code, the updates of parameters without weight decay (`no_decay`) are those of Adam.
 
     Attributes:
-        weight_decay: added to Adam's update, before its norm is taken.
+        weight_decay: added to Adam's update before its norm is computed.
     """
 
     epsilon: NonNegative = 1e-6

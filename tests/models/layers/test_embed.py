@@ -49,5 +49,5 @@ def test_patch_embedding_matches_a_strided_convolution(variables, normal):
 
 
 def test_image_not_divisible_into_patches_raises(normal):
-    with pytest.raises(ValueError, match="image 6x8 does not divide into patches of 3x3 pixels"):
+    with pytest.raises(ValueError, match="image 6x8 cannot be divided into patches of 3x3 pixels"):
         PatchEmbed(3, 5).init(jax.random.key(0), normal(1, 6, 8, 1))
