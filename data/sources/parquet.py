@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lineage.data.content import Images, Question
-from lineage.data.loader import ExampleSource
+from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import check_bytes, gathered, inside
 from lineage.data.sources.tables import Row, Table, check_columns
-from lineage.data.transforms.pillow import Picture, channels_of
+from lineage.data.transforms.pillow import Picture, common_channels
 
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
+SEEN = 10  # number of training images that are looked at for color; each may be in another row group
 CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
 
 
@@ -32,7 +33,7 @@ class Parquet(Table):
     A column in a struct is COLUMN.COLUMN, such as translation.en. Classes have the names of the feature ClassLabel of
     `datasets`, if the files have it. Images are encoded files in bytes, or structs of `bytes` and `path`. They are read
     by row group, which should have at most a few hundred images, and the last 256 MiB stay in memory. All images are
-    gray if the first training image is, else RGB.
+    gray if ten training images, evenly spaced, are; otherwise, they are RGB.
 
     Attributes:
         image_key: column with the image.
@@ -55,7 +56,13 @@ class Parquet(Table):
                     yield number, values
 
     def class_names(self, key: str) -> list[str]:
-        file = next(iter(self.found().values()))[0]
+        first, *others = [files[0] for files in self.found().values()]
+        names = self._class_names(first, key)
+        if other := next((file for file in others if self._class_names(file, key) not in ([], names)), None):
+            raise ValueError(f"{other} has other names of the classes of {key!r} than {first}: they must be equal.")
+        return names
+
+    def _class_names(self, file: str, key: str) -> list[str]:
         with _opened(file) as table:
             metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
         try:
@@ -108,9 +115,10 @@ class Parquet(Table):
                 columns = zip(*((place[file], row, number) for file, row, number in kept))
                 arrays = (np.array(column, np.int32) for column in columns)
                 part = ParquetImages(list(place), groups, *arrays, self.image_key, channels)
-                channels = channels or channels_of(part.content(0), part.where(0))
+                seen = ((part.content(index), part.where(index)) for index in evenly_spaced(len(part), SEEN))
+                channels = channels or common_channels(seen)
                 splits[split] = replace(part, channels=channels)
-        return Images(splits, names)
+        return Images(splits, named or names)
 
 
 @dataclass(frozen=True)
