@@ -1,6 +1,7 @@
 """Parquet files, in the layout of `datasets` and the Hugging Face Hub."""
 
 import json
+import os
 
 import cloudpickle
 import numpy as np
@@ -93,7 +94,11 @@ def test_questions(tmp_path):
     context = "Ann lives in Rome."
     columns = {"id": ["a", "b"], "question": ["Where?", "Why?"], "context": [context] * 2, "answers": answers}
     (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
-    assert found == [Question("Where?", context, [(13, "Rome"), (10, "in Rome")]), Question("Why?", context, [])]
+    where = Question("Where?", context, [(13, "Rome"), (10, "in Rome")], "a")
+    assert found == [where, Question("Why?", context, [], "b")]
+    del columns["id"]
+    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    assert [question.id for question in found] == ["", ""]
     loaded = load(Parquet(f"{tmp_path}/a.parquet"), QuestionAnswering(sequence_length=64), batch_size=2)
     assert sorted((loaded.train[0]["start"] > 0).tolist()) == [False, True]
     for wrong, message in (
@@ -328,7 +333,11 @@ def test_file_that_is_replaced_is_read_anew(tmp_path):
     """Check that the images of a file are not those of an earlier file of the same name."""
     for value in (1, 2):
         path = write(tmp_path / "a.parquet", {"image": encoded([value]), "label": [0]})
-        assert np.asarray(Parquet(path).images().splits["train"][0]["image"]).max() == value
+        part = Parquet(path).images().splits["train"]
+        assert np.asarray(part[0]["image"]).max() == value
+    os.utime(write(tmp_path / "a.parquet", {"image": encoded([3]), "label": [0]}), (1, 1))
+    with pytest.raises(ValueError, match=r"a\.parquet has changed since its rows and labels were read"):
+        part.take(np.arange(1))
 
 
 def test_damaged_images_are_named_when_they_are_read(tmp_path):
