@@ -29,6 +29,8 @@ def execute(path: Path) -> types.ModuleType:
     """Execute a Python file as a module with a unique name, even if another file has the same stem."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} to import.")
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is not a Python file: its name must end with .py.")
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module here

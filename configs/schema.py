@@ -220,10 +220,12 @@ def _plain_type(hint: Any) -> type:
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Set the values of a nested dictionary, read from JSON, in a config; raise ValueError for an unknown key.
+    """Set the values of a nested dictionary, read from JSON, in a config.
 
-    An unknown key that is None is ignored: an earlier version had it, and it was unset.
+    An unknown key that is None is ignored: an earlier version had it, and it was unset. Other unknown keys, and values
+    of another type, such as None or True for a number, raise ValueError.
     """
+    fields = dict(config.items(preserve_field_references=True))
     for key, value in values.items():
         if key not in config and value is None:
             continue
@@ -232,7 +234,8 @@ def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> N
         if isinstance(config[key], ConfigDict):
             update(config[key], value, f"{prefix}{key}.")
         else:
-            config[key] = tuples(value)
+            is_optional = isinstance(fields[key], FieldReference)
+            config[key] = typed(f"{prefix}{key}", tuples(value), config.get_type(key), is_optional)
 
 
 def tuples(value: Any) -> Any:

@@ -92,7 +92,8 @@ def split_lines(blocks: Iterable[str]) -> Iterator[str]:
     """Split a text, given in blocks, into pieces of about 256 Ki characters, after single newlines between two lines.
 
     The pieces do not depend on the blocks. Tokenizers that split texts into words also split at these newlines, so the
-    tokens of the pieces are those of the text.
+    tokens of the pieces are those of the text, except that a tokenizer which adds a space or a mark before a text, such
+    as Llama 2's, adds it before each piece.
     """
     text, start = "", 0
     for block in chain(filter(None, blocks), [""]):

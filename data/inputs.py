@@ -18,7 +18,7 @@ from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, Ta
 from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
-from lineage.data.sources.boxes import boxed, category_names
+from lineage.data.sources.boxes import BoxedImages, boxed, category_names
 from lineage.data.sources.files import inside, numbered_lines, read_json, read_lines, suffix_of
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
 from lineage.data.sources.hub import TABLES
@@ -50,6 +50,13 @@ class Inputs:
         return self.rows[start:stop]
 
 
+def is_source(text: str) -> bool:
+    """Return whether a text is a source, such as "labels:PATH", or its name; raise ValueError if it is also a file."""
+    if text in SOURCES and Path(text).exists():
+        raise ValueError(f"--inputs is {text!r}, a source and also a file or folder: for the latter, write ./{text}.")
+    return text.partition(":")[0] in SOURCES
+
+
 def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     """Return the inputs in a split of the content that a source provides; "" selects its only split."""
     splits = splits_of(content)
@@ -61,6 +68,8 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     elif isinstance(part, LabeledTexts):
         part = part.texts
     rows = part if isinstance(part, ExampleSource) else list(part)
+    if isinstance(part, BoxedImages) and part.ids:
+        return Inputs(rows, [{"image_id": id} for id in part.ids], part.categories)
     return Inputs(rows, _about(rows, kind))
 
 

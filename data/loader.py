@@ -75,6 +75,11 @@ class ExampleSource:
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
 
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return at most `most` indices below `count`, evenly spaced, with the first and the last one, int64 [N]."""
+    return np.unique(np.linspace(0, count - 1, most, dtype=np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
     source: ExampleSource

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lineage.data import Data, Source
+from lineage.data.loader import evenly_spaced
 
 CHECKED = 10_000  # maximum number of examples of a split that `check_examples` looks at
 
@@ -18,7 +19,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
     parts, errors = [part.source for part in (data.train, *data.splits.values())], []
     for part in parts:
         end = time.monotonic() + seconds / len(parts)
-        for index in np.unique(np.linspace(0, len(part) - 1, CHECKED, dtype=np.int64)):
+        for index in evenly_spaced(len(part), CHECKED):
             try:
                 part.check(index)
             except ValueError as error:
@@ -31,12 +32,14 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
 
 
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
-    """Yield notes on few classes, a header among examples, truncated texts, and a batch larger than the data.
+    """Yield notes on files that are not read, few classes, a header among examples, truncated texts, and large batches.
 
     `classes` is the number of classes that the model predicts for each example; None if it does not classify examples.
     """
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
     names = facts.class_names
+    if files := source.unread():
+        yield f"{files[0]} is not read because its name has no split ({len(files)} such files)."
     if classes and len(names) == 1:
         yield f"all examples have the label {names[0]!r}: a classifier needs at least two classes."
     elif classes and names and classes > len(names):

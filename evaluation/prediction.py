@@ -173,6 +173,8 @@ class Output:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
         if self.final.suffix in FEATURES and not about.get("features"):
             raise ValueError(f"--output is {path!r}: {self.final.suffix} is for --features.")
+        if self.final.exists() and any(map(partial(_is_same, self.final), about.get("inputs", [()])[-1])):
+            raise ValueError(f"--output is {path!r}, which is one of the inputs: choose another one.")
         self.path = self.final.with_suffix(".jsonl")
         beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
         if self.final != self.path and self.final.exists() and not (self.path.exists() and self.path.stat().st_size):
@@ -256,6 +258,11 @@ class Output:
                 entries = (", " * (number > 0) + _json(entry) for number, entry in enumerate(content))
                 with temporary.open("w", encoding="utf-8") as out:
                     out.writelines([_json(content)] if isinstance(content, dict) else chain("[", entries, "]"))
+
+
+def _is_same(file, name):
+    """Return whether a file, which exists, also has another name."""
+    return os.path.exists(name) and file.samefile(name)
 
 
 def line(prediction: Mapping[str, Any]) -> str:

@@ -256,7 +256,7 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
     try:
         names = category_names("the file of references", truth["categories"])
         numbers = {category: number for number, category in enumerate(names)}
-        images = {image["id"]: ([], []) for image in truth["images"]}
+        images = {id: ([], []) for id in sorted(image["id"] for image in truth["images"])}  # of one type
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
                 flags = [FLAGS[entry.get(key, 0)] for key in ("iscrowd", ignored)]

@@ -168,6 +168,9 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
     if not all(isinstance(record.get(name, {}), dict) for name in ("config", "metrics")):
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} has no objects `config` and `metrics`")
+    step = record.get("next_batch")
+    if step is not None and checkpoint.name.isdecimal() and step != int(checkpoint.name):
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} is the record of step {str(step)[:60]}")
     return record
 
 

@@ -17,7 +17,7 @@ from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import Inputs, from_files, from_memory, from_source, skip
+from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source, skip
 from lineage.data.sources.folder import is_image
 from lineage.data.sources.tables import CSV
 from lineage.evaluation import prediction
@@ -129,7 +129,7 @@ class Trained:
         """
         own = self.experiment.source
         kind = self.experiment.task.reads
-        if text is not None and text.partition(":")[0] not in SOURCES:
+        if text is not None and not is_source(text):
             files, is_folder = fingerprint([text]), Path(local(text, ())).is_dir()  # which may also have the output
             files = {name: value for name, value in files.items() if is_image(Path(name)) or not is_folder}
             quotes = own.quotes if isinstance(own, CSV) else True

@@ -43,6 +43,10 @@ class Source:
         """Return the paths (files, folders or globs) whose content identifies the data, if any."""
         return []
 
+    def unread(self) -> list[str]:
+        """Return the files in the source's folder that are not read because their names contain no split."""
+        return []
+
     def content_kinds(self) -> list[str]:
         """Return the kinds of content that the source provides."""
         return [kind for kind in CONTENT if hasattr(self, kind)]

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -67,7 +67,7 @@ class COCO(SplitFiles):
                 first = self.paths().get("train", "the training data")
                 raise ValueError(f"{path} has other categories than {first}: they must be equal.")
             names = found
-            splits[split] = _coco_images(path, content, list(categories), self.images_path)
+            splits[split] = _coco_images(path, content, categories, self.images_path)
         return Images(splits, names)
 
 
@@ -136,6 +136,8 @@ class BoxedImages(ExampleSource):
     files: Sequence[Path]
     sizes: Sequence[tuple[int, int]]  # width and height of each image in its annotation; 0: unknown
     objects: Sequence[dict[str, np.ndarray]]  # `boxes`, `classes` and `crowd` of each image, see `content.Images`
+    ids: Sequence[int | str] = ()  # id of each image in a file of COCO
+    categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, in a file of COCO
 
     def __len__(self) -> int:
         return len(self.files)
@@ -186,8 +188,8 @@ def category_names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int,
     return names
 
 
-def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], folder: str) -> BoxedImages:
-    """Return the images of a COCO file, with the objects of each."""
+def _coco_images(path: str, content: dict[str, Any], categories: Mapping[int, str], folder: str) -> BoxedImages:
+    """Return the images of a COCO file, with the objects of each, given the names of the categories by id."""
     number = {category: number for number, category in enumerate(categories)}
     try:
         images = {image["id"]: image for image in content["images"]}
@@ -214,7 +216,8 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
             needed = "the ids of an image and a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
-    return BoxedImages(files, sizes, [boxed(each) for each in objects.values()])
+    found = [boxed(each) for each in objects.values()]
+    return BoxedImages(files, sizes, found, list(images), {name: id for id, name in categories.items()})
 
 
 def _root(path: str) -> Path:
@@ -251,7 +254,9 @@ def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tup
                 raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty or infinite")
             if (difficult := item.findtext("difficult", "").strip()) not in ("", "0", "1"):
                 raise ValueError(f"difficult is {difficult[:60]!r}, which must be 0 or 1")
-            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), difficult == "1"))
+            if not (name := item.findtext("name", "").strip()):
+                raise ValueError("an object has no name")
+            objects.append((name, (left - 1, top - 1, right, bottom), difficult == "1"))
         size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
         suffix = Path(root.findtext("filename", "").strip()).suffix or ".jpg"
         if not re.fullmatch(r"\.\w{1,9}", suffix):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -25,10 +25,11 @@ from lineage.data.fingerprint import files_below
 from lineage.data.sources.base import SPLITS, SplitFiles
 
 _LIMIT = "at most {:.0f} MB and 100 times the size of the files are read into memory at a time"
+_READ = 1 << 16  # bytes of a file that are decompressed at a time
 _LINE, _ALL = 10**7, 10**8  # bytes of a line, which may become many objects, and of all parts of files
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
-_NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
+_NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z]|_(?!\d))")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class DataFiles(SplitFiles):
     def files(self) -> list[str]:
         return [file for files in self.found().values() for file in files]
 
+    def unread(self) -> list[str]:
+        source, read = self.copied(), {*self.files()}
+        if not (source.suffixes and os.path.isdir(source.path)):
+            return []
+        files = find_files(source.path, source.suffixes)
+        return [str(file) for file in files if str(file) not in read and not _split_in(source.path, file)]
+
 
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
@@ -81,8 +89,7 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     """
     splits: dict[str, list[str]] = {}
     for file in find_files(folder, suffixes):
-        names = map(split_of, reversed(file.relative_to(folder).parts))
-        if split := next(filter(None, names), ""):
+        if split := _split_in(folder, file):
             splits.setdefault(split, []).append(str(file))
     if "train" not in splits and (training or not splits):
         example = (*suffixes, ".txt")[0]
@@ -94,11 +101,16 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     return splits
 
 
+def _split_in(folder, file):
+    """Return the split in the name of a file, or else in the names of the folders around it; "" if there is none."""
+    return next(filter(None, map(split_of, reversed(file.relative_to(folder).parts))), "")
+
+
 def split_of(name: str) -> str:
     """Return the split named in the name of a file, "" if there is none.
 
-    The name of a split must not be preceded by a letter or followed by a letter or "_": "my_train1.csv" is for
-    training, whereas "validation_matched.csv" belongs to no split.
+    The name of a split must not be preceded by a letter, or followed by a letter or by "_" without a digit:
+    "my_train_1.csv" is for training, whereas "validation_matched.csv" belongs to no split.
     """
     found = _NAMES.search(name.lower())
     return _ROLES.get(found[1], found[1]) if found else ""
@@ -125,14 +137,16 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str, ValueError | None]]:
 
     The text includes the line end. There is an error if the line is not UTF-8; its invalid bytes are then replaced.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, or if a line is too
-    long for the size of the file.
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, has lines that end
+    with "\\r" only, or has a line that is too long for the size of the file.
     """
     most = _most_bytes(_LINE, path)
     with opened(Path(path)) as file:
         for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
             if len(line) == most:
                 raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}.")
+            if number == 1 and not line.endswith(b"\n") and b"\r" in line.rstrip(b"\r"):
+                raise ValueError(f"{path} has lines that end with \\r only: they must end with \\n or \\r\\n.")
             encoding = "utf-8" if number > 1 else "utf-8-sig"
             try:
                 yield number, line.decode(encoding), None
@@ -150,14 +164,56 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             import pyarrow  # imported here because it is slow to import
 
             file = io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
+        elif path.suffix in _Streams.kinds:
+            file = io.BufferedReader(_Streams(path))
         else:
-            file = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix, open)(path, "rb")
+            file = (gzip.open if path.suffix == ".gz" else open)(path, "rb")
         with file:
             yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if path.suffix not in COMPRESSED:
             raise
         raise ValueError(f"{path} is not a complete {path.suffix} file: {error}.") from None
+
+
+class _Streams(io.RawIOBase):
+    """Content of the compressed streams of a file, one after the other.
+
+    Unlike the files of `bz2` and `lzma`, it raises OSError or LZMAError for a stream after the first that is damaged.
+    """
+
+    kinds: ClassVar = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
+
+    def __init__(self, path: Path):
+        self._file, self._make = path.open("rb"), self.kinds[path.suffix]
+        self._stream, self._rest = self._make(), b""  # `_rest` is the beginning of the stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content:
+            if self._stream.eof and not self._starts_next():
+                return 0
+            more, self._rest = self._rest, b""
+            if self._stream.needs_input and not more and not (more := self._file.read(_READ)):
+                raise EOFError("it ends before the end of a stream")
+            content = self._stream.decompress(more, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def _starts_next(self):
+        """Start the next stream, before which there may be zeros; return False if there is none."""
+        self._rest = self._stream.unused_data.lstrip(b"\0")
+        while not self._rest and (more := self._file.read(_READ)):
+            self._rest = more.lstrip(b"\0")
+        self._stream = self._make() if self._rest else self._stream
+        return bool(self._rest)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_lines(path: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Folders of image files."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +13,23 @@ import numpy as np
 
 from lineage.configs.registry import Rate
 from lineage.data.content import Images
-from lineage.data.loader import ExampleSource
+from lineage.data.fingerprint import files_below
+from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import held_out, read_lines
-from lineage.data.transforms.pillow import Picture, channels_of
+from lineage.data.transforms.pillow import Picture, common_channels
 
+SEEN = 100  # number of training images that are looked at for color
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 @SOURCES.register("folder")
 @dataclass(frozen=True)
 class Folder(PathSource):
-    """Image files in folders, PATH/<train|validation|test>/<class>/<file>.
+    """Image files in folders, PATH/<train|validation|test>/<class>/<file>, and in subfolders of those of the classes.
 
-    The classes are the folders of `train`. All images are gray if the first training image is, else RGB.
+    The classes are the folders of `train`. All images are gray if a hundred training images, evenly spaced, are;
+    otherwise, they are RGB.
     """
 
     def images(self) -> Images:
@@ -91,7 +95,9 @@ class ImageFiles(ExampleSource):
 def _images(
     found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str], channels: int | None = None
 ) -> Images:
-    channels = channels or channels_of(found["train"][0][0])
+    if not channels:
+        files, _ = found["train"]
+        channels = common_channels((files[index], "") for index in evenly_spaced(len(files), SEEN))
     return Images({split: ImageFiles(*found[split], channels) for split in SPLITS if split in found}, list(names))
 
 
@@ -106,11 +112,17 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [sorted(filter(is_image, (folder / name).glob("*"))) for name in names]
+    groups = [_images_below(folder / name) for name in names]
     empty = [folder / name for name, group in zip(names, groups) if not group]
     if len(empty) == len(names) or (empty and folder.name == "train"):
         raise ValueError(f"There is no image in {empty[0] if empty else folder}.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """Return the sorted image files in a folder and its subfolders, without hidden ones."""
+    files, start = files_below(folder) if folder.is_dir() else (), len(str(folder))
+    return sorted(file for file in files if is_image(file) and f"{os.sep}." not in str(file)[start:])
 
 
 def is_image(file: Path) -> bool:

@@ -147,9 +147,11 @@ def read_pairs(path: str) -> PairedTexts:
 def read_labeled_texts(path: str) -> LabeledTexts:
     """Return the labeled texts in a file, either all single or all in pairs."""
     rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
+    if "" in (labels := [row[-1] for row in rows]):
+        raise ValueError(f"{path}, example {labels.index('') + 1} has an empty label.")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
-    return LabeledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
+    return LabeledTexts([row[:-1] for row in rows], labels)
 
 
 def read_questions(path: str, *, answered: bool = True) -> list[Question]:
@@ -235,7 +237,7 @@ def read_rows(
         return found
 
     lines = enumerate(iterate_lines(path), 1)
-    rows = gathered((row(line, f"{path}, line {number}") for number, line in lines if line.strip()), path)
+    rows = gathered((row(line, f"{path}, line {number}") for number, line in lines if line.strip(" \r\n")), path)
     if not rows:
         raise ValueError(f"{path} is empty: it must have {columns} in each row.")
     return rows

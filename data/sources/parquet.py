@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lineage.data.content import Images, Question
-from lineage.data.loader import ExampleSource
+from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import check_bytes, gathered, inside
 from lineage.data.sources.tables import Row, Table, check_columns
-from lineage.data.transforms.pillow import Picture, channels_of
+from lineage.data.transforms.pillow import Picture, common_channels
 
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
+SEEN = 10  # number of training images that are looked at for color; each may be in another row group
 CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
 
 
@@ -32,7 +33,7 @@ class Parquet(Table):
     A column in a struct is COLUMN.COLUMN, such as translation.en. Classes have the names of the feature ClassLabel of
     `datasets`, if the files have it. Images are encoded files in bytes, or structs of `bytes` and `path`. They are read
     by row group, which should have at most a few hundred images, and the last 256 MiB stay in memory. All images are
-    gray if the first training image is, else RGB.
+    gray if ten training images, evenly spaced, are; otherwise, they are RGB.
 
     Attributes:
         image_key: column with the image.
@@ -55,7 +56,13 @@ class Parquet(Table):
                     yield number, values
 
     def class_names(self, key: str) -> list[str]:
-        file = next(iter(self.found().values()))[0]
+        first, *others = [files[0] for files in self.found().values()]
+        names = self._class_names(first, key)
+        if other := next((file for file in others if self._class_names(file, key) not in ([], names)), None):
+            raise ValueError(f"{other} has other names of the classes of {key!r} than {first}: they must be equal.")
+        return names
+
+    def _class_names(self, file: str, key: str) -> list[str]:
         with _opened(file) as table:
             metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
         try:
@@ -69,14 +76,18 @@ class Parquet(Table):
     def questions(self) -> dict[str, list[Question]]:
         """Return the questions in the columns `question`, `context` and `answers`, as in SQuAD on the Hub.
 
-        The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions.
+        The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions. The
+        column `id` is optional.
         """
         return {split: list(self._questions(split)) for split in self.splits()}
 
     def _questions(self, split: str) -> Iterator[Question]:
-        for file, row, text, context, answers in self._rows(split, ["question", "context", "answers"]):
+        with _opened(next(iter(self.found().values()))[0]) as table:
+            ids = [name for name in table.schema_arrow.names if name == "id"]
+        for file, row, text, context, answers, *others in self._rows(split, ["question", "context", "answers", *ids]):
             try:
-                yield Question(text, context, list(zip(answers["answer_start"], answers["text"], strict=True)))
+                pairs = list(zip(answers["answer_start"], answers["text"], strict=True))
+                yield Question(text, context, pairs, *map(str, others))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{file}, row {row} is not a question: {error}") from None
 
@@ -105,12 +116,14 @@ class Parquet(Table):
             if kept:
                 place = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
                 groups = [_groups(file, self.image_key) for file in place]
+                stamps = [os.stat(file).st_mtime_ns for file in place]
                 columns = zip(*((place[file], row, number) for file, row, number in kept))
                 arrays = (np.array(column, np.int32) for column in columns)
-                part = ParquetImages(list(place), groups, *arrays, self.image_key, channels)
-                channels = channels or channels_of(part.content(0), part.where(0))
+                part = ParquetImages(list(place), groups, stamps, *arrays, self.image_key, channels)
+                seen = ((part.content(index), part.where(index)) for index in evenly_spaced(len(part), SEEN))
+                channels = channels or common_channels(seen)
                 splits[split] = replace(part, channels=channels)
-        return Images(splits, names)
+        return Images(splits, named or names)
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ class ParquetImages(ExampleSource):
 
     files: Sequence[str]
     groups: Sequence[np.ndarray]  # index after the last row of each row group, for each file
+    stamps: Sequence[int]  # modification time of each file, in nanoseconds
     file: np.ndarray  # index of each example's file, int32 [N]
     row: np.ndarray  # each example's row in its file, int32 [N]
     label: np.ndarray  # class of each example, int32 [N]
@@ -130,9 +144,10 @@ class ParquetImages(ExampleSource):
 
     def content(self, index: int) -> bytes | Path:
         """Return an encoded image, or the path of its file."""
-        file, ends, row = self.files[self.file[index]], self.groups[self.file[index]], self.row[index]
+        place, row = self.file[index], self.row[index]
+        file, ends = self.files[place], self.groups[place]
         group = int(np.searchsorted(ends, row, side="right"))
-        found = _RECENT.read(file, group, self.column)[int(row - (ends[group - 1] if group else 0))]
+        found = _RECENT.read(file, self.stamps[place], group, self.column)[int(row - (ends[group - 1] if group else 0))]
         try:
             value = found.as_py()
         except (ArithmeticError, LookupError, ValueError):  # a value that Python does not have, and no image
@@ -165,9 +180,11 @@ class _Recent:
         self._groups: OrderedDict[tuple[str, int, int, str], Any] = OrderedDict()
         self._size, self._lock = 0, threading.Lock()
 
-    def read(self, file: str, number: int, column: str) -> Any:
-        """Return a column of a row group as pyarrow's array."""
-        key = file, os.stat(file).st_mtime_ns, number, column
+    def read(self, file: str, stamp: int, number: int, column: str) -> Any:
+        """Return a column of a row group as pyarrow's array; raise ValueError if the file has another time now."""
+        if os.stat(file).st_mtime_ns != stamp:
+            raise ValueError(f"{file} has changed since its rows and labels were read.")
+        key = file, stamp, number, column
         with self._lock:
             if key in self._groups:
                 self._groups.move_to_end(key)

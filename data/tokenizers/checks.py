@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -41,6 +41,17 @@ def check(spec: Mapping[str, Any]) -> None:
             raise ValueError("it replaces parts of a text by much longer ones")
         if part.get("type") == "Precompiled" and not _is_sound(charsmap):
             raise ValueError("its precompiled_charsmap is damaged")
+
+
+def check_added(spec: Mapping[str, Any], id_of: Callable[[str], int | None]) -> None:
+    """Raise ValueError for an added token to which the library, whose ids are `id_of`, gives another id than the file.
+
+    The library numbers the added tokens that are not in the vocabulary from its size on.
+    """
+    for token in spec.get("added_tokens") or ():
+        if (found := id_of(token["content"])) != token["id"]:
+            name = repr(token["content"])[:60]
+            raise ValueError(f"the added token {name} has the id {token['id']}, but is read as {found}")
 
 
 def _growth(part: Mapping[str, Any], charsmap: bytes) -> int:

@@ -14,7 +14,7 @@ import tokenizers
 
 from lineage.configs.atomic import write_atomic
 from lineage.data.content import split_lines
-from lineage.data.tokenizers.checks import check
+from lineage.data.tokenizers.checks import check, check_added
 
 FILE = "tokenizer.json"
 # Role -> possible names of its token. A loaded tokenizer may have any of them; a trained one has the first or, for
@@ -29,6 +29,7 @@ SPECIAL = {
 }
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
+_CHARACTERS = {"type": "Split", "pattern": {"Regex": ANY_CHARACTER}, "behavior": "Isolated", "invert": False}
 _SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: Unigram, byte-level, characters
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -61,14 +62,17 @@ class Tokenizer:
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
-        # Bytes and characters are looked up here, which is a hundred times faster than the library.
         spec = json.loads(backend.to_str())
         model, split = spec["model"], spec["pre_tokenizer"] or {}
         if model.get("dropout"):  # would drop merges at random
             backend.model.dropout = None
-        self._is_bytes = model["type"] == "BPE" and model["vocab"] == BYTES
+        # Bytes and characters are looked up here, which is a hundred times faster than the library, if nothing in the
+        # file changes the text before.
+        plain = spec["normalizer"] is None and all(token["special"] for token in spec["added_tokens"])
+        whole = split.get("type") == "ByteLevel" and not split["add_prefix_space"]
+        self._is_bytes = plain and whole and model["type"] == "BPE" and model["vocab"] == BYTES
         self._characters = None
-        if model["type"] == "WordLevel" and split.get("pattern") == {"Regex": ANY_CHARACTER}:
+        if plain and split == _CHARACTERS and model["type"] == "WordLevel" and model["unk_token"] not in model["vocab"]:
             known = {ord(character): number for character, number in model["vocab"].items() if len(character) == 1}
             # The last entry represents all larger characters.
             self._characters = np.full(max(known, default=0) + 2, -1, np.int32)
@@ -182,8 +186,10 @@ class Tokenizer:
             raise FileNotFoundError(f"There is no tokenizer at {path}.")
         try:
             content = path.read_text(encoding="utf-8")
-            check(json.loads(content))
-            return cls(tokenizers.Tokenizer.from_str(content), str(path))
+            check(spec := json.loads(content))
+            backend = tokenizers.Tokenizer.from_str(content)
+            check_added(spec, backend.token_to_id)
+            return cls(backend, str(path))
         except Exception as error:  # The library raises nothing more specific.
             said = " ".join(str(error).split())[:200]
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {said}.") from error

@@ -21,6 +21,7 @@ from lineage.data.transforms.pillow import PerImage, Picture, crop, from_pillow,
 Images = Sequence[np.ndarray | Picture] | np.ndarray
 Step = Callable[[Images, np.ndarray], np.ndarray]  # function of images and a key for each
 Fraction = Annotated[float, Range(above=0, high=1)]
+ELONGATED = 64  # ratio of a resized image to its crop from which on only the crop is computed, which rounds differently
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -67,10 +68,14 @@ class CenterCrop:
             shorter, sides = round(self.size / self.fraction), picture.size
             scales = [shorter / (side if self.squash else min(sides)) for side in sides]
             width, height = (max(round(side * scale), self.size) for side, scale in zip(sides, scales))
-            if (width, height) != picture.size:
-                picture = picture.resize((width, height), RESAMPLING[self.resample])
             left, top = (width - self.size) // 2, (height - self.size) // 2
-            return from_pillow(picture.crop((left, top, left + self.size, top + self.size)))
+            edges, kind = (left, top, left + self.size, top + self.size), RESAMPLING[self.resample]
+            if width * height > ELONGATED * self.size**2:  # the whole resized image could be far larger than the file
+                box = tuple(edge * sides[i % 2] / (width, height)[i % 2] for i, edge in enumerate(edges))
+                return from_pillow(picture.resize((self.size, self.size), kind, box=box))
+            if (width, height) != picture.size:
+                picture = picture.resize((width, height), kind)
+            return from_pillow(picture.crop(edges))
 
 
 @dataclass(frozen=True)

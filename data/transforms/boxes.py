@@ -12,6 +12,7 @@ from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.pillow import from_pillow, to_pillow
 
+MOST = 10**8  # maximum number of pixels of a resized image
 Example = dict[str, np.ndarray]
 Step = Callable[[Example, np.random.Generator], Example]
 
@@ -28,6 +29,9 @@ def resize(example: Example, height: int, width: int) -> Example:
     image = example["image"]
     if image.shape[:2] == (height, width):
         return example
+    if height * width > MOST:
+        before = f"{image.shape[1]}x{image.shape[0]}"
+        raise ValueError(f"An image of {before} pixels would become {width}x{height}: too large.")
     scale = np.float32([width / image.shape[1], height / image.shape[0]] * 2)
     picture = to_pillow(image).resize((width, height), Image.Resampling.BILINEAR)
     return example | {"image": from_pillow(picture), "boxes": example["boxes"] * scale}
@@ -110,8 +114,9 @@ class Transform:
     of a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
     columns that the image covers. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
     and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
-    `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error,
-    and `size` int32 [B, 2] is the height and width of each image before the steps, in pixels.
+    `crowd` bool [B, N]. Training leaves out crowds, what is outside of the image, objects without area (as DETR does),
+    and the objects beyond N. In evaluation, more than N are an error, and `size` int32 [B, 2] is the height and width
+    of each image before the steps, in pixels.
     """
 
     steps: Sequence[Step]
@@ -131,6 +136,8 @@ class Transform:
         out |= {"size": sizes, "mask": batch["mask"]}
         for row, key in enumerate(keys):
             example = {name: batch[name][row] for name in ("image", "boxes", "classes", "crowd")}
+            if self.training:
+                example = crop(example, 0, 0, *sizes[row])
             random = shuffle.generator(key)
             for step in self.steps:
                 example = step(example, random)

@@ -4,13 +4,13 @@ import contextlib
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lineage.data import shuffle
 
@@ -90,6 +90,11 @@ def channels_of(file: str | Path | bytes, where: str = "") -> int:
         return 1 if image.mode in ("1", "L") else 3
 
 
+def common_channels(images: Iterable[tuple[str | Path | bytes, str]]) -> int:
+    """Return 1 if all images, each with its `where` (see `decode`), are gray; 3 as soon as one is not."""
+    return 1 if all(channels_of(file, where) == 1 for file, where in images) else 3
+
+
 @contextlib.contextmanager
 def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Image.Image]:
     if isinstance(file, Image.Image):
@@ -103,7 +108,8 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format
         where = where or ("An example" if isinstance(file, bytes) else file)
-        raise ValueError(f"{where} cannot be read as an image: {error}.") from None
+        said = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise ValueError(f"{where} cannot be read as an image: {said}.") from None
 
 
 def _check_size(image, size):

@@ -26,6 +26,7 @@ load_all(__name__, __path__)
 MAX_DEPTH = 1000  # maximum number of layers of a model in a folder
 MAX_BLOCKS = 200  # maximum number of blocks of all its stages, which are not scanned
 MAX_STAGES = 64  # maximum number of values of a setting
+DTYPES = "F64", "F32", "F16", "BF16"  # of the tensors in a file
 SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
@@ -145,11 +146,11 @@ def _read(family, model, files, shapes, dtype):
     _match({names[name]: shape for name, shape in expected.items()}, actual)
 
     def read(name):
-        array = files[names[name]].get_tensor(names[name])
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating-point type.")
+        kind = files[names[name]].get_slice(names[name]).get_dtype()
+        if kind not in DTYPES:
+            raise ValueError(f"tensor {name} has dtype {kind}: it must be one of {', '.join(DTYPES)}.")
         with np.errstate(over="ignore"):
-            array = array.astype(dtype, copy=False)
+            array = files[names[name]].get_tensor(names[name]).astype(dtype, copy=False)
         if not np.isfinite(array).all():
             raise ValueError(f"tensor {name} has values that are not finite in {array.dtype}.")
         return array
@@ -298,5 +299,7 @@ def _files(folder):
             file = safe_open(path, "numpy")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {str(error)[:200]}.") from None
+        if twice := files.keys() & file.keys():
+            raise ValueError(f"tensor {min(twice)} is in two files, one of which is {path.name}: it must be in one.")
         files |= dict.fromkeys(file.keys(), file)
     return files

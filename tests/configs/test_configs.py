@@ -244,6 +244,9 @@ def test_file_without_get_config_raises(tmp_path):
     (tmp_path / "x.py").write_text("a = 1")
     with pytest.raises(ValueError, match="has no get_config"):
         cli.load(str(tmp_path / "x.py"))
+    (tmp_path / "x.yaml").write_text("a: 1")
+    with pytest.raises(ValueError, match=r"x\.yaml is not a Python file: its name must end with \.py"):
+        cli.load(str(tmp_path / "x.yaml"))
 
 
 def test_arguments_that_get_config_does_not_take_are_refused(tmp_path):
@@ -282,6 +285,14 @@ def test_damaged_config_json_is_named(content, tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=f"^{path} cannot be read as a config: .+"):
         cli.load(str(path))
+
+
+@pytest.mark.parametrize("value", [None, True, 2.5, "many", [2]])
+def test_values_of_a_config_have_its_types(value, config):
+    with pytest.raises(ValueError, match=r"^loader\.batch_size is .*: it must be of type int\.$"):
+        schema.update(config, {"loader": {"batch_size": value}})
+    schema.update(config, {"loader": {"batch_size": 3}, "schedule": {"learning_rate": 1}, "total_steps": None})
+    assert (config.loader.batch_size, config.schedule.learning_rate, config.total_steps) == (3, 1.0, None)
 
 
 def test_unknown_keys_of_a_config_are_named(config):

@@ -10,6 +10,7 @@ from PIL import Image
 from lineage.data import Facts
 from lineage.data.facts import evaluating
 from lineage.data.fingerprint import fingerprint
+from lineage.data.inputs import from_source
 from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.files import find_files
 from lineage.tasks.object_detection import ObjectDetection
@@ -53,6 +54,9 @@ def test_coco(tmp_path):
     splits, names = source.images_with_boxes()
     assert names == ["person", "cat", "dog"]
     assert {name: len(part) for name, part in splits.items()} == {"train": 2, "validation": 2}
+    inputs = from_source(source.images_with_boxes(), "images_with_boxes", "validation")
+    assert list(inputs.about) == [{"image_id": 139}, {"image_id": 7}]
+    assert inputs.categories == {"person": 1, "cat": 17, "dog": 18}
     first, second = splits["train"][0], splits["train"][1]
     assert first["image"].shape == second["image"].shape == (30, 40, 3)
     assert (int(first["image"][..., 0].mean()), int(second["image"][..., 0].mean())) == (139, 7)
@@ -227,6 +231,7 @@ def test_sets_of_voc(tmp_path):
     [
         ("<annotation>", '<!DOCTYPE a [<!ENTITY b "c">]><annotation>', r"it has a document type, which is not read"),
         ("</annotation>", "", "no element found"),
+        ("<name>dog</name>", "", "an object has no name"),
         ("<xmin>1</xmin>", "", "could not convert string to float: ''"),
         ("<xmax>40</xmax>", "<xmax>0</xmax>", "the box 1, 1, 0, 30 is empty"),
         ("<width>40</width>", "<width>many</width>", "invalid literal"),

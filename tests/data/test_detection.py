@@ -74,6 +74,12 @@ def test_random_transforms_have_expected_frequency_and_range():
     assert sizes[~whole].max() == 60
 
 
+def test_image_that_would_become_too_large_raises():
+    example = {"image": np.zeros((1, 400_000, 3), np.uint8), "boxes": np.zeros((0, 4), np.float32)}
+    with pytest.raises(ValueError, match="An image of 400000x1 pixels would become 12800000x32: too large"):
+        detection.Resize(32, 32)(example, np.random.default_rng(0))
+
+
 def test_batches_are_padded_and_boxes_relative():
     examples = [blocks(seed) for seed in range(6)]
     batch = gather(examples) | {"mask": np.arange(6) < 5}
@@ -117,6 +123,24 @@ def test_crowds_and_excess_objects_in_training_and_evaluation():
         make(2, False)
     with pytest.raises(ValueError, match=r"does not fit in task.image_size, which is 32"):
         detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
+
+
+def test_boxes_outside_of_the_image_and_empty_boxes_in_training():
+    sides = np.float32([[-5, 10, 20, 40], [90, 70, 100, 90], [8, 8, 8, 20], [97, 10, 99, 20], [10, 20, 30, 40]])
+    example = {
+        "image": np.zeros((80, 96, 3), np.uint8),
+        "boxes": sides,
+        "classes": np.arange(5),
+        "crowd": np.zeros(5, bool),
+    }
+    batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
+    kept = {True: ([0, 1, 4], [[0, 10, 20, 40], [90, 70, 96, 80], [10, 20, 30, 40]]), False: (range(5), sides)}
+    for training, (classes, boxes) in kept.items():
+        out = detection.Transform([], 96, 6, (0.5,), (0.5,), training)(batch, keys)
+        assert out["classes"][out["boxes_mask"]].tolist() == list(classes)
+        center, size = np.split(out["boxes"][out["boxes_mask"]], 2, axis=1)
+        found = np.concatenate([center - size / 2, center + size / 2], axis=1) * [96, 80, 96, 80]
+        np.testing.assert_allclose(found, boxes, atol=1e-4)
 
 
 def test_drawn_shapes_depend_on_index_and_split_only():

@@ -59,11 +59,22 @@ def test_folders(folder):
 
 
 def test_gray_folders(tmp_path):
-    write(tmp_path / "train" / "a" / "1.png", np.zeros((3, 3), np.uint8))
-    write(tmp_path / "train" / "a" / "2.png", np.full((3, 3, 3), 7, np.uint8))
+    """Check that the first of the images alone does not make the others gray."""
+    for number in range(300):
+        write(tmp_path / "train" / "a" / f"{number:03}.png", np.full((3, 3), number % 9, np.uint8))
     batch = Folder(str(tmp_path)).images().splits["train"].take(np.arange(2))
     assert [image.shape for image in batch["image"]] == [(3, 3, 1)] * 2
-    assert np.max(batch["image"][1]) == 7
+    assert np.max(batch["image"][1]) == 1
+    write(tmp_path / "train" / "b" / "1.png", np.full((3, 3, 3), 7, np.uint8))
+    assert Folder(str(tmp_path)).images().splits["train"][0]["image"].shape == (3, 3, 3)
+
+
+def test_images_in_subfolders_of_a_class(folder):
+    write(folder / "train" / "dog" / "more" / "a.png", np.full((4, 5, 3), 99, np.uint8))
+    write(folder / "train" / "dog" / ".hidden" / "b.png", np.full((4, 5, 3), 98, np.uint8))
+    part = Folder(str(folder)).images().splits["train"]
+    assert [int(np.max(part[i]["image"])) for i in range(len(part))] == [0, 1, 2, 10, 11, 12, 99]
+    assert part.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
 def test_folder_errors(folder, tmp_path):

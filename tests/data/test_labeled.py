@@ -71,6 +71,14 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
         np.testing.assert_array_equal(segments, expected)
 
 
+@pytest.mark.parametrize(("name", "line"), [("a.tsv", "two\t\n"), ("a.jsonl", '{"text": "two", "label": ""}\n')])
+def test_empty_labels_are_refused(name, line, tmp_path):
+    first = "one\t1\n" if name == "a.tsv" else '{"text": "one", "label": 1}\n'
+    (tmp_path / name).write_text(first + line)
+    with pytest.raises(ValueError, match=rf"{name}, example 2 has an empty label"):
+        read_labeled_texts(f"{tmp_path}/{name}")
+
+
 def test_numeric_classes_are_in_numeric_order():
     part = LabeledTexts([("a",)] * 3, ["10", "9", "x"])
     assert class_names({"train": part}) == ["9", "10", "x"]

@@ -32,6 +32,16 @@ def test_nothing_is_said_about_usual_data(said):
     assert said(["rare\tonce", *ROWS, "also\ttwice", "also\ttwice"][1:]) == []
 
 
+def test_files_of_no_split(tmp_path):
+    for name in ("train.csv", "train_2.csv", "more.csv", "dev_extra.csv", "dev.csv", "README.md"):
+        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+    source = SOURCES["csv"](path=str(tmp_path), validation_path=str(tmp_path / "dev_extra.csv"))
+    data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=4))
+    assert list(notes(source, data, 2)) == [
+        f"{tmp_path}/more.csv is not read because its name has no split (1 such files)."
+    ]
+
+
 def test_a_header_that_became_a_class(said):
     assert said(["text\tlabel", *ROWS]) == [
         "only the first example has the label 'label': if it is a header, delete it."

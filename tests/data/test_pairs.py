@@ -225,10 +225,15 @@ def test_labels_as_target_texts(tmp_path):
     assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"
 
 
-def test_truncated_files_and_byte_order_marks(tmp_path):
+def test_truncated_files_byte_order_marks_and_ends_of_lines(tmp_path):
     whole = gzip.compress(b"ein Haus\ta house\n" * 100)
     (tmp_path / "a.tsv.gz").write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a complete \.gz file"):
         read_pairs(f"{tmp_path}/a.tsv.gz")
+    (tmp_path / "a.tsv").write_bytes(b"ein Haus\ta house\rein Baum\ta tree\r")
+    with pytest.raises(ValueError, match=r"a\.tsv has lines that end with \\r only: they must end with \\n or"):
+        read_pairs(f"{tmp_path}/a.tsv")
+    (tmp_path / "a.tsv").write_bytes(b"one\ttwo\r\n\r\n\t\n \t\n")
+    assert read_pairs(f"{tmp_path}/a.tsv") == (["one", "", " "], ["two", "", ""])
     (tmp_path / "b.tsv").write_text("ein Haus\ta house\n", encoding="utf-8-sig")
     assert read_pairs(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])

@@ -1,6 +1,7 @@
 """Parquet files, in the layout of `datasets` and the Hugging Face Hub."""
 
 import json
+import os
 
 import cloudpickle
 import numpy as np
@@ -93,7 +94,11 @@ def test_questions(tmp_path):
     context = "Ann lives in Rome."
     columns = {"id": ["a", "b"], "question": ["Where?", "Why?"], "context": [context] * 2, "answers": answers}
     (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
-    assert found == [Question("Where?", context, [(13, "Rome"), (10, "in Rome")]), Question("Why?", context, [])]
+    where = Question("Where?", context, [(13, "Rome"), (10, "in Rome")], "a")
+    assert found == [where, Question("Why?", context, [], "b")]
+    del columns["id"]
+    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    assert [question.id for question in found] == ["", ""]
     loaded = load(Parquet(f"{tmp_path}/a.parquet"), QuestionAnswering(sequence_length=64), batch_size=2)
     assert sorted((loaded.train[0]["start"] > 0).tolist()) == [False, True]
     for wrong, message in (
@@ -159,10 +164,12 @@ def test_images(layout, tmp_path):
 
 def test_gray_images_and_classes_without_names(tmp_path):
     gray = png(np.zeros((3, 3, 1), np.uint8))
-    path = write(tmp_path / "a.parquet", {"image": [gray, *encoded([9], 3)], "label": [2, 0]})
+    path = write(tmp_path / "a.parquet", {"image": [gray] * 2, "label": [2, 0]})
     splits, names = Parquet(path).images()
     assert names == ["0", "1", "2"]
     assert splits["train"][1]["image"].shape == (3, 3, 1)
+    path = write(tmp_path / "a.parquet", {"image": [gray, *encoded([9], 3)], "label": [2, 0]})
+    assert Parquet(path).images().splits["train"][0]["image"].shape == (3, 3, 3)
     path = write(tmp_path / "b.parquet", {"picture": [gray] * 3, "animal": ["dog", "cat", "dog"]})
     splits, names = Parquet(path, image_key="picture", label_key="animal").images()
     assert names == ["cat", "dog"]
@@ -179,6 +186,22 @@ def test_classes_and_channels_are_those_of_training_images_that_are_not_read(tmp
     (test,) = evaluating(source, facts).images().splits.values()
     for part in (test, content.splits["test"]):
         assert (part.label.tolist(), part.channels) == ([2, 1], 1)
+
+
+def test_names_of_classes_in_another_order(tmp_path):
+    """Check that the numbers in one file do not stand for the names in another."""
+    write(tmp_path / "train.parquet", {"text": ["a"] * 2, "image": encoded([0, 1]), "label": [0, 1]}, ["cat", "dog"])
+    write(tmp_path / "test.parquet", {"text": ["a"], "image": encoded([0]), "label": [0]}, ["dog", "cat"])
+    source = Parquet(str(tmp_path))
+    for read in (source.labeled_texts, source.images):
+        with pytest.raises(ValueError, match=r"test\.parquet has other names of the classes of 'label' than .*/train"):
+            read()
+    facts = Facts(class_names=("cat", "dog"), channels=3)
+    with pytest.raises(ValueError, match="class 0 of the source is 'dog', but 'cat' in the training data"):
+        load(source, ImageClassification(), known=facts)
+    (tmp_path / "test.parquet").unlink()
+    write(tmp_path / "test.parquet", {"text": ["a"], "label": [1]})
+    assert source.labeled_texts()["test"].labels == ["dog"]
 
 
 def test_images_without_labels_are_left_out(tmp_path):
@@ -271,7 +294,7 @@ def test_damaged_files(tmp_path):
         (encoded([0]), [None], "row 1 has the label None: it must be a name or number of the 2 classes"),
         (encoded([0, 1]), [0, 2], "row 2 has the label 2: it must be"),
         (encoded([0]), [[0]], r"row 1 has the label \[0\]: it must be"),
-        ([b"torn"], [0], "row 1 cannot be read as an image: cannot identify image file"),
+        ([b"torn"], [0], "row 1 cannot be read as an image: it is none of BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"),
         ([None, *encoded([0])], [0, 1], "row 1 has no image in the column 'image'"),
         (["a.png"], [0], "row 1 has no image in the column 'image'"),
         (pa.array([{"bytes": None, "path": None}], STRUCT), [0], "row 1 has no image in the column 'image'"),
@@ -310,7 +333,11 @@ def test_file_that_is_replaced_is_read_anew(tmp_path):
     """Check that the images of a file are not those of an earlier file of the same name."""
     for value in (1, 2):
         path = write(tmp_path / "a.parquet", {"image": encoded([value]), "label": [0]})
-        assert np.asarray(Parquet(path).images().splits["train"][0]["image"]).max() == value
+        part = Parquet(path).images().splits["train"]
+        assert np.asarray(part[0]["image"]).max() == value
+    os.utime(write(tmp_path / "a.parquet", {"image": encoded([3]), "label": [0]}), (1, 1))
+    with pytest.raises(ValueError, match=r"a\.parquet has changed since its rows and labels were read"):
+        part.take(np.arange(1))
 
 
 def test_damaged_images_are_named_when_they_are_read(tmp_path):

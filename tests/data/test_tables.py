@@ -52,6 +52,20 @@ def write(path, rows=ROWS, names=NAMES, compressed=""):
     return str(path)
 
 
+@pytest.mark.parametrize("compressed", list(OPENED)[1:])
+def test_compressed_files_may_be_joined(compressed, tmp_path):
+    """Check streams that follow each other, of which one is empty, and padding."""
+    text = b"".join(b"line %d\n" % number for number in range(30_000))
+    parts = []
+    for content in (text, b"", text):
+        with OPENED[compressed](tmp_path / "a", "wb") as file:
+            file.write(content)
+        parts.append((tmp_path / "a").read_bytes())
+    path = tmp_path / f"a.txt{compressed}"
+    path.write_bytes(b"".join(parts) + bytes(8 if compressed != ".zst" else 0))
+    assert read_lines(str(path)) == text.decode().splitlines() * 2
+
+
 @pytest.mark.parametrize("compressed", OPENED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_format_gives_the_same_content(kind, compressed, tmp_path):
@@ -163,7 +177,7 @@ def touch(folder, *names):
 
 
 SPLITS = {
-    "train": "train-00000-of-00002.parquet c4-train.00000-of-01024.json.gz my_train1.csv partial-train",
+    "train": "train-00000-of-00002.parquet c4-train.00000-of-01024.json.gz my_train1.csv partial-train train_1.csv",
     "validation": "c4-validation.00000-of-00008.json.gz en_ewt-ud-dev.conllu instances_val2017.json eng.testa",
     "test": "eng.testb Test.csv",
     "": "validation_matched-0-of-1.parquet constrained.csv latest.csv trainer.csv unsupervised-00000-of-00001.parquet",
@@ -235,6 +249,8 @@ def test_paths_are_files_globs_and_folders(tmp_path):
         ("a.csv.bz2", b"rubbish", r"is not a complete \.bz2 file"),
         ("a.csv.xz", lzma.compress(TWO_COLUMNS)[:-9], r"is not a complete \.xz file"),
         ("a.csv.zst", b"rubbish", r"is not a complete \.zst file"),
+        ("a.csv.bz2", bz2.compress(TWO_COLUMNS) + b"BZi9rubbish", r"is not a complete \.bz2 file"),
+        ("a.csv.xz", lzma.compress(TWO_COLUMNS) + b"rubbish", r"is not a complete \.xz file"),
         ("a.jsonl", '{"text": "x"}\n', "line 1 has no column 'label': its columns are text"),
         ("a.jsonl", '\n{"text": "x", "label": null}\n', "line 2: the column 'label' has no value"),
         ("a.jsonl", '{"text": "x\\ud83d", "label": 1}\n', "line 1: the column 'text' is not UTF-8 text: surrogates"),

@@ -296,6 +296,10 @@ def replaced(old, new):
     return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
 
+def library_split(behavior):
+    return {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": behavior, "invert": False}
+
+
 DAMAGED = [
     b"garbage",
     b"",
@@ -400,6 +404,41 @@ def test_loaded_tokenizers_drop_no_merges(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     tokenizer = Tokenizer.load(tmp_path)
     assert len({tuple(tokenizer.encode("the cat sat on the mat")) for _ in range(5)}) == 1
+
+
+def added(content, id, special=False):
+    options = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"added_tokens": [{"id": id, "content": content, "special": special, **options}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("bytes", {"normalizer": {"type": "Lowercase"}}),
+        ("bytes", {"pre_tokenizer": LEVEL | {"add_prefix_space": True}}),
+        ("bytes", {"pre_tokenizer": {"type": "WhitespaceSplit"}}),
+        ("bytes", added("two", 256)),
+        ("characters", {"normalizer": replaced("o", "x")}),
+        ("characters", {"pre_tokenizer": library_split("Removed")}),
+        ("characters", added("two", CHARACTERS.vocab_size - 1)),
+        ("characters", {"model": {"type": "WordLevel", "vocab": {"o": 0, "?": 1}, "unk_token": "?"}}),
+    ],
+)
+def test_all_parts_of_a_file_count(kind, changes, tmp_path):
+    """Check files with the vocabulary of a kind that is looked up without the library."""
+    spec = json.loads(ALL[kind].to_str()) | {"added_tokens": []} | changes
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    for text in ("Two one", "one two"):
+        expected = library.Tokenizer.from_str(json.dumps(spec)).encode(text, add_special_tokens=False).ids
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer.encode(text).tolist() == expected
+        assert tokenizer.encode_with_offsets([text])[0][0].tolist() == expected
+
+
+def test_added_token_that_would_get_another_id(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(with_parts() | added("<pad>", 7)))
+    with pytest.raises(ValueError, match="the added token '<pad>' has the id 7, but is read as 2"):
+        Tokenizer.load(tmp_path)
 
 
 def test_names_of_special_tokens_stay_text_after_pickling():

@@ -8,7 +8,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from lineage.data import shuffle
-from lineage.data.transforms import distortions
+from lineage.data.transforms import augmentation, distortions
 from lineage.data.transforms.augmentation import CenterCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
 from lineage.data.transforms.distortions import OPERATIONS, Jitter, RandAugment
 from lineage.data.transforms.pillow import Picture, crop, decode, opened, to_pillow
@@ -83,6 +83,18 @@ def test_crops_match_pillow_resize():
     np.testing.assert_array_equal(CenterCrop(20)([tall], KEYS[:1])[0], tall[2:22])
     assert CenterCrop(40)([image, tall, GRAY[0].repeat(3, -1)], KEYS[:3]).shape == (3, 40, 40, 3)
     assert CenterCrop(224, 0.875)._one(np.zeros((300, 500, 3), np.uint8)).shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 300), (300, 2)])
+def test_crops_of_elongated_images(shape, monkeypatch):
+    """Check that the crop is that of the whole resized image, which is not computed: it could need a lot of memory."""
+    image = np.random.default_rng(0).integers(256, size=(*shape, 3), dtype=np.uint8)
+    crop = CenterCrop(14, 0.875)
+    found = crop([image], KEYS[:1])[0].astype(int)
+    monkeypatch.setattr(augmentation, "ELONGATED", 1000)
+    assert np.abs(found - crop([image], KEYS[:1])[0]).max() <= 1
+    monkeypatch.undo()
+    assert crop([np.zeros((1, 3_000_000, 1), np.uint8)], KEYS[:1]).shape == (1, 14, 14, 1)
 
 
 def encoded(pixels, kind="JPEG"):

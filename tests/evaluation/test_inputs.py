@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from lineage.data import Facts, Loader, Question
-from lineage.data.inputs import Inputs, from_files, from_memory
+from lineage.data.inputs import Inputs, from_files, from_memory, is_source
 from lineage.data.sources.tables import TSV
 from lineage.evaluation.prediction import with_categories
 from lineage.train.experiment import Experiment
@@ -162,6 +162,15 @@ def test_inputs_of_questions_and_images(tmp_path):
                           ("a.json", "a.json is not a file in COCO's format: KeyError 'images'")):  # fmt: skip
         with pytest.raises(ValueError, match=re.escape(message)):
             from_files(str(tmp_path / name), "images", channels=3)
+
+
+def test_folder_with_the_name_of_a_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [*map(is_source, ("digits", "csv:a.csv", "./digits", "a.csv"))] == [True, True, False, False]
+    (tmp_path / "digits").mkdir()
+    with pytest.raises(ValueError, match=r"--inputs is 'digits', a source and also a file or folder: .* \./digits"):
+        is_source("digits")
+    assert not is_source("./digits")
 
 
 def test_model_needs_the_categories_of_a_file():

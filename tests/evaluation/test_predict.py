@@ -370,6 +370,19 @@ def test_damaged_output_is_named(text, tmp_path):
         Output(str(path), {"a": 1})
 
 
+def test_output_that_is_one_of_the_inputs_is_refused(tmp_path):
+    """Check a second command, whose predictions the first one has already written in another format."""
+    (inputs := tmp_path / "dev.json").write_text("mine")
+    (tmp_path / "link.json").symlink_to(inputs)
+    about = {"inputs": [str(inputs), "", None, {str(inputs): [4, 0]}]}
+    Output(str(tmp_path / "dev.jsonl"), about).write([[{"label": "a"}]])
+    Output(str(tmp_path / "link.jsonl"), about).write([[{"label": "a"}]])
+    for name in ("dev.json", "link.json"):
+        with pytest.raises(ValueError, match=rf"{name}', which is one of the inputs: choose another one"):
+            Output(str(tmp_path / name), about)
+    assert inputs.read_text() == "mine"
+
+
 def test_output_that_another_process_writes_raises(tmp_path):
     """Check that predictions of two commands are not mixed, even if both begin before the first one has predicted."""
     first = Output(str(tmp_path / "out.jsonl"), {"a": 1})

@@ -389,6 +389,12 @@ def test_damaged_files(name, content, message, tmp_path):
         ("coco", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
         ("voc", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
         ("coco", ["a"], IMAGES | {"annotations": []}, "the files are not in the formats of COCO: AttributeError"),
+        (
+            "coco",
+            [],
+            IMAGES | {"images": [{"id": 7}, {"id": "a"}], "annotations": []},
+            "the files are not in .*: TypeE",
+        ),
         ("coco", {"a": 1}, IMAGES | {"annotations": []}, "the files are not in the formats of COCO: AttributeError"),
         ("coco", [FOUND | {"bbox": {"a": 1}}], IMAGES | {"annotations": []}, "the files are not in .*: ValueError"),
         ("voc", [FOUND | {"bbox": [1, 2, 3]}], IMAGES | {"annotations": []}, "the files are not in .*: ValueError"),

@@ -127,6 +127,11 @@ def test_shards(folder):
         save_file({name: tensors[name] for name in tensors if shards[name] == file}, path / file)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert_same(convert.load(path)[1], expected)
+    name = next(name for name in tensors if shards[name] == "part-1.safetensors")
+    save_file({name: tensors[name] + 1}, path / "part-3.safetensors")  # of another version of the model
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards | {"a": "part-3.safetensors"}}))
+    with pytest.raises(ValueError, match=rf"tensor {name} is in two files, one of which is part-3\.safetensors"):
+        convert.load(path)
     (path / "part-1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"part-1\.safetensors does not exist"):
         convert.load(path)
@@ -273,7 +278,7 @@ def test_unsupported_configs_raise(model, config, message, folder):
         (lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"] + 1}), r"lm_head\.weight differs from"),
         (
             lambda t: t.update({"transformer.wte.weight": np.zeros((7, 8), np.int8)}),
-            r"wte\.weight has dtype int8: it must be a floating-point type",
+            r"wte\.weight has dtype I8: it must be one of F64, F32, F16, BF16",
         ),
     ],
 )

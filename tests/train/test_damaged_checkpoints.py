@@ -113,6 +113,16 @@ def test_arrays_that_are_larger_than_their_files_are_not_read(part, tmp_path):
         read_newest(tmp_path)
 
 
+def test_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
+    """Check a copy, in whose place the state of that step would otherwise not be saved."""
+    save(tmp_path, state())
+    shutil.copytree(tmp_path / "checkpoints" / "3", tmp_path / "checkpoints" / "8")
+    with pytest.raises(DamagedError, match=r"checkpoints/8 is damaged: .*metadata is the record of step 3"):
+        read_newest(tmp_path)
+    assert_equal(restore(tmp_path), state())
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "8.damaged"]
+
+
 @pytest.mark.parametrize("entries", [{"hashes": 5}, {"hashes": [1]}, {"config": [1]}, {"config": {}}, {"metrics": 5}])
 def test_record_with_odd_entries_is_damaged(entries, tmp_path):
     """Check a record from somebody else, whose checksum matches."""
