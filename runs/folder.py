@@ -111,6 +111,11 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
 
 
+def without_nan(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics with None, in JSON null, instead of NaN and infinity, which JSON lacks."""
+    return {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+
+
 def parse_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file of metrics or samples, without an incomplete last line; null is None."""
     with regular(path).open("rb") as file:

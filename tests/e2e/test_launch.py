@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -102,6 +103,13 @@ def test_generate_with_draft_and_contrast_models(finished, say):
 def test_describe_and_config_read_the_config_of_a_run(finished, say):
     assert "model.name = 'gpt'" in say("config", f"--workdir={finished}")
     assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")
+
+
+def test_metrics_that_are_not_finite_are_printed_as_null(say, monkeypatch):
+    found = {"test/ap": float("nan"), "test/perplexity": float("inf"), "test/loss": 1.5}
+    experiment = SimpleNamespace(evaluation=lambda: lambda variables: found)
+    monkeypatch.setattr(launch, "restored", lambda options: SimpleNamespace(experiment=experiment, variables={}))
+    assert re.sub(r"\s", "", say("evaluate", "run")) == '{"test/ap":null,"test/perplexity":null,"test/loss":1.5}'
 
 
 def test_describe_needs_no_training(say):
