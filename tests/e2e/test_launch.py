@@ -219,9 +219,13 @@ def test_prepare_encodes_what_runs_read(say, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
     config, _ = cli.load(tiny.removeprefix("--config="))
     cli.override(config, changes)
-    (tmp_path / "run").mkdir()
+    made, kept = (tmp_path / "run/artifacts" / name for name in ("run.json", "notes.txt"))
+    made.parent.mkdir(parents=True)
+    made.write_text('{"seconds": 9.0}')  # of an earlier run, whose checkpoints were deleted
+    kept.touch()
     experiment = Experiment(config, tmp_path / "run")
     prepare_folder(experiment, {}, force_config=False)
+    assert (made.exists(), kept.exists()) == (False, True)
     assert experiment.data.facts.vocab_size == 300
     assert json.loads((tmp_path / "run" / "data.json").read_text()).items() >= files.items()
     for name in (tiny, "--config=vit_digits"):

@@ -18,9 +18,10 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.models.budget import Budget
 from lineage.report import figures
-from lineage.report.artifacts import image_attention
+from lineage.report.artifacts import SECTIONS, image_attention
 from lineage.report.figures import smooth
 from lineage.report.run import _amount, write_report
+from lineage.runs.folder import discard_artifacts
 from lineage.tasks import image_classification
 from lineage.train.experiment import Experiment
 from tests.report.sample_runs import attention_weights, text_run, vision_run
@@ -204,6 +205,14 @@ def test_short_histories_and_non_finite_values(tmp_path, lines, charts):
     bad = [line["step"] for line in lines if (loss := line.get("train/loss", 0)) is None or abs(loss) > 1e100]
     assert ("not finite at step" in body) == bool(bad)
     assert not bad or f"not finite at step {bad[0]}." in body
+
+
+def test_new_run_discards_every_artifact_that_a_report_shows(tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    for pattern in (*SECTIONS, "run.json", "cost.json", "notes.json"):
+        (tmp_path / "artifacts" / pattern.replace("*", "000000001")).touch()
+    discard_artifacts(tmp_path)
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["notes.json"]
 
 
 def test_best_value_is_shown(tmp_path):
