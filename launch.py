@@ -134,7 +134,7 @@ def run_train(options: Options) -> int:
     except loop.Preempted as stopped:
         process.say(str(stopped))
         return process.PREEMPTED
-    print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
+    print(process.to_json(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
     print(f"report: {folder}/report.html")
     return 0
 
@@ -154,7 +154,7 @@ def restored(options: Options) -> Any:
 
 def run_evaluate(options: Options) -> None:
     model = restored(options)
-    print(json.dumps(model.experiment.evaluation()(model.variables), indent=2))
+    print(process.to_json(model.experiment.evaluation()(model.variables), indent=2))
 
 
 def run_generate(options: Options) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-LOWER = re.compile(r"loss|perplexity|error|bits|distance|\bmse\b|\b[wt]er\b")
+LOWER = re.compile(r"loss|perplexity|error|bits|distance|\br?mse\b|\bmae\b|\bnll\b|\b[cwt]er\b")
 HIGHER = re.compile(
     r"accuracy|exact_match|bleu|chrf|rouge|precision|recall|correlation|pearson|spearman|matthews|psnr|auroc|reward|"
     r"(\b|_)f1\b|\bap\b|\bap_\d"

@@ -18,11 +18,10 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from lineage.configs.atomic import write_atomic
-from lineage.configs.directions import higher_is_better
 from lineage.report import curves, figures, html
 from lineage.runs.command import displayed
 from lineage.runs.folder import MEASURED
-from lineage.runs.live import Run, labels, print_failures, refresh, runs_in
+from lineage.runs.live import Run, distinguishing, labels, print_failures, refresh, runs_in
 from lineage.runs.process import show
 from lineage.runs.progress import clock
 
@@ -47,15 +46,14 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
 def target_of(runs: Sequence[Run]) -> Target:
     """Return the metric that ranks the runs, and whether higher is better.
 
-    It is the config's `checkpoint.best`, else the first metric of the validation split, else of the test split. The
-    last value of a run counts.
+    It is the config's `checkpoint.best`, else the first metric of the validation split, else of the test split, among
+    those of known direction; ("", False) if there is none. The last value of a run counts.
     """
-    checkpoint = runs[0].config.get("checkpoint", {})
-    if best := checkpoint.get("best"):
-        stated = checkpoint["best_is_highest"]
-        return best, higher_is_better(best) is not False if stated is None else stated
+    settings = runs[0].settings
     found = sorted((key for run in runs for key in results(run)), key=lambda key: not key.startswith("validation/"))
-    return (found[0], higher_is_better(found[0]) is not False) if found else ("", False)
+    found = [best] if (best := settings.get("checkpoint.best")) else list(dict.fromkeys(found))
+    known = ((metric, curves.is_higher_better(metric, settings)) for metric in found)
+    return next(((metric, highest) for metric, highest in known if highest is not None), ("", False))
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
@@ -116,7 +114,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         return card
 
     charts = []
-    quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
+    quantities = dict.fromkeys(["train/loss", metric, *(key for run in runs for key in results(run))])
+    quantities = [key for key in quantities if key]
     drawn = {name: curves.by_metric(run.metrics) for name, run in reversed([*zip(ids, runs)])}  # the best is last
     for key in quantities[:MAX_CHARTS]:
         found = {name: one[key] for name, one in drawn.items() if key in one}
@@ -137,15 +136,15 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         text = f"{metric} of {len(done)} runs against {', '.join(columns)}; the table of runs has the values."
         chart = partial(html.card, figures.parallel, columns, ids, colors)
         overview = adapted(chart(name="parallel", folder=folder, alt=text, data=rows))
-    title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
+    title, few, order = page.resolve().parent.name, len(keys) <= MAX_AXES, ", best first" if metric else ""
     lines = html.join(html.command(commands[run]) for run in runs)
     parts = [
         _header(title, runs, metric),
         html.section("Curves", html.join(charts), "cards"),
         html.section("Overrides and results", overview),
-        html.section("Runs, best first", _table(runs, modes, keys if few else [], page.parent), "card scroll"),
+        html.section(f"Runs{order}", _table(runs, modes, keys if few else [], page.parent), "card scroll"),
         html.section("Differences between the configs", Markup() if few else _settings(runs, keys), "card scroll"),
-        html.section("Commands", html.details(f"All {len(runs)} runs, best first", lines)),
+        html.section("Commands", html.details(f"All {len(runs)} runs{order}", lines)),
     ]
     return html.write(page, title, parts, styles=("comparison.css",), script="comparison.js")
 
@@ -188,9 +187,9 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], fold
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
     rows = [html.table_row("run", "state", *keys, numbers=[*metrics, "steps", "time"], tag="th")]
     for place, run in enumerate(runs):
-        found, seconds = results(run), run.facts().get("seconds")
+        found, times = results(run), [run.facts().get("seconds", math.nan), run.last("time/seconds")]
         numbers = [html.number(found[key]) if key in found else "" for key in metrics]
-        numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
+        numbers += [f"{run.step or 0:,}", clock(np.nanmax(times)) if np.isfinite(times).any() else ""]
         name, report = run.name, run.folder / "report.html"
         if report.is_file():
             name = Markup('<a href="./{}">{}</a>').format(quote(os.fsencode(os.path.relpath(report, folder))), name)
@@ -255,22 +254,25 @@ def _safe(text: str) -> str:
 def plot(done: Sequence[Run], folder: Path) -> None:
     """Write `sweep.png`: up to four metrics of the test split, or else of the validation split.
 
-    They are plotted against the first key that differs, with a line for each value of the second; runs that differ in
-    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colors.
+    They are plotted against the first key that differs, with a line for each combination of the other keys; runs that
+    differ only in their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines
+    than colors.
     """
     found = dict.fromkeys(key for run in done for key in results(run))
     splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))
     metrics = next(filter(None, splits), [])
     keys = [key for key in differing(done) if key != "seed"]
-    panels = {}
+    keys = distinguishing([{key: run.settings.get(key) for key in keys} for run in done])
+    names, panels = labels(keys), {}
     for metric in metrics[:4] if keys else ():
         values = defaultdict(lambda: defaultdict(list))  # by line and x value
         for run in done:
-            place, *others = (str(run.settings.get(key)) for key in keys[:2])
-            values[others[0] if others else metric][place].append(results(run).get(metric, np.nan))
+            place, *others = (str(run.settings.get(key)) for key in keys)
+            line = ", ".join(map("{}={}".format, names[1:], others)) or metric
+            values[line][place].append(results(run).get(metric, np.nan))
         panels[metric] = {
             line: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
             for line, places in values.items()
         }
     if panels and all(len(lines) <= len(figures.SERIES) for lines in panels.values()):
-        figures.save(figures.lines, panels, labels(keys)[0], name="sweep", folder=folder)
+        figures.save(figures.lines, panels, names[0], name="sweep", folder=folder)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from lineage.configs.directions import higher_is_better
 from lineage.report import figures, html
 
 Metrics = Sequence[Mapping[str, Any]]
@@ -75,6 +76,15 @@ def is_fraction(metric: str) -> bool:
 def is_test(metric: str) -> bool:
     """Return whether a metric is that of a test split, by which neither a step nor a run should be selected."""
     return re.match(r"test[/_]", metric) is not None
+
+
+def is_higher_better(metric: str, settings: Mapping[str, Any]) -> bool | None:
+    """Return whether higher values of a metric are better; None if neither a flat config nor its name says so.
+
+    The config says so for its `checkpoint.best`.
+    """
+    stated = settings.get("checkpoint.best_is_highest") if metric == settings.get("checkpoint.best") else None
+    return higher_is_better(metric) if stated is None else stated
 
 
 def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:

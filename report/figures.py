@@ -119,14 +119,13 @@ def chart(
         color, style = colors[place % len(colors)], ("-", "--", ":", "-.")[place // len(colors) % 4]
         for step in steps[np.diff(np.isfinite(values) * 1, prepend=1) < 0][:50]:
             axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":", gid=split)
-        steps, values = points(steps, values)
+        shown.append(values[np.isfinite(values)])
         many = len(values) > 30
         if many and smoothed:
-            axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3, gid=split)
+            axes.plot(*points(steps, values), color=color, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
         marker = {} if many else {"marker": "o", "markersize": 3.2}
-        axes.plot(steps, values, style, color=color, linewidth=1.7, label=split, gid=split, **marker)
-        shown.append(values[np.isfinite(values)])
+        axes.plot(*points(steps, values), style, color=color, linewidth=1.7, label=split, gid=split, **marker)
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -160,15 +159,18 @@ def _digits(low: float, high: float) -> int:
 
 
 def points(steps: np.ndarray, values: np.ndarray) -> Curve:
-    """Return the points of a curve to draw: the means of 750 groups of neighbors if there are more than 1,500.
+    """Return the points of a curve to draw; of more than 1,500, the ends and the extremes of 700 groups of neighbors.
 
-    The mean of a group's values is that of its finite ones, or NaN if there are none.
+    The extremes of a group are its lowest and its highest finite values, or its first value if there are none.
     """
     if len(values) <= 1500:
         return steps, values
-    steps = np.array([group.mean() for group in np.array_split(steps, 750)])
-    groups = (group[np.isfinite(group)] for group in np.array_split(values, 750))
-    return np.rint(steps).astype(int), np.array([group.mean() if group.size else np.nan for group in groups])
+    chosen = {0, len(values) - 1}
+    for group in np.array_split(np.arange(len(values)), 700):
+        finite = group[np.isfinite(values[group])]
+        chosen |= {finite[values[finite].argmin()], finite[values[finite].argmax()]} if finite.size else {group[0]}
+    kept = sorted(chosen)
+    return steps[kept], values[kept]
 
 
 def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:

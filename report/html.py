@@ -174,6 +174,11 @@ def note(content: str | Markup) -> Markup:
     return Markup("<p class=note>{}</p>").format(content)
 
 
+def alert(text: str) -> Markup:
+    """Return a warning."""
+    return Markup("<p class=alert>{}</p>").format(text)
+
+
 def command(line: str) -> Markup:
     """Return a command line."""
     return Markup("<pre class=command>{}</pre>").format(line)

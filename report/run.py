@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from lineage.configs.directions import higher_is_better
 from lineage.report import artifacts, curves, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
@@ -52,7 +51,8 @@ def write_report(workdir: str | os.PathLike) -> Path:
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
         raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has neither {METRICS} nor {CONFIG}.")
     html.check_files(workdir)
-    metrics = GrowingMetrics(workdir / METRICS).read() if (workdir / METRICS).exists() else []
+    history = GrowingMetrics(workdir / METRICS)
+    metrics = history.read() if history.path.exists() else []
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = html.figures_folder(workdir / "report")
@@ -63,31 +63,38 @@ def write_report(workdir: str | os.PathLike) -> Path:
         settings = flatten(config)
     with html.explained(workdir / METRICS):
         found = curves.by_metric(metrics)
-        charts = _charts(found, settings, folder)
+        charts = _charts(found, settings, folder, history.left_out)
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
-        header = _header(name, run, cost, metrics, found)
+        header = _header(name, run, cost, settings, found)
     parts = artifacts.sections(files, folder)
     configuration = html.section("Configuration", _config(settings))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
 def _header(
-    name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: curves.Metrics, found: Curves
+    name: str, run: Mapping[str, Any], cost: Mapping[str, Any], settings: Mapping[str, Any], found: Curves
 ) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = html.command(facts.pop("command")) if "command" in facts else Markup()
-    seconds, device, count = facts.pop("seconds", None), facts.pop("device", None), facts.pop("device_count", 1)
+    seconds, steps = facts.pop("seconds", None), facts.pop("steps", math.inf)
+    device, count = facts.pop("device", None), facts.pop("device_count", 1)
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts).items()]
     evaluated = [key for key in found if not key.startswith(("train/", *MEASURED))]
-    tiles = [_result(key, *found[key]) for key in evaluated or ("train/loss", "train/accuracy") if key in found]
-    if metrics and seconds is not None:
-        tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
+    tiles = [
+        _result(key, *found[key], curves.is_higher_better(key, settings))
+        for key in evaluated or ("train/loss", "train/accuracy")
+        if key in found
+    ]
+    last = max((places[-1] for places, _ in found.values()), default=0)
+    times = np.array([seconds, *found.get("time/seconds", ((), ()))[1]], float)  # newer ones, if the run has continued
+    if found and np.isfinite(times).any():
+        tiles.append(html.tile("training time", clock(np.nanmax(times)), f"{last:,} steps"))
     _, speed = found.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
@@ -95,30 +102,37 @@ def _header(
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     bad = [step for step, loss in zip(*found.get("train/loss", ((), ()))) if not np.isfinite(loss)]
     if bad:
-        command += Markup("<p class=alert>The training loss was not finite at step {:,}.</p>").format(bad[0])
+        command += html.alert(f"The training loss was not finite at step {bad[0]:,}.")
+    if last > steps:
+        made = "at which confusion matrices, errors, detected objects and attention were computed"
+        command += html.alert(f"The run has continued since step {steps:,}, {made}.")
     return html.header(name, shown, command, tiles)
 
 
-def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
+def _result(key: str, steps: np.ndarray, values: np.ndarray, is_higher_better: bool | None) -> Markup:
     """Return a tile for an evaluation metric, or for a training metric if there was no evaluation.
 
-    The best step is named too, except on a test split: the result on it is the last one.
+    The best step is named too, unless it is unknown whether higher or lower values are better, and except on a test
+    split: the result on it is the last one.
     """
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return Markup()
     show = "{:.2%}".format if curves.is_fraction(key) else html.number
-    best = finite[np.argmin(values[finite]) if higher_is_better(key) is False else np.argmax(values[finite])]
+    best = finite[np.argmax(values[finite]) if is_higher_better else np.argmin(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
-    if curves.is_test(key):
+    if curves.is_test(key) or is_higher_better is None:
         note = f"at step {steps[-1]:,}"
     elif values[best] == values[-1]:
         note = f"at step {steps[-1]:,}, the best"
     return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _charts(found: Curves, settings: Mapping[str, Any], folder: Path) -> Markup:
-    """Return the sections of the metrics and of the system: a chart for each quantity with a curve for each split."""
+def _charts(found: Curves, settings: Mapping[str, Any], folder: Path, left_out: int) -> Markup:
+    """Return the sections of the metrics and of the system: a chart for each quantity with a curve for each split.
+
+    `left_out` is the number of lines of metrics that are not among the curves.
+    """
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in curves.TITLES}
     finite = [key for key, (_, values) in found.items() if np.isfinite(values).any()]
     names = [key for key in finite if key in curves.TITLES or not key.startswith(MEASURED)]
@@ -138,6 +152,9 @@ def _charts(found: Curves, settings: Mapping[str, Any], folder: Path) -> Markup:
         charts[name.startswith(MEASURED)].append(chart)
     if (count := sum(map(len, groups.values()))) < len(names):
         charts[False].append(html.note(f"{count:,} of {len(names):,} metrics are shown."))
+    if left_out:
+        text = f"{left_out:,} lines of {METRICS} with training metrics, evenly spaced, are not shown: "
+        charts[False].append(html.note(f"{text}the curves can miss short spikes of finite values."))
     shown = html.section("Curves", html.join(charts[False]), "cards")
     return shown + html.section("System", html.join(charts[True]), "cards")
 

@@ -25,6 +25,10 @@ DATA = "data.json"  # the fingerprints of the data files
 # Files of a run that, in a folder without a run, may belong to somebody else.
 OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
+# Files in ARTIFACTS, by the patterns of their names.
+MADE = (FACTS, "cost.json", SAMPLES, "written_*.json")
+MADE += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
+
 MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
@@ -109,6 +113,11 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """
     lines = parse_metrics(Path(workdir) / METRICS)
     return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
+
+
+def without_nan(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics with None, in JSON null, instead of NaN and infinity, which JSON lacks."""
+    return {key: value if math.isfinite(value) else None for key, value in metrics.items()}
 
 
 def parse_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -217,8 +226,15 @@ def discard(workdir: Path, force: bool = False) -> None:
     found, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
     if found and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
         raise ValueError(f"{workdir / found[0]} does not belong to a run: {advice}.")
-    for name in ("tokenizer.json", "facts.json", f"{ARTIFACTS}/{SAMPLES}"):
+    for name in ("tokenizer.json", "facts.json"):
         (workdir / name).unlink(missing_ok=True)
+
+
+def discard_artifacts(workdir: Path) -> None:
+    """Delete the artifacts of a run without checkpoints, which would be taken for those of a new run in its folder."""
+    for pattern in MADE:
+        for path in (workdir / ARTIFACTS).glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:

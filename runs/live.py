@@ -123,6 +123,20 @@ def labels(keys: Sequence[str]) -> list[str]:
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
 
 
+def distinguishing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys that distinguish runs with these overrides.
+
+    A key that the keys before it determine (such as a width that is set together with a model's name) is left out.
+    """
+    keys: list[str] = []
+    count = 1  # number of groups of runs that the keys distinguish
+    for key in dict.fromkeys(key for changes in overrides for key in changes):
+        groups = {tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides}
+        if len(groups) > count:
+            keys, count = [*keys, key], len(groups)
+    return keys
+
+
 def print_failures(runs: Sequence[Run]) -> None:
     """Print why runs failed, each reason once."""
     reasons = defaultdict(list)

@@ -18,6 +18,7 @@ class GrowingMetrics:
 
     Attributes:
         lines: the lines so far, in order; null is NaN.
+        left_out: number of lines that were not kept.
     """
 
     def __init__(self, path: Path):
@@ -27,6 +28,7 @@ class GrowingMetrics:
     def _restart(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self._end = self._number = 0  # numbers of bytes and lines that were read
+        self.left_out = 0
         self._last = b""  # last line that was read
 
     def read(self) -> list[dict[str, Any]]:
@@ -60,8 +62,9 @@ class GrowingMetrics:
                     break
                 self._end, self._number = self._end + len(line), self._number + 1
                 self._last, skipped = line, b"" if wanted else line
-            if skipped:
-                self._add(skipped, is_last=True)
+                self.left_out += not wanted
+            if skipped and self._add(skipped, is_last=True):
+                self.left_out -= 1
         return self.lines
 
     def _add(self, line: bytes, is_last: bool) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import re
@@ -9,10 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from lineage.runs.folder import UnknownMetricError
+from lineage.runs.folder import UnknownMetricError, without_nan
 from lineage.runs.locks import MovedError
 
 ERROR = "error: "  # begins the line of standard error with which a command or a run fails
@@ -125,6 +126,11 @@ def end_at_once(code: int, text: str = "") -> NoReturn:
 def show(text: Any) -> None:
     """Print a text that may contain names or texts from somebody else's files."""
     print(for_terminal(text))
+
+
+def to_json(metrics: Mapping[str, float], indent: int | None = None) -> str:
+    """Return metrics as JSON, with null for NaN and infinity, as in `metrics.jsonl`."""
+    return json.dumps(without_nan(metrics), indent=indent)
 
 
 @contextlib.contextmanager

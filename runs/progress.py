@@ -1,5 +1,6 @@
 """Progress of a run in the terminal: the bar, the remaining time, and the format of numbers."""
 
+import math
 import os
 import shutil
 import sys
@@ -90,8 +91,8 @@ class ProgressBar(AbstractContextManager):
 
     def _line(self, width: int | None = None) -> str:
         """Return the line with a bar for a terminal of this width, or the whole line without a bar."""
-        fraction = min(self.step / max(self.total, 1), 1.0)
-        head = f"step {self.step:,}/{self.total:,} {fraction:4.0%}"
+        fraction, percent = (min(part * self.step / max(self.total, 1), part) for part in (1, 100))
+        head = f"step {self.step:,}/{self.total:,} {math.floor(percent):3}%"  # 100% only at the end
         fields = {"bar": " " * MIN_BAR} if width else {}
         for name in ("loss", "accuracy"):
             if (value := self._metrics.get(f"train/{name}")) is not None:

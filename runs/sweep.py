@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.runs.folder import read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, labels, without_cluster
+from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
 from lineage.runs.process import PREEMPTED, StopSignal
 
@@ -83,16 +83,8 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
 
 
 def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of folders from the keys that distinguish the runs, such as "learning_rate=0.001,seed=1".
-
-    A key that the keys before it determine (such as a width that is set together with a model's name) is left out.
-    """
-    keys: list[str] = []
-    count = 1  # number of groups of runs that the keys distinguish
-    for key in dict.fromkeys(key for changes in overrides for key in changes):
-        groups = {tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides}
-        if len(groups) > count:
-            keys, count = [*keys, key], len(groups)
+    """Return names of folders from the keys that distinguish the runs, such as "learning_rate=0.001,seed=1"."""
+    keys = distinguishing(overrides)
     names: list[str] = []
     for changes in overrides:
         parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]

@@ -15,9 +15,9 @@ from lineage.data import ExampleSource, Facts
 from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
-from lineage.tasks.attention import attention_of_images
+from lineage.tasks.attention import IMAGES, attention_of_images
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Weight, Weights
-from lineage.tasks.images import LabeledImageTask, to_pixels
+from lineage.tasks.images import LabeledImageTask, first_images, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 from lineage.tasks.prediction import probabilities_of, ranked
 
@@ -85,7 +85,7 @@ class ImageClassification(LabeledImageTask):
             probability, image, label, prediction = map(np.stack, zip(*mistakes))
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
             found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
-        return found | attention_of_images(model, variables, split.batches[0]["image"], facts)
+        return found | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
 
 
 @TASKS.register("distilled_image_classification")

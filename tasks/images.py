@@ -112,6 +112,12 @@ class LabeledImageTask(ImageTask):
         return model.clone(num_classes=0)
 
 
+def first_images(split: Any, most: int) -> dict[str, np.ndarray]:
+    """Return at most `most` examples of the first batch of a split, without the padding of a small split."""
+    batch = split.batches[0]
+    return {name: value[batch["mask"]][:most] for name, value in batch.items()}
+
+
 def to_pixels(image: np.ndarray, facts: Facts) -> np.ndarray:
     """Return normalized images as pixels from 0 to 1."""
     return np.clip(image * np.asarray(facts.std) + np.asarray(facts.mean), 0, 1).astype(np.float32)

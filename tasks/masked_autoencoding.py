@@ -14,7 +14,7 @@ from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.examples.masking import PATTERNS, MaskPatches
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, MaskRate, Pictures, Result, Sizes, Task
-from lineage.tasks.images import LabeledImageTask, to_pixels
+from lineage.tasks.images import LabeledImageTask, first_images, to_pixels
 from lineage.tasks.losses import sums
 
 PICTURES = 6  # number of images in a snapshot
@@ -80,8 +80,8 @@ class MaskedAutoencoding(LabeledImageTask):
 
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images [N, h, w, c]: original, masked and reconstructed."""
-        batch = split.batches[0]
-        image, noise = batch["image"][:PICTURES], batch["noise"][:PICTURES]
+        batch = first_images(split, PICTURES)
+        image, noise = batch["image"], batch["noise"]
         masked, painted = _reconstructed(context.model, variables, image, noise)
         arrays = {"image": image, "masked": masked, "painted": painted}
         return {"painted": {name: to_pixels(np.asarray(array), split.facts) for name, array in arrays.items()}}

@@ -16,7 +16,7 @@ from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Sizes, Weights
-from lineage.tasks.images import ImageTask, to_pixels
+from lineage.tasks.images import ImageTask, first_images, to_pixels
 from lineage.tasks.matching import set_loss
 
 PICTURES, THRESHOLD = 12, 0.5  # number of images in the report, and minimum probability of the objects in them
@@ -118,7 +118,7 @@ class ObjectDetection(ImageTask):
 
         Objects are rows (image, class, score, left, top, width, height), with boxes relative to the padded image.
         """
-        batch = {name: value[:PICTURES] for name, value in split.batches[0].items()}
+        batch = first_images(split, PICTURES)
         forward, facts = jax.jit(nn.apply(self.forward, context.model)), split.facts
         outputs = forward(variables, {name: jnp.asarray(value) for name, value in batch.items()})
         arrays = {"image": to_pixels(batch["image"], facts), "class_names": np.asarray(facts.class_names)}

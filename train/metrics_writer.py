@@ -125,7 +125,7 @@ class History:
 
     def write(self, step: int, scalars: Mapping[str, int | float]) -> bool:
         """Add a line; return False if the file had it when the run resumed."""
-        line = {"step": step} | {key: value if math.isfinite(value) else None for key, value in scalars.items()}
+        line = {"step": step} | folder.without_nan(scalars)
         if _identity(line) in self._rewritten:
             return False
         content = json.dumps(line).encode() + b"\n"

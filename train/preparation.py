@@ -48,6 +48,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         check_examples(experiment.data)
     if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
         experiment.tokenizer.save(workdir)
+    if not done:
+        folder.discard_artifacts(workdir)
     artifacts.check(workdir)
     write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -102,6 +103,13 @@ def test_generate_with_draft_and_contrast_models(finished, say):
 def test_describe_and_config_read_the_config_of_a_run(finished, say):
     assert "model.name = 'gpt'" in say("config", f"--workdir={finished}")
     assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")
+
+
+def test_metrics_that_are_not_finite_are_printed_as_null(say, monkeypatch):
+    found = {"test/ap": float("nan"), "test/perplexity": float("inf"), "test/loss": 1.5}
+    experiment = SimpleNamespace(evaluation=lambda: lambda variables: found)
+    monkeypatch.setattr(launch, "restored", lambda options: SimpleNamespace(experiment=experiment, variables={}))
+    assert re.sub(r"\s", "", say("evaluate", "run")) == '{"test/ap":null,"test/perplexity":null,"test/loss":1.5}'
 
 
 def test_describe_needs_no_training(say):
@@ -211,9 +219,13 @@ def test_prepare_encodes_what_runs_read(say, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
     config, _ = cli.load(tiny.removeprefix("--config="))
     cli.override(config, changes)
-    (tmp_path / "run").mkdir()
+    made, kept = (tmp_path / "run/artifacts" / name for name in ("run.json", "notes.txt"))
+    made.parent.mkdir(parents=True)
+    made.write_text('{"seconds": 9.0}')  # of an earlier run, whose checkpoints were deleted
+    kept.touch()
     experiment = Experiment(config, tmp_path / "run")
     prepare_folder(experiment, {}, force_config=False)
+    assert (made.exists(), kept.exists()) == (False, True)
     assert experiment.data.facts.vocab_size == 300
     assert json.loads((tmp_path / "run" / "data.json").read_text()).items() >= files.items()
     for name in (tiny, "--config=vit_digits"):

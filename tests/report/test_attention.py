@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from html import unescape
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import jax
@@ -16,8 +17,11 @@ from lineage import models
 from lineage.data import Facts
 from lineage.data.tokenizers import Tokenizer
 from lineage.report import artifacts, html
-from lineage.tasks import attention
+from lineage.tasks import attention, image_classification, masked_autoencoding, object_detection
 from lineage.tasks.attention import attention_of_texts, attention_weights
+from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.masked_autoencoding import MaskedAutoencoding
+from lineage.tasks.object_detection import ObjectDetection
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
 
@@ -142,6 +146,21 @@ def test_weights_fit_into_a_report(monkeypatch):
         shapes = {name: len(found["attention_image"][name]) for name in ("image", "weights")} if found else {}
         assert shapes == ({"image": fitting, "weights": 2} if fitting else {})
         assert not found or found["attention_image"]["weights"].shape[1] == fitting
+
+
+def test_padding_of_a_small_split_is_not_shown(monkeypatch):
+    batch = {"image": np.ones((4, 2, 2, 1)), "label": np.zeros(4, int), "noise": np.zeros((4, 1), int)}
+    batch |= {"boxes": np.zeros((4, 1, 4)), "classes": np.zeros((4, 1), int), "extent": np.ones((4, 2))}
+    batch |= dict.fromkeys(("boxes_mask", "crowd"), np.zeros((4, 1), bool)) | {"mask": np.arange(4) < 2}
+    facts = Facts(mean=(0.5,), std=(0.5,), class_names=("a",), num_classes=1)
+    split, context = SimpleNamespace(batches=[batch], facts=facts, name="test"), SimpleNamespace(model=None)
+    monkeypatch.setattr(masked_autoencoding, "_reconstructed", lambda model, variables, image, noise: (image, image))
+    monkeypatch.setattr(object_detection.nn, "apply", lambda *_: lambda variables, batch: (batch["boxes"][None],) * 2)
+    shown = MaskedAutoencoding().snapshot(context, {}, split) | ObjectDetection().pictures(context, {}, split)
+    assert [len(arrays["image"]) for arrays in shown.values()] == [2, 2]
+    monkeypatch.setattr(image_classification, "attention_of_images", lambda *found: {"attention": found[2]})
+    context.model = SimpleNamespace(apply=lambda variables, image: jnp.ones((len(image), 1)))
+    assert len(ImageClassification().pictures(context, {}, split)["attention"]) == 2
 
 
 def test_browser_shows_attention_of_a_patch(explore):

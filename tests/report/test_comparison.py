@@ -3,8 +3,10 @@
 import json
 import re
 from functools import partial
+from itertools import product
 
 from lineage import launch
+from lineage.report import comparison, figures
 from lineage.report.comparison import compare, differing, ranked, target_of, write_page
 from lineage.runs.live import Run
 
@@ -28,6 +30,24 @@ def test_differing_config_keys(runs):
     assert runs[0].settings.get("schedule.learning_rate") == 1e-4  # of the config
     assert runs[0].settings.get("optimizer.absent") is None
     assert differing(runs) == ["schedule.learning_rate"]
+
+
+def test_figure_does_not_average_over_other_keys_than_the_seed(tmp_path, monkeypatch):
+    drawn, runs = [], []
+    monkeypatch.setattr(figures, "save", lambda *args, **names: drawn.append(args[1:]))
+    for number, (place, norm, act, seed) in enumerate(product((1, 2), ("pre", "post"), ("relu", "gelu"), (0, 1))):
+        changes = {"depth": place, "norm": norm, "act": act, "twice": 2 * place, "seed": seed}
+        runs.append(Run(str(number), tmp_path, changes, {}, "done", [{"step": 1, "test/loss": number}]))
+    comparison.plot(runs, tmp_path)
+    ((panels, label),) = drawn
+    found = {name: (places, values.tolist()) for name, (places, values) in panels["test/loss"].items()}
+    assert label == "depth"
+    assert found == {
+        "norm=pre, act=relu": (["1", "2"], [[0, 1], [8, 9]]),
+        "norm=pre, act=gelu": (["1", "2"], [[2, 3], [10, 11]]),
+        "norm=post, act=relu": (["1", "2"], [[4, 5], [12, 13]]),
+        "norm=post, act=gelu": (["1", "2"], [[6, 7], [14, 15]]),
+    }
 
 
 def test_report_contains_every_run(runs, tmp_path):

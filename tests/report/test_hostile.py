@@ -177,9 +177,7 @@ def test_odd_artifacts_are_named(tmp_path, name, content):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.json", {"checkpoint": {"best": "test/loss"}}),
         ("config.json", {"checkpoint": {"best": 5, "best_is_highest": None}}),
-        ("config.json", {"checkpoint": None}),
         ("metrics.jsonl", {"step": 1, "train/loss": [1]}),
         ("metrics.jsonl", {"step": 10**30, "train/loss": 1}),
         ("metrics.jsonl", {"step": 1, "test/loss": "low"}),

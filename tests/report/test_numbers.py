@@ -55,6 +55,44 @@ def test_value_that_equals_the_best_is_the_best(tmp_path):
     assert tiles(body) == [("validation loss", "1", "at step 3, the best")]
 
 
+def test_best_value_is_not_named_if_the_direction_is_unknown(tmp_path):
+    names = ("validation/rmse", "validation/similarity", "validation/entropy")
+    lines = [{"step": step} | dict.fromkeys(names, step) for step in (1, 2, 3)]
+    config = {"checkpoint": {"best": "validation/entropy", "best_is_highest": False}}
+    assert [note for _, _, note in tiles(write_report(write_run(tmp_path, lines, config)).read_text())] == [
+        "best 1 at step 1",
+        "at step 3",
+        "best 1 at step 1",
+    ]
+
+
+def test_runs_are_not_ranked_by_a_metric_of_unknown_direction(tmp_path):
+    for seed, name in enumerate("ab"):
+        write_run(tmp_path / name, [{"step": 1, "validation/entropy": seed}], seconds=1.0)
+    body = compare([tmp_path]).read_text()
+    assert "best" not in re.sub("<(style|script)>.*?</", "", body, flags=re.DOTALL).lower()
+    for seed, name in enumerate("ab"):
+        line = {"step": 1, "validation/entropy": seed, "validation/nll": 1 - seed}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert "The best run by the last validation/nll is b." in compare([tmp_path]).read_text()
+
+
+def test_time_and_pictures_of_a_run_that_has_continued(tmp_path):
+    lines = [{"step": step, "train/loss": 1.0, "time/seconds": 2.0 * step} for step in (10, 20, 30)]
+    for name in "ab":
+        run = write_run(tmp_path / name, lines, seconds=20.5)
+        facts = json.loads((run / "artifacts/run.json").read_text())
+        (run / "artifacts/run.json").write_text(json.dumps(facts | {"steps": 10}))
+    body = write_report(run).read_text()
+    assert ("training time", "1:00", "30 steps") in tiles(body)
+    assert "The run has continued since step 10, at which confusion matrices" in body
+    assert re.findall(r"<td class=n>30<td class=n>([\d:]*)", compare([tmp_path]).read_text()) == ["1:00"] * 2
+    (run / "artifacts/run.json").write_text(json.dumps(facts | {"steps": 30, "seconds": 61.0}))
+    body = write_report(run).read_text()
+    assert ("training time", "1:01", "30 steps") in tiles(body)
+    assert "has continued" not in body
+
+
 def test_units_of_costs_do_not_depend_on_names_of_modules(tmp_path):
     parameters = {"time_embed": 3192, "memory": 2048, "total": 5240}
     flops, textbook = {"parts": {"time_mix": 10**9, "memory": 10**6}}, {"parameters": 10**9, "flops": 10**12}

@@ -117,12 +117,22 @@ def test_files_hold_the_values_of_the_figures(pages):
     assert found["mistakes_validation.csv"][1] == ["0", "3", "0.99"]
 
 
-def test_long_curves_are_thinned_in_files_as_in_figures(tmp_path):
+def test_long_curves_are_thinned_to_their_extremes_and_ends(tmp_path):
     steps = np.arange(1, 100_001)
-    body = curves.card("loss", {"train": (steps, 2.0 * steps)}, ["train"], tmp_path)
+    values = 2 + np.sin(steps)
+    values[[33_333, 66_666]] = 0.01, 500
+    body = curves.card("loss", {"train": (steps, values)}, ["train"], tmp_path)
     _, *rows = tables(body)["curve_loss.csv"]
-    assert len(rows) == 750
-    np.testing.assert_allclose([float(row[1]) / 2 for row in rows], [int(row[0]) for row in rows], rtol=0.01)
+    found = {int(step): float(value) for step, value in rows}
+    assert 1400 <= len(found) <= 1402
+    assert found == pytest.approx({step: values[step - 1] for step in found}, rel=1e-5)
+    assert {1, 33_334, 66_667, 100_000} <= found.keys()
+    assert f"train from {values[0]:.4g} to {values[-1]:.4g}" in body
+    figure = figures.chart("Loss", {"train": (steps, values)}, ["train"], percent=False, smoothed=True)
+    faint, smoothed = (line.get_ydata() for line in figure.axes[0].lines)
+    assert (faint.min(), faint.max()) == (0.01, 500)
+    assert smoothed[:500] == pytest.approx(2, abs=0.01)
+    assert figure.axes[0].get_yscale() == "log"
 
 
 def test_files_have_no_formulas_and_keep_every_character():

@@ -18,9 +18,10 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.models.budget import Budget
 from lineage.report import figures
-from lineage.report.artifacts import image_attention
+from lineage.report.artifacts import SECTIONS, image_attention
 from lineage.report.figures import smooth
 from lineage.report.run import _amount, write_report
+from lineage.runs.folder import discard_artifacts
 from lineage.tasks import image_classification
 from lineage.train.experiment import Experiment
 from tests.report.sample_runs import attention_weights, text_run, vision_run
@@ -206,6 +207,14 @@ def test_short_histories_and_non_finite_values(tmp_path, lines, charts):
     assert not bad or f"not finite at step {bad[0]}." in body
 
 
+def test_new_run_discards_every_artifact_that_a_report_shows(tmp_path):
+    (tmp_path / "artifacts").mkdir()
+    for pattern in (*SECTIONS, "run.json", "cost.json", "notes.json"):
+        (tmp_path / "artifacts" / pattern.replace("*", "000000001")).touch()
+    discard_artifacts(tmp_path)
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["notes.json"]
+
+
 def test_best_value_is_shown(tmp_path):
     points = [(1, 2.0, 0.5), (2, 1.0, 0.9), (3, 1.5, 0.8)]
     lines = [{"step": s, "validation/loss": loss, "validation/accuracy": a} for s, loss, a in points]
@@ -317,8 +326,9 @@ def test_import_loads_neither_jax_nor_pyplot():
 
 def test_gaps_in_a_long_curve_do_not_hide_its_other_values():
     values = np.where(np.arange(3000) % 2, 0.5, np.nan)
-    values[:4] = np.nan
-    steps, means = figures.points(np.arange(3000), values)
-    assert len(steps) == len(means) == 750
-    assert np.isnan(means[0])
-    assert (means[1:] == 0.5).all()
+    values[:5] = np.nan
+    steps, found = figures.points(np.arange(3000), values)
+    assert steps[0] == 0
+    assert np.isnan(found[0])
+    assert (found[1:] == 0.5).all()
+    assert len(found) >= 699

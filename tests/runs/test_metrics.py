@@ -42,8 +42,10 @@ def test_short_files_are_read_whole(tmp_path):
 def test_long_files_are_thinned(tmp_path, parsed):
     path = tmp_path / "metrics.jsonl"
     append(path, lines(1, 200_001))
-    found = GrowingMetrics(path).read()
+    growing = GrowingMetrics(path)
+    found = growing.read()
     assert len(found) == len(parsed) < 1.2 * metrics.MOST
+    assert len(found) + growing.left_out == len(path.read_bytes().splitlines())
     assert [line["step"] for line in found] == sorted(line["step"] for line in found)
     assert [line["step"] for line in found if "validation/loss" in line] == [50_000, 100_000, 150_000, 200_000]
     assert [line["step"] for line in found if math.isnan(line.get("train/loss", 0))] == [77_777]
@@ -96,6 +98,8 @@ def test_report_of_a_long_run_draws_few_points(tmp_path, parsed):
     page = write_report(tmp_path).read_text()
     assert len(parsed) < 1.2 * metrics.MOST
     assert "not finite at step 77,777" in page
+    left_out = 100_000 + 2 - len(parsed)  # with two evaluations
+    assert f"{left_out:,} lines of metrics.jsonl with training metrics, evenly spaced, are not shown" in page
     assert len(page) < 200_000
 
 

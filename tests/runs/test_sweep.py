@@ -451,10 +451,10 @@ def test_sweep_report_shows_the_results(tmp_path, monkeypatch):
     sweep(tmp_path, overrides[:-1])
     ((panels, xlabel),) = [args for args, names in drawn if names == {"name": "sweep", "folder": tmp_path}]
     assert (list(panels), xlabel) == (["test/loss"], "b")
-    places, values = panels["test/loss"]["x"]
+    places, values = panels["test/loss"]["c=x"]
     assert places == ["10", "9"]
     np.testing.assert_array_equal(values, [[1, 0.25], [1, 0.25]])
-    np.testing.assert_array_equal(panels["test/loss"]["y"][1], [[1, 0.25], [1, np.nan]])
+    np.testing.assert_array_equal(panels["test/loss"]["c=y"][1], [[1, 0.25], [1, np.nan]])
 
 
 def test_sweep_figure(tmp_path):
@@ -463,7 +463,7 @@ def test_sweep_figure(tmp_path):
 
 
 def test_no_figure_for_more_runs_than_colors(tmp_path):
-    assert sweep(tmp_path, [{"a": seed, "b": -seed, "seed": seed} for seed in range(1, 6)], parallel=5) == 0
+    assert sweep(tmp_path, [{"a": seed % 2, "b": seed, "seed": seed} for seed in range(1, 6)], parallel=5) == 0
     assert not (tmp_path / "sweep.png").exists()
 
 

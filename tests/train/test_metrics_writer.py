@@ -309,9 +309,16 @@ def test_time_left_excludes_the_first_step(monkeypatch):
     bar = ProgressBar(110, stream=io.StringIO(), log_seconds=0)
     for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; 100 s of compilation; then one step per second
         bar.update(step, {"train/loss": 1.0})
-    assert bar._stream.getvalue().splitlines()[-1] == "step 60/110   55%  loss 1.00  0:50 left".replace(
-        "   55%", "  55%"
-    )
+    assert bar._stream.getvalue().splitlines()[-1] == "step 60/110  54%  loss 1.00  0:50 left"
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "shown"), [(2696, 2697, " 99%"), (29, 100, " 29%"), (9, 9, "100%"), (0, 0, "  0%")]
+)
+def test_percentage_is_100_only_at_the_end(step, total, shown):
+    bar = ProgressBar(total, stream=io.StringIO(), log_seconds=0)
+    bar.update(step, {"train/loss": 1.0})
+    assert f"/{total:,} {shown}  loss" in bar._stream.getvalue()
 
 
 def test_results_are_printed_above_the_bar(second):

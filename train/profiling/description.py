@@ -109,6 +109,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
 
 def duration(seconds: int | float) -> str:
     """Format a time with three digits in a readable unit, such as "112 s" or "140 µs"."""
+    seconds = float(f"{seconds:.3g}")
     units = (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 0))
     name, size = next((name, size) for name, size, least in units if seconds >= least)
     return f"{seconds / size:.3g} {name}"
