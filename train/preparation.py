@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lineage.configs import base
 from lineage.configs.atomic import write_atomic, write_record
@@ -119,10 +120,22 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Call
     if config.experts.paths:
         state, message = expert_mixture.choose(experiment, state)
         notify(message)
+    if config.init.path or config.experts.paths:
+        state = state.replace(opt_state=None)  # frees its memory before the new one is allocated
+        state = state.replace(opt_state=_optimizer_state(experiment, state.params))
     table = parameter_table(experiment, state.params)
     if jax.process_index() == 0:
         write_atomic(experiment.workdir / folder.PARAMETERS, table + "\n")
     return state
+
+
+def _optimizer_state(experiment: Experiment, params: Any) -> Any:
+    """Return the optimizer's state before the first step; that of some optimizers contains the initial parameters."""
+
+    def init(params):
+        return experiment.make_optimizer().init(jax.tree.map(jnp.copy, params))  # arrays of its own, for donation
+
+    return jax.jit(init, out_shardings=experiment.state_shardings.opt_state)(params)
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:
