@@ -9,6 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.configs.run import Init
+from lineage.data.examples.pairs import Continuations
+from lineage.data.examples.windows import Windows
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -184,6 +186,14 @@ def test_prompt_selects_the_most_probable_expert(tiny, base, crowd):
     assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
+
+
+def test_questions_are_about_the_inputs_of_examples():
+    words = [np.array(tokens) for tokens in ([5, 6], [7, 8, 9])]  # input and target
+    pair = Continuations(words[:1], words[1:], [""], length=8, end=0, start=None)[0]
+    np.testing.assert_array_equal(expert_mixture.asked(pair["tokens"], pair["mask"]), words[0])
+    text = Windows(np.array([5, 6, 7, 8]), 4)[0]
+    np.testing.assert_array_equal(expert_mixture.asked(text["tokens"], text["mask"]), [5, 6, 7])
 
 
 @pytest.mark.thorough
