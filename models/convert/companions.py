@@ -135,3 +135,21 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
     if model.num_segments > 1:  # `transformers` 5 omits them by default
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")
+
+
+def save_token_ids(folder: Path, end: int | None, pad: int | None, start: int | None) -> None:
+    """Write the ids of the tokens with which `transformers` generates text to `config.json`.
+
+    Otherwise, they would be those of the vocabulary of the published models.
+
+    Args:
+        end, pad: end of a text, and padding; None if the tokenizer has no such token.
+        start: first token of a decoder's input; None for a model without an encoder.
+    """
+    config = read_json(folder / "config.json")
+    if config.get("eos_token_id") != end:
+        config["bos_token_id"] = end
+    config |= {"eos_token_id": end, "pad_token_id": pad}
+    if start is not None:
+        config |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+    write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
