@@ -240,8 +240,10 @@ def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path
         {"image_processor_type": "DeiTImageProcessor", "size": 20, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "CLIPImageProcessor", "size": 16, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "do_normalize": False},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16, "crop_pct": 0.8},
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 16}},
     ],
-    ids=["ViT", "number", "DeiT", "CLIP", "not normalized"],
+    ids=["ViT", "number", "DeiT", "CLIP", "not normalized", "ConvNext", "default crop"],
 )
 def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     """Compare the pixels of an image that is not square, which some processors squash and others crop."""
@@ -263,6 +265,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
         {"size": 22.5},
         {"size": 8, "crop_size": "z", "do_center_crop": True},
         {"size": 8, "image_processor_type": 5},
+        {"size": 8, "image_processor_type": "ConvNextImageProcessor", "crop_pct": 87.5},
         {"resample": [2]},
         {"image_mean": 5},
         {"image_mean": "abc"},
