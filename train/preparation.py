@@ -87,6 +87,14 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
+        names, path = experiment.facts.class_names, experiment.config.init.path
+        theirs = pretrained.class_names(path) if names and path else ()
+        ours, lower = ([name.lower() for name in some] for some in (names, theirs))
+        if ours != lower and sorted(ours) == sorted(lower):
+            yield (
+                f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(theirs)}: the classifier "
+                "is loaded as it is, unless init.skip leaves it out."
+            )
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."

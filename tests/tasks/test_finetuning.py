@@ -20,6 +20,7 @@ from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from lineage.train.preparation import start_notes
 from lineage.train.reading import read_variables
 from tests.data.test_questions import squad
 from tests.tiers import tiered
@@ -109,6 +110,15 @@ def test_question_answering_is_learned(tasks, tiny, tmp_path):
     assert found["validation/accuracy"] == 1.0
     assert found["validation/exact_match"] == 1.0
     assert found["validation/f1"] == 1.0
+
+
+def test_another_order_of_the_classes_is_noted(tasks, tiny, tmp_path):
+    config = tiny("bert", tasks["text_classification"])
+    config.init.path = str(tmp_path)
+    for names, noted in ((("YES", "NO"), True), (("no", "yes"), False), (("bad", "good"), False)):
+        (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(names))}))
+        notes = " ".join(start_notes(Experiment(config, **ONE), 0, {}))
+        assert (f"classes is no, yes, in {tmp_path} it is YES, NO: the classifier is loaded as it is" in notes) == noted
 
 
 @tiered(
