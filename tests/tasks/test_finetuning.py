@@ -233,6 +233,25 @@ def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "task", "start"),
+    [("t5", "span_corruption", "pad"), ("bart", "denoising", "end_of_text")],
+)
+def test_decoder_starts_as_in_pretraining(model, task, start, tiny, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    sizes = {"model.name": model, "model.depth": 1, "model.width": 16, "model.num_heads": 2}
+    changes = sizes | {"task.name": task, "task.sequence_length": 16, "source.max_bytes": 20_000, "tokenizer": "bytes"}
+    changes |= {"task.noise": "infill(0.3, 3)"} if task == "denoising" else {}
+    experiment = Experiment(tiny("gpt", changes), **ONE)
+    (tmp_path / "config.json").write_text(json.dumps(experiment.stored_config))
+    experiment.facts.save(tmp_path / "facts.json")
+    experiment.tokenizer.save(tmp_path)
+    config = tiny("transformer", {"init.path": str(tmp_path)})
+    adoption.adopt(config)
+    assert (config.model.name, config.task.start_token) == (model, start)
+
+
+@pytest.mark.thorough
 def test_resumed_run_is_not_initialized_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
