@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from lineage.configs import base, modules, schema
 from lineage.configs.registry import variants
 from lineage.configs.storage import local
-from lineage.data import Facts
+from lineage.data import Facts, Tokenizer
 from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
@@ -129,6 +129,9 @@ def _preparation(path, model):
         given = {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key) is not None}
         if given.get("image_size") == 0:
             del given["image_size"]
+        start = Facts.load(Path(path) / FACTS).start_token  # of pre-training too, which has no such option
+        if start is not None:
+            given["start_token"] = "pad" if start == Tokenizer.load(path).pad else "end_of_text"
         return found | given
     if Path(path).suffix == ".npz":
         return found

@@ -139,6 +139,7 @@ class ConditionalLM(PairTask):
     """
 
     needs = ("next_token",)
+    ends = ("", "end_of_text")
     generates = True
     kind = pairs.Continuations
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from lineage.configs.storage import local
 from lineage.evaluation.likelihood import LanguageModel
@@ -126,7 +126,7 @@ def _answer(experiment, params, names, prompt):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
         batch, count = _examples(experiment)
-        texts = [tokenizer.decode(tokens[mask]) for tokens, mask in zip(batch["tokens"][:count], batch["mask"])]
+        texts = [tokenizer.decode(asked(*row)) for row in zip(batch["tokens"][:count], batch["mask"])]
     else:
         texts = [prompt]
     model, total = LanguageModel(experiment.model, {"params": params}, tokenizer), np.zeros(len(names))
@@ -137,3 +137,12 @@ def _answer(experiment, params, names, prompt):
             start += 1  # after the tokens that all questions share
         total += [found.log for found in model.of_tokens([(row[:start], row[start:]) for row in rows])]
     return int(process_allgather(total, tiled=True).reshape(-1, len(names)).sum(axis=0).argmax())
+
+
+def asked(tokens: Int[np.ndarray, "T"], mask: Bool[np.ndarray, "T"]) -> Int[np.ndarray, "N"]:
+    """Return the tokens of an example that a question is about, given the mask of the tokens before its targets.
+
+    They are those of the input, before the first target's; of a text without an input, all but the padding.
+    """
+    first = int(mask.argmax())
+    return tokens[:first] if first else tokens[mask]

@@ -50,6 +50,9 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         companions.save_labels(folder, experiment.facts.class_names)
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
+        if experiment.tokenizer and experiment.model.is_decoder:
+            ends = experiment.tokenizer.end_of_text, experiment.tokenizer.pad
+            companions.save_token_ids(folder, *ends, experiment.facts.start_token)
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:

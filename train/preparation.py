@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lineage.configs import base
 from lineage.configs.atomic import write_atomic, write_record
@@ -89,6 +90,14 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
+        names, path = experiment.facts.class_names, experiment.config.init.path
+        theirs = pretrained.class_names(path) if names and path else ()
+        ours, lower = ([name.lower() for name in some] for some in (names, theirs))
+        if ours != lower and sorted(ours) == sorted(lower):
+            yield (
+                f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(theirs)}: the classifier "
+                "is loaded as it is, unless init.skip leaves it out."
+            )
     warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
     if warmup > experiment.total_steps > start:
         yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
@@ -122,10 +131,22 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Call
     if config.experts.paths:
         state, message = expert_mixture.choose(experiment, state)
         notify(message)
+    if config.init.path or config.experts.paths:
+        state = state.replace(opt_state=None)  # frees its memory before the new one is allocated
+        state = state.replace(opt_state=_optimizer_state(experiment, state.params))
     table = parameter_table(experiment, state.params)
     if jax.process_index() == 0:
         write_atomic(experiment.workdir / folder.PARAMETERS, table + "\n")
     return state
+
+
+def _optimizer_state(experiment: Experiment, params: Any) -> Any:
+    """Return the optimizer's state before the first step; that of some optimizers contains the initial parameters."""
+
+    def init(params):
+        return experiment.make_optimizer().init(jax.tree.map(jnp.copy, params))  # arrays of its own, for donation
+
+    return jax.jit(init, out_shardings=experiment.state_shardings.opt_state)(params)
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:

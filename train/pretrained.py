@@ -19,6 +19,7 @@ from lineage.configs.registry import check_matches
 from lineage.configs.run import Init
 from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
+from lineage.data.facts import FACTS
 from lineage.models import Model, convert
 from lineage.models.convert import companions
 from lineage.tasks import Batch, Task
@@ -137,6 +138,17 @@ def check(experiment: Any) -> None:
     else:
         theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
     _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
+
+
+def class_names(path: str) -> tuple[str, ...]:
+    """Return the names of the classes of a model for `init.path` in their order; () if it has none."""
+    folder = Path(local(path))
+    if is_run(folder):
+        return Facts.load(folder / FACTS).class_names
+    try:
+        return companions.class_names(folder) if folder.is_dir() else ()
+    except ValueError:  # the names are not needed
+        return ()
 
 
 def _facts(model: Model, **others: Any) -> Facts:

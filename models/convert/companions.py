@@ -64,13 +64,25 @@ def _preprocessing(config):
     side = _side(config.get("size"))
     if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
         return found | {"image_size": longest, "shorter_side": side}
-    if side:
-        found["squash"] = _squashes(config)
+    return found | _resizing(config, side)
+
+
+def _resizing(config, side):
+    """Return the options that resize images to `side` pixels, if it is not None, and crop them."""
+    if side is None:
+        crop = config.get("do_center_crop") and _side(config.get("crop_size"))
+        return {"image_size": crop, "evaluation_crop": 1.0} if crop else {}
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
+    if kind.startswith("ConvNext"):  # of ResNets too; it crops images below 384 pixels and squashes larger ones
+        if not 0 < (fraction := config.get("crop_pct") or 224 / 256) <= 1:
+            raise ValueError(f"crop_pct is {str(fraction)[:60]}: it must be above 0 and at most 1")
+        return {"image_size": side, "evaluation_crop": 1.0 if side >= 384 else fraction, "squash": side >= 384}
+    # A single number as the size means both sides in some processors.
+    size = config["size"]
+    found = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}
     if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
-        found |= {"image_size": crop, "evaluation_crop": min(crop / (side or crop), 1.0)}
-    elif side:
-        found["image_size"] = side
-    return found
+        return found | {"image_size": crop, "evaluation_crop": min(crop / side, 1.0)}
+    return found | {"image_size": side}
 
 
 def _side(size):
@@ -81,12 +93,6 @@ def _side(size):
     if side is not None and not (type(side) is int and 0 < side <= MAX_SIDE):
         raise ValueError(f"a size is {str(size)[:60]}: it must be an integer of at most {MAX_SIDE:,}")
     return side
-
-
-def _squashes(config):
-    """Return whether both sides of an image are resized, which a single number as the size means in some processors."""
-    size, kind = config["size"], config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
-    return "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))
 
 
 def save_labels(folder: Path, names: Sequence[str]) -> None:
@@ -135,3 +141,21 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
     if model.num_segments > 1:  # `transformers` 5 omits them by default
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")
+
+
+def save_token_ids(folder: Path, end: int | None, pad: int | None, start: int | None) -> None:
+    """Write the ids of the tokens with which `transformers` generates text to `config.json`.
+
+    Otherwise, they would be those of the vocabulary of the published models.
+
+    Args:
+        end, pad: end of a text, and padding; None if the tokenizer has no such token.
+        start: first token of a decoder's input; None for a model without an encoder.
+    """
+    config = read_json(folder / "config.json")
+    if config.get("eos_token_id") != end:
+        config["bos_token_id"] = end
+    config |= {"eos_token_id": end, "pad_token_id": pad}
+    if start is not None:
+        config |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+    write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -20,6 +20,7 @@ from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from lineage.train.preparation import start_notes
 from lineage.train.reading import read_variables
 from tests.data.test_questions import squad
 from tests.tiers import tiered
@@ -109,6 +110,15 @@ def test_question_answering_is_learned(tasks, tiny, tmp_path):
     assert found["validation/accuracy"] == 1.0
     assert found["validation/exact_match"] == 1.0
     assert found["validation/f1"] == 1.0
+
+
+def test_another_order_of_the_classes_is_noted(tasks, tiny, tmp_path):
+    config = tiny("bert", tasks["text_classification"])
+    config.init.path = str(tmp_path)
+    for names, noted in ((("YES", "NO"), True), (("no", "yes"), False), (("bad", "good"), False)):
+        (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(names))}))
+        notes = " ".join(start_notes(Experiment(config, **ONE), 0, {}))
+        assert (f"classes is no, yes, in {tmp_path} it is YES, NO: the classifier is loaded as it is" in notes) == noted
 
 
 @tiered(
@@ -220,6 +230,25 @@ def test_options_of_images_that_are_false_are_adopted(tiny, tmp_path):
     adoption.adopt(config)
     assert config.task.squash is False
     assert config.task.image_size == 8
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "task", "start"),
+    [("t5", "span_corruption", "pad"), ("bart", "denoising", "end_of_text")],
+)
+def test_decoder_starts_as_in_pretraining(model, task, start, tiny, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    sizes = {"model.name": model, "model.depth": 1, "model.width": 16, "model.num_heads": 2}
+    changes = sizes | {"task.name": task, "task.sequence_length": 16, "source.max_bytes": 20_000, "tokenizer": "bytes"}
+    changes |= {"task.noise": "infill(0.3, 3)"} if task == "denoising" else {}
+    experiment = Experiment(tiny("gpt", changes), **ONE)
+    (tmp_path / "config.json").write_text(json.dumps(experiment.stored_config))
+    experiment.facts.save(tmp_path / "facts.json")
+    experiment.tokenizer.save(tmp_path)
+    config = tiny("transformer", {"init.path": str(tmp_path)})
+    adoption.adopt(config)
+    assert (config.model.name, config.task.start_token) == (model, start)
 
 
 @pytest.mark.thorough

@@ -9,6 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.configs.run import Init
+from lineage.data.examples.pairs import Continuations
+from lineage.data.examples.windows import Windows
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -16,8 +18,10 @@ from lineage.train import expert_mixture, loop, pretrained
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.expert_mixture import cross_entropy_search
+from lineage.train.preparation import compile_step, device_batches, initial_state
 from lineage.train.reading import read_newest, read_variables
 from lineage.train.step import TrainState
+from tests.tiers import tiered
 from tests.train.conftest import without_report
 
 ONE = {"devices": jax.devices()[:1]}
@@ -90,6 +94,17 @@ def test_optimizer_state_covers_adapters_only(tiny, base):
     assert sum(a.size for a in jax.tree.leaves(state.opt_state)) == 2 * count + 2  # moments and two counts
     theirs, ours = read_variables(base)["params"], state.variables(average=True)["params"]
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@tiered("optimizer", ["prodigy", "schedule_free_adamw"])
+def test_optimizer_starts_from_the_loaded_parameters(optimizer, tiny, base, tmp_path):
+    changes = SMALL | {"init.path": str(base), "optimizer.name": optimizer, "total_steps": 1}
+    experiment = Experiment(tiny("gpt", changes), tmp_path, **ONE)
+    with Checkpoints(tmp_path) as checkpoints:
+        state = initial_state(experiment, checkpoints, print)
+    expected = experiment.make_optimizer().init(read_variables(base)["params"])
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, expected)
+    compile_step(experiment, state)(state, next(device_batches(experiment, 0)))  # each array is donated once
 
 
 @pytest.mark.thorough
@@ -171,6 +186,14 @@ def test_prompt_selects_the_most_probable_expert(tiny, base, crowd):
     assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
+
+
+def test_questions_are_about_the_inputs_of_examples():
+    words = [np.array(tokens) for tokens in ([5, 6], [7, 8, 9])]  # input and target
+    pair = Continuations(words[:1], words[1:], [""], length=8, end=0, start=None)[0]
+    np.testing.assert_array_equal(expert_mixture.asked(pair["tokens"], pair["mask"]), words[0])
+    text = Windows(np.array([5, 6, 7, 8]), 4)[0]
+    np.testing.assert_array_equal(expert_mixture.asked(text["tokens"], text["mask"]), [5, 6, 7])
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ import transformers
 from PIL import Image
 
 from lineage import models
+from lineage.configs import adoption
 from lineage.data import Facts, Loader
 from lineage.data.inputs import from_memory
 from lineage.models.convert import companions
@@ -99,6 +100,33 @@ def test_transformers_loads_the_model_and_the_tokenizer(exported):
         logits = model(torch.tensor(tokens[None])).logits
     ours = experiment.model.apply(state.variables(), jax.numpy.asarray(tokens[None]))
     np.testing.assert_allclose(logits, ours, atol=1e-4)
+
+
+@tiered(
+    ("model", "task", "vocab_size"),
+    [
+        ("t5", "sequence_to_sequence", 300),
+        ("bart", "sequence_to_sequence", 300),
+        ("gpt", "conditional_lm", 300),
+        ("llama", "causal_lm", 32_000),
+    ],
+)
+def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_size, tiny, tmp_path):
+    """Check the tokens, which differ from those of published models, and what a task takes over from the folder."""
+    sizes = {"model.name": model, "model.depth": 1, "model.width": 16, "model.num_heads": 2, "model.mlp_dim": 16}
+    changes = sizes | {"model.vocab_size": vocab_size, "task.name": task, "task.sequence_length": 48}
+    config = tiny("gpt" if task == "causal_lm" else "transformer", changes)
+    experiment = Experiment(config, tmp_path / "run", jax.devices()[:1])
+    state = jax.jit(experiment.make_state)()
+    export.write(experiment, state.variables(), "safetensors", tmp_path / "export")
+    found = transformers.AutoConfig.from_pretrained(tmp_path / "export")
+    end, start = experiment.tokenizer.end_of_text, experiment.facts.start_token
+    assert (found.eos_token_id, found.pad_token_id) == (end, None)
+    assert getattr(found, "decoder_start_token_id", None) == start == (end if model in ("t5", "bart") else None)
+    adopted = adoption.config_of(tmp_path / "export", task).task
+    assert adopted.get("start_token", "end_of_text") == "end_of_text"
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"]
+    assert tokens == [*experiment.tokenizer.encode("1 Mai"), *([] if task == "causal_lm" else [end])]
 
 
 def test_export_keeps_the_length_of_the_model(exported):
@@ -212,8 +240,10 @@ def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path
         {"image_processor_type": "DeiTImageProcessor", "size": 20, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "CLIPImageProcessor", "size": 16, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "do_normalize": False},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16, "crop_pct": 0.8},
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 16}},
     ],
-    ids=["ViT", "number", "DeiT", "CLIP", "not normalized"],
+    ids=["ViT", "number", "DeiT", "CLIP", "not normalized", "ConvNext", "default crop"],
 )
 def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     """Compare the pixels of an image that is not square, which some processors squash and others crop."""
@@ -235,6 +265,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
         {"size": 22.5},
         {"size": 8, "crop_size": "z", "do_center_crop": True},
         {"size": 8, "image_processor_type": 5},
+        {"size": 8, "image_processor_type": "ConvNextImageProcessor", "crop_pct": 87.5},
         {"resample": [2]},
         {"image_mean": 5},
         {"image_mean": "abc"},
