@@ -112,7 +112,7 @@ class LabeledImageTask(ImageTask):
         return model.clone(num_classes=0)
 
 
-def first_images(split: Any, most: int) -> dict[str, np.ndarray]:
+def first_images(split: Any, most: int) -> dict[str, Any]:
     """Return at most `most` examples of the first batch of a split, without the padding of a small split."""
     batch = split.batches[0]
     return {name: value[batch["mask"]][:most] for name, value in batch.items()}

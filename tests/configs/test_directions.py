@@ -11,7 +11,7 @@ from lineage.configs.sweeps import Search
 @pytest.mark.parametrize(
     ("names", "higher"),
     [
-        ("loss masked_lm_loss perplexity bits_per_character cardinality_error mse wer ter", False),
+        ("loss masked_lm_loss perplexity bits_per_character cardinality_error mse rmse mae nll wer ter cer", False),
         ("accuracy knn_accuracy exact_match bleu rouge_l f1 entity_f1 recall ap ap_50 spearman pearson auroc", True),
         ("charm map_size capacity tf1x water", None),
     ],
