@@ -56,16 +56,21 @@ class Harness(TemplateLM):
 
     def __init__(self, model: LanguageModel):
         super().__init__()
-        if model.start is None:
+        if model.tokenizer.end_of_text is None:
             raise ValueError("The tokenizer has no end of text, which the tasks of the harness need.")
         self.language_model = model
 
     @property
     def eot_token_id(self) -> int:
+        return self.language_model.tokenizer.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
         return self.language_model.start
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        return self.language_model.tokenizer.encode(string).tolist()
+        model = self.language_model
+        return (model.tokenizer if add_special_tokens is False else model).encode(string).tolist()
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = [(np.array(context), np.array(continuation)) for _, context, continuation in requests]
@@ -83,12 +88,12 @@ class Harness(TemplateLM):
             ValueError: a task sets another option than `SETTINGS` and those of `normalize_gen_kwargs`, or has no room
                 for a context.
         """
-        pairs, encode = [request.args for request in requests], self.language_model.tokenizer.encode_batch
-        order = Collator(pairs, lambda pair: len(encode([pair[0]])[0]), group_by="gen_kwargs")
+        pairs, encode = [request.args for request in requests], self.language_model.encode
+        order = Collator(pairs, lambda pair: len(encode(pair[0])), group_by="gen_kwargs")
         texts: list[str] = []
         for batch in order.get_batched(self.language_model.batch_size):
             settings = normalize_gen_kwargs(batch[0][1])
-            texts += self._continued(encode([context for context, _ in batch]), len(texts), **settings)
+            texts += self._continued([encode(context) for context, _ in batch], len(texts), **settings)
         return order.get_original(texts)
 
     def _continued(self, contexts, first_index, *, until, max_gen_toks, do_sample, temperature=1.0, **others):
@@ -100,10 +105,10 @@ class Harness(TemplateLM):
             raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
         contexts = [tokens[-room:] for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
-        options = others | {"temperature": temperature if do_sample else 0.0, "stop_tokens": (model.start,)}
+        options = others | {"temperature": temperature if do_sample else 0.0, "stop_tokens": (self.eot_token_id,)}
         options |= {"max_new_tokens": max_gen_toks, "first_index": first_index}
         out = generate(model.model, model.variables, padded(contexts, lengths.max()), lengths, **options)
         rows = zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths))
         texts = [model.tokenizer.decode(tokens[start:stop]) for tokens, start, stop in rows]
-        ends = [*until, model.tokenizer.decode([model.start])]
+        ends = [*until, model.tokenizer.decode([self.eot_token_id])]
         return [postprocess_generated_text(text, ends, None) for text in texts]

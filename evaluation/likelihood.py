@@ -38,14 +38,18 @@ class Likelihood(NamedTuple):
 class LanguageModel:
     """Causal language model that computes likelihoods; texts of similar length are batched together.
 
-    `start` is the token before a text without a context: the end of text, or None if the tokenizer has none.
+    `start` is the token before a text without a context: `begin`, the token before each text, or else the end of text;
+    None if the tokenizer has none.
     """
 
-    def __init__(self, model: Model, variables: Any, tokenizer: Tokenizer, batch_size: int = 8):
+    def __init__(
+        self, model: Model, variables: Any, tokenizer: Tokenizer, begin: int | None = None, batch_size: int = 8
+    ):
         if "next_token" not in model.outputs:
             raise ValueError(f"The model is a {type(model).__name__}: likelihoods need a causal language model.")
         self.model, self.variables, self.tokenizer, self.batch_size = model, variables, tokenizer, batch_size
-        self.length, self.start = model.max_length or LENGTH, tokenizer.end_of_text
+        self.length, self.begin = model.max_length or LENGTH, begin
+        self.start = tokenizer.end_of_text if begin is None else begin
 
         @jax.jit
         def forward(variables: Any, tokens: Int[Array, "B N"]) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
@@ -95,9 +99,13 @@ class LanguageModel:
                 found[i] = Likelihood(float(logs[place, own].sum()), bool(right[place, own].all()), count)
         return [found[i] for i in range(len(rows))]
 
+    def encode(self, text: str) -> np.ndarray:
+        """Return the token ids int32 [N] of a text, after `begin` if there is one."""
+        before = [] if self.begin is None else [self.begin]
+        return np.concatenate([np.array(before, np.int32), self.tokenizer.encode(text)])
+
     def _encode_pair(self, context, continuation):
-        kept = context.rstrip(" ")
-        both, first = self.tokenizer.encode_batch([context + continuation, kept])
+        both, first = map(self.encode, (context + continuation, context.rstrip(" ")))
         if len(first):
             return first, both[len(first) :]
         if self.start is None:

@@ -194,7 +194,8 @@ def language_model(path: str | Path) -> LanguageModel:
     model = load(path, task=task)
     if model.context.tokenizer is None:
         raise ValueError(f"{path} has no tokenizer: likelihoods need a causal language model.")
-    return LanguageModel(model.experiment.model, model.variables, model.context.tokenizer)
+    begin = model.experiment.facts.begin_token
+    return LanguageModel(model.experiment.model, model.variables, model.context.tokenizer, begin)
 
 
 def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

@@ -129,6 +129,13 @@ class Tokenizer:
         return ids
 
     @cached_property
+    def begin_of_text(self) -> int | None:
+        """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too."""
+        with self._errors():
+            plain, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+        return whole[0] if plain and whole[1:] == plain else None
+
+    @cached_property
     def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
         """Masks bool [vocab_size] of the tokens that start a word and of those that end one.
 

@@ -8,11 +8,13 @@ from functools import partial
 import lm_eval
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks.hellaswag.utils import process_docs
+from tokenizers.processors import TemplateProcessing
 
 from lineage import launch
 from lineage.data import Tokenizer
@@ -28,6 +30,7 @@ from lineage.evaluation.likelihood import (
     perplexity_scores,
 )
 from lineage.models import build, convert
+from lineage.train.trained import load
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
 
@@ -37,22 +40,28 @@ def sentences(count, seed):
     return [" ".join(random.choice(WORDS, random.integers(3, 12))) for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Write a GPT-2 with random weights, large enough that its probabilities differ, and a tokenizer."""
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "begun"])
+def folder(request, tmp_path_factory):
+    """Write a GPT-2 with random weights, large enough that its probabilities differ, and a tokenizer.
+
+    The tokenizer may add a token before each text, as Llama's does.
+    """
     folder = tmp_path_factory.mktemp("gpt2")
-    tokenizer = BPE(vocab_size=320).train(sentences(200, 0), special_tokens=("end_of_text",))
+    tokenizer = BPE(vocab_size=320).train(sentences(200, 0), special_tokens=("end_of_text", "cls"))
+    if request.param:
+        backend = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+        backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.cls)])
+        tokenizer = Tokenizer(backend)
     tokenizer.save(folder)
-    end = tokenizer.end_of_text
+    end, begin = tokenizer.end_of_text, tokenizer.cls if request.param else tokenizer.end_of_text
     config = transformers.GPT2Config(
         vocab_size=tokenizer.vocab_size, n_positions=24, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3,
-        bos_token_id=end, eos_token_id=end,
+        bos_token_id=begin, eos_token_id=end,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    text = tokenizer.decode([end])
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token=text)
-    fast.bos_token = text
+    names = {"eos_token": tokenizer.decode([end]), "bos_token": tokenizer.decode([begin])}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **names)
     fast.save_pretrained(folder)
     tokenizer.save(folder)
     return folder
@@ -60,7 +69,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours(folder):
-    return LanguageModel(*convert.load(folder), Tokenizer.load(folder), batch_size=3)
+    tokenizer = Tokenizer.load(folder)
+    return LanguageModel(*convert.load(folder), tokenizer, tokenizer.begin_of_text, batch_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +111,24 @@ def test_perplexity_matches_transformers(folder, ours, tmp_path):
     assert result["options"] == {"model": str(folder)}
 
 
-def test_long_texts_match_the_harness(ours, theirs):
+def test_prompts_match_transformers(folder):
+    changes = {"sampling.max_new_tokens": 6, "sampling.temperature": 0.0}
+    model = load(folder, task="causal_lm", changes=changes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    prompts = sentences(5, 8)
+    expected = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        out = peer.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+        expected.append(tokenizer.decode(out, skip_special_tokens=True))
+    assert [model.generate(prompt)[0] for prompt in prompts] == expected
+    assert [row["prediction"] for row in model.predict(prompts)] == expected
+
+
+def test_long_texts_match_the_harness(folder, ours):
+    # By default, the harness begins a text twice: as the tokenizer does, and with its own prefix.
+    theirs = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, add_bos_token=False)
     texts = [" ".join(sentences(n, n)) for n in (1, 4, 9, 20)] + ["a"]
     requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
