@@ -281,13 +281,13 @@ def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
     path = tmp_path / "config.json"
     older = json.loads(path.read_text())
     del older["skip_nonfinite"], older["teacher"], older["sampling"]["draft"], older["optimizer"]["b1"]
-    older["model"]["dropout"] = None
+    older["model"]["dropout"] = 0.5
     path.write_text(json.dumps(older))
-    with pytest.raises(ValueError, match=r"\(model.dropout was None, is 0.0; optimizer.b1 was None, is 0.9\)"):
+    with pytest.raises(ValueError, match=r"\(model.dropout was 0.5, is 0.0; optimizer.b1 was None, is 0.9\)"):
         folder.check_config(tiny(), tmp_path)
     config, _ = cli.load(str(path))
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
-    assert config.model.dropout is None
+    assert config.model.dropout == 0.5
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): restore it, or move it away to continue"):
         folder.keep_config(tiny(), tmp_path)
