@@ -23,7 +23,7 @@ from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.attention import Attention, cached
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.placement import EXAMPLES
-from lineage.models.layers.position import frequencies, sinusoidal
+from lineage.models.layers.position import geometric_frequencies, sinusoidal
 
 
 class RecurrentAttention(Attention):
@@ -100,7 +100,7 @@ def distance_scores(
     width, heads, size = kernel.shape
     pairs = kernel.reshape(-1, 2, heads, size)
     signs = np.array([-1, 1])[:, None, None]
-    angles = positions[:, :, None, None] * np.repeat(frequencies(width), 2)
+    angles = positions[:, :, None, None] * np.repeat(geometric_frequencies(width), 2)
     rotated = 0.0
     for rows, factors in ((pairs * signs, jnp.cos(angles)), (pairs[:, ::-1], jnp.sin(angles))):
         rows = rows.reshape(kernel.shape).astype(query.dtype)

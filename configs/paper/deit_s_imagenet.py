@@ -6,8 +6,8 @@
     lineage train --config=deit_s_imagenet:distilled --config.teacher=FOLDER
 
 Training takes 300 epochs. The paper reports (table 9) 79.9% top-1 accuracy on the validation split, and 81.2% with hard
-distillation from a RegNetY-16GF. FOLDER is the workdir of a run, or a folder in the layout
-of transformers.
+distillation from a RegNetY-16GF. FOLDER is the workdir of a run, or a folder in the layout of
+transformers.
 """
 
 from lineage.configs import base

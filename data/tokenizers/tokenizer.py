@@ -131,8 +131,11 @@ class Tokenizer:
     @cached_property
     def begin_of_text(self) -> int | None:
         """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too."""
+        if self._backend.post_processor is None:
+            return None
+        text = "a" if self._characters is None else chr(np.argmax(self._characters >= 0))
         with self._errors():
-            plain, whole = (self._backend.encode("a", add_special_tokens=added).ids for added in (False, True))
+            plain, whole = (self._backend.encode(text, add_special_tokens=added).ids for added in (False, True))
         return whole[0] if plain and whole[1:] == plain else None
 
     @cached_property

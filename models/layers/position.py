@@ -14,14 +14,14 @@ from lineage.models.layers.attend import Queries
 from lineage.models.layers.quantized import take_rows
 
 
-def frequencies(width: int, base: float = 10_000.0) -> Float[np.ndarray, "C"]:
+def geometric_frequencies(width: int, base: float = 10_000.0) -> Float[np.ndarray, "C"]:
     """Return the geometric frequencies of `width` sines and cosines, from 1 to nearly 1 / `base`."""
     return base ** -(np.arange(0, width, 2) / width)
 
 
 def sinusoidal(length: int, width: int) -> Float[np.ndarray, "T D"]:
     """Return interleaved sines and cosines of positions at geometric frequencies (arXiv 1706.03762, section 3.5)."""
-    angles = np.arange(length)[:, None] * frequencies(width)
+    angles = np.arange(length)[:, None] * geometric_frequencies(width)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return table[:, :width].astype(np.float32)
 
@@ -59,7 +59,7 @@ def rotary(
     """
     if x.shape[-1] % 2:
         raise ValueError(f"rotary positions need heads of an even size, not {x.shape[-1]}.")
-    frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    frequencies = geometric_frequencies(x.shape[-1], base)
     if scaling is not None:
         frequencies = scaling(frequencies, base)
     angles = positions[:, :, None, None] * frequencies

@@ -475,3 +475,16 @@ def test_exported_tokenizer_adds_special_tokens():
     assert library.Tokenizer.from_str(ours.exported("", "end_of_text")).encode("bad").ids == [bad, ours.end_of_text]
     assert ours.exported() == ours.to_str()
     assert Tokenizer(theirs).exported("", "end_of_text") == theirs.to_str()
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes"])
+@pytest.mark.parametrize(
+    ("template", "begins"), [(None, False), ("<s> $A", True), ("$A <s>", False), ("<s> $A <s>", False)]
+)
+def test_token_that_begins_a_text(kind, template, begins):
+    """Check it for characters among which the letter a is not."""
+    backend = library.Tokenizer.from_str(train(kind, ["123"], ("end_of_text", "cls")).to_str())
+    begin = backend.token_to_id("<s>")
+    if template:
+        backend.post_processor = library.processors.TemplateProcessing(single=template, special_tokens=[("<s>", begin)])
+    assert Tokenizer(backend).begin_of_text == (begin if begins else None)
