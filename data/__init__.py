@@ -84,7 +84,7 @@ def load(
             raise ValueError("task.cache_dir is '': it must be a folder, for a task on documents.")
         for splits in texts_of_parts:
             for documents in splits.values():
-                tokenize(documents, trained, task.cache_dir, workers)
+                task.encode(documents, trained, workers)
         fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # cached for the starts of runs
     examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
     examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))

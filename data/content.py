@@ -22,6 +22,14 @@ _PIECE, _CHUNK = 1 << 18, 1 << 20  # characters of a piece of a text, and of a g
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
+class Piece(NamedTuple):
+    """Part of a text, and whether it is the first and the last one."""
+
+    text: str
+    is_first: bool
+    is_last: bool
+
+
 class Documents:
     """Texts in a fixed order, which may be read again in each pass.
 
@@ -50,26 +58,27 @@ class Documents:
         """Yield each text as it was given: whole, or as an iterable of its blocks."""
         yield from self._texts() if callable(self._texts) else self._texts
 
-    def parts(self) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of the texts (see `split_lines`), each with whether it is the last piece of its text."""
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of the texts (see `split_lines`)."""
         for text in self.items():
-            before = None
+            before, is_first = None, True
             for piece in split_lines([text] if isinstance(text, str) else text):
                 if before is not None:
-                    yield before, False
+                    yield Piece(before, is_first, is_last=False)
+                    is_first = False
                 before = piece
-            yield before, True
+            yield Piece(before, is_first, is_last=True)
 
-    def pieces(self) -> "Documents":
+    def split(self) -> "Documents":
         """Return the pieces as documents, so that no whole document has to be in memory."""
-        return Documents(lambda: (piece for piece, _ in self.parts()))
+        return Documents(lambda: (piece.text for piece in self.pieces()))
 
-    def chunks(self) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the `parts` in groups of about 1 Mi characters."""
+    def chunks(self) -> Iterator[list[Piece]]:
+        """Yield the pieces in groups of about 1 Mi characters."""
         group, size = [], 0
-        for part in self.parts():
-            group.append(part)
-            size += len(part[0]) + 1
+        for piece in self.pieces():
+            group.append(piece)
+            size += len(piece.text) + 1
             if size >= _CHUNK:
                 yield group
                 group, size = [], 0

@@ -38,7 +38,7 @@ class Facts:
     characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
     bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
-    begin_token: int | None = None  # token before each prompt of a language model that was trained with it
+    begin_token: int | None = None  # token before each text of a language model, such as Llama's <s>
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 
     @property

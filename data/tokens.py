@@ -24,7 +24,7 @@ import numpy as np
 
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, replacing, write_atomic
-from lineage.data.content import Documents, are_several
+from lineage.data.content import Documents, Piece, are_several
 from lineage.data.loader import live_as_long_as_parent
 from lineage.data.shards import BLOCK, INDEX, Shard, ShardFile, Shards, read_index, shard_path, shard_size
 from lineage.data.tokenizers.tokenizer import Tokenizer
@@ -57,7 +57,13 @@ class Stream:
         return self.tokens.ends() if self.document_ends is None else self.document_ends
 
 
-def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "", workers: int = 0) -> Stream:
+def tokenize(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    cache_dir: str | Path = "",
+    workers: int = 0,
+    begin: int | None = None,
+) -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
     The folder `cache_dir` keeps corpora for later runs. If several processes need the same one, one of them encodes it
@@ -66,15 +72,18 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     Args:
         cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none.
         workers: number of processes that encode; 0: this process, in which the library uses all cores.
+        begin: token before each document; None: none.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
-    ended = tokenizer.end_of_text is not None and (documents.always_ended or are_several(documents))
-    encode = _Encode(tokenizer, ended, dtype)
+    end = tokenizer.end_of_text if documents.always_ended or are_several(documents) else None
+    encode = _Encode(tokenizer, begin, end, dtype)
     if not (kept := cache_dir or cache.folder("tokens")):
         parts = list(map(encode, documents.chunks()))
         tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
         return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
     key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
+    if begin is not None:
+        key += f" {begin}"
     folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
     if workers or not _is_complete(folder, dtype):
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,18 +100,22 @@ def _sizes(parts: Sequence[_Part] | Sequence[Shard]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Encode:
-    """Function that encodes a group of document parts; with `ended`, an end of text follows each document."""
+    """Function that encodes a group of pieces; `begin` and `end`, if any, are put around each document."""
 
     tokenizer: Tokenizer
-    ended: bool
+    begin: int | None
+    end: int | None
     dtype: np.dtype
 
-    def __call__(self, chunk: list[tuple[str, bool]]) -> _Part:
-        texts, last = [text for text, _ in chunk], np.array([is_last for _, is_last in chunk])
+    def __call__(self, chunk: list[Piece]) -> _Part:
+        texts, _, last = zip(*chunk)
+        begin, end = (np.array([] if token is None else [token], self.dtype) for token in (self.begin, self.end))
         ids = self.tokenizer.encode_batch(texts)
-        end = np.array([self.tokenizer.end_of_text] if self.ended else [], self.dtype)
-        tokens = [part for one, is_last in zip(ids, last) for part in (one.astype(self.dtype), end[: is_last * 1])]
-        ends = np.cumsum([len(one) for one in ids] + last * len(end))[last]
+        tokens = [
+            np.concatenate([begin[: piece.is_first], own.astype(self.dtype), end[: piece.is_last]])
+            for piece, own in zip(chunk, ids)
+        ]
+        ends = np.cumsum([len(own) for own in tokens])[np.array(last)]
         return _Part(np.concatenate(tokens), ends, sum(map(len, texts)), sum(len(text.encode()) for text in texts))
 
 
@@ -184,7 +197,7 @@ def _ends(parts: Sequence[_Part], start: int = 0) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *(part.ends + start for part, start in zip(parts, starts))])
 
 
-def _encoded(chunks: Iterable[list[tuple[str, bool]]], encode: _Encode, workers: int) -> Iterator[_Part]:
+def _encoded(chunks: Iterable[list[Piece]], encode: _Encode, workers: int) -> Iterator[_Part]:
     """Yield the encoded chunks in order; each worker process encodes one at a time.
 
     Each worker has its own pipe, which is closed when the worker ends. The workers of a `concurrent.futures` pool share

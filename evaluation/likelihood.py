@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.data import Tokenizer
 from lineage.data.content import padded
+from lineage.data.examples.pairs import after
 from lineage.metrics.classification import auroc
 from lineage.metrics.diversity import sentence_burstiness
 from lineage.metrics.likelihood import bits, cross_entropy, perplexity
@@ -74,7 +75,7 @@ class LanguageModel:
         """
         rows, windows = [], []
         for row, ids in enumerate(self.tokenizer.encode_batch(texts)):
-            whole = ids if self.start is None else np.concatenate([[self.start], ids])
+            whole = after(self.start, ids)
             for start in range(1, len(whole), self.length):
                 stop = min(start + self.length, len(whole))
                 rows.append(row)
@@ -101,8 +102,7 @@ class LanguageModel:
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids int32 [N] of a text, after `begin` if there is one."""
-        before = [] if self.begin is None else [self.begin]
-        return np.concatenate([np.array(before, np.int32), self.tokenizer.encode(text)])
+        return after(self.begin, self.tokenizer.encode(text))
 
     def _encode_pair(self, context, continuation):
         both, first = map(self.encode, (context + continuation, context.rstrip(" ")))

@@ -1,6 +1,6 @@
 """Causal and bidirectional language modeling."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ import numpy as np
 from lineage.configs.registry import Natural
 from lineage.data import ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.examples.packing import Packed
-from lineage.data.examples.pairs import Prompts
+from lineage.data.examples.pairs import Prompts, after
 from lineage.data.tokens import Stream
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
@@ -49,10 +49,10 @@ class CausalLM(DocumentTask):
         prompts = tokenizer.encode_batch(rows)
         if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
             raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
-        return InputExamples(Prompts([_begun(tokens, facts) for tokens in prompts]))
+        return InputExamples(Prompts([after(facts.begin_token, tokens) for tokens in prompts]))
 
-    def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        return super().known_facts(model, tokenizer) | {"begin_token": tokenizer().begin_of_text}
+    def begin_token(self, tokenizer: Tokenizer) -> int | None:
+        return tokenizer.begin_of_text
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         return Packed(stream, length) if self.packing else super().part(stream, length, evaluation)
@@ -90,15 +90,10 @@ class CausalLM(DocumentTask):
         }
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
-        return Request(_begun(tokens, facts)[None])
+        return Request(after(facts.begin_token, tokens)[None])
 
     def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
         return Request(batch["tokens"], batch["lengths"])
-
-
-def _begun(tokens: np.ndarray, facts: Facts) -> np.ndarray:
-    """Return the tokens of a prompt after the model's `begin_token`, if it has one."""
-    return tokens if facts.begin_token is None else np.append(facts.begin_token, tokens).astype(np.int32)
 
 
 def _packed(batch: Batch) -> Batch:

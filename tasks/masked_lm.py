@@ -15,7 +15,6 @@ from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
 from lineage.data.examples.windows import Chunks, PairSentences, Sentences
-from lineage.data.tokens import tokenize
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
@@ -212,7 +211,7 @@ class SentencePairPretraining(MaskedLM):
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         check_length(length, 5, "two texts and three special tokens")
         documents = self.texts(content)
-        streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in documents.items()}
+        streams = {name: self.encode(part, tokenizer) for name, part in documents.items()}
         splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
         order = self.pairing == "sentence_order"
         if not order and any(len(part.stops) == part.stops[0] for part in splits.values()):

@@ -96,15 +96,16 @@ class PairTask(TextTask):
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
 
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        splits, start = {}, self.first_token(tokenizer)
+        splits, start, begin = {}, self.first_token(tokenizer), self.begin_token(tokenizer)
         for name, part in content.items():
             drop = name == "train" and not self.truncate
-            splits[name] = pairs.encode(part, tokenizer, self.sequence_length, drop, start, self.kind)
+            splits[name] = pairs.encode(part, tokenizer, self.sequence_length, drop, start, begin, self.kind)
         return Examples(splits, self.facts(tokenizer))
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_batch(rows), *settings, self.kind))
+        inputs = [pairs.after(facts.begin_token, tokens) for tokens in tokenizer.encode_batch(rows)]
+        return InputExamples(pairs.encode_inputs(inputs, *settings, self.kind))
 
 
 @TASKS.register("sequence_to_sequence")
@@ -143,8 +144,11 @@ class ConditionalLM(PairTask):
     generates = True
     kind = pairs.Continuations
 
+    def begin_token(self, tokenizer: Tokenizer) -> int | None:
+        return tokenizer.begin_of_text
+
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
-        return Request(np.append(tokens, tokenizer.end_of_text)[None])
+        return Request(np.append(pairs.after(facts.begin_token, tokens), tokenizer.end_of_text)[None])
 
     def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
         return Request(batch["tokens"], batch["mask"].argmax(axis=1) + 1)  # up to the first target

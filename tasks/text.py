@@ -47,7 +47,11 @@ class TextTask(Task):
             raise ValueError(f"The tokenizer has {found.vocab_size:,} tokens, more than the model's {most:,}.")
         if missing := [role for role in self.ends if role not in ("", *self.optional_tokens) and not found.has(role)]:
             raise ValueError(f"The tokenizer does not have the special tokens {', '.join(missing)}.")
-        return {"start_token": self.first_token(found), "sequence_length": self.sequence_length}
+        return self._token_facts(found) | {"sequence_length": self.sequence_length}
+
+    def begin_token(self, tokenizer: Tokenizer) -> int | None:
+        """Return the token before each text that a language model reads, if the tokenizer adds one; None for others."""
+        return None
 
     def first_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the first token of an encoder-decoder's target; None for other models."""
@@ -56,7 +60,10 @@ class TextTask(Task):
     def facts(self, tokenizer: Tokenizer, **others: Any) -> Facts:
         """Return the metadata common to text tasks, and `others`."""
         sizes = {"vocab_size": tokenizer.vocab_size, "sequence_length": self.sequence_length}
-        return Facts(**sizes, start_token=self.first_token(tokenizer), **others)
+        return Facts(**sizes, **self._token_facts(tokenizer), **others)
+
+    def _token_facts(self, tokenizer):
+        return {"start_token": self.first_token(tokenizer), "begin_token": self.begin_token(tokenizer)}
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         return [{"prediction": text} for text in outputs] if self.generates else super().predict(outputs, inputs, facts)
@@ -96,13 +103,17 @@ class DocumentTask(TextTask):
         self, content: Mapping[str, Documents], tokenizer: Tokenizer, length: int, transform: Transform | None = None
     ) -> Examples:
         """Return examples of `length` tokens."""
-        streams = {name: tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
+        streams = {name: self.encode(part, tokenizer) for name, part in content.items()}
         splits = {name: self.part(stream, length, name != "train") for name, stream in streams.items()}
         tokens = {name: len(stream.tokens) for name, stream in streams.items()}
         characters = {name: stream.characters / tokens[name] for name, stream in streams.items()}
         size = {name: stream.bytes / tokens[name] for name, stream in streams.items()}
         facts = self.facts(tokenizer, tokens=tokens, characters_per_token=characters, bytes_per_token=size)
         return Examples(splits, facts, transform, transform)
+
+    def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
+        """Return the tokens of documents; see `lineage.data.tokens.tokenize`."""
+        return tokenize(documents, tokenizer, self.cache_dir, workers, self.begin_token(tokenizer))
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         """Return the examples of a split for training or evaluation."""

@@ -51,12 +51,14 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
         if experiment.tokenizer and experiment.model.is_decoder:
-            ends = experiment.tokenizer.end_of_text, experiment.tokenizer.pad
-            companions.save_token_ids(folder, *ends, experiment.facts.start_token)
+            tokenizer, facts = experiment.tokenizer, experiment.facts
+            ids = facts.begin_token, tokenizer.end_of_text, tokenizer.pad, facts.start_token
+            companions.save_token_ids(folder, *ids)
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
-        content = experiment.tokenizer.exported(*experiment.task.ends)
+        first, last = (getattr(experiment.tokenizer, role) if role else None for role in experiment.task.ends)
+        content = experiment.tokenizer.exported(experiment.facts.begin_token if first is None else first, last)
         write_atomic(folder / tokenizers.FILE, content)
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}

@@ -101,6 +101,11 @@ class Prompts(ExampleSource):
         return {"tokens": padded(texts, -(-longest // 16) * 16), "lengths": np.array(list(map(len, texts)), np.int32)}
 
 
+def after(begin: int | None, tokens: np.ndarray) -> np.ndarray:
+    """Return token ids int32 [N] after the token `begin`, if there is one."""
+    return tokens if begin is None else np.append(begin, tokens).astype(np.int32)
+
+
 def encode_inputs(
     texts: Sequence[np.ndarray], length: int, end: int, start: int | None, kind: type[EncodedPairs] = EncodedPairs
 ) -> EncodedPairs:
@@ -114,13 +119,15 @@ def encode(
     length: int,
     drop: bool,
     start: int | None,
+    begin: int | None = None,
     kind: type[EncodedPairs] = EncodedPairs,
 ) -> EncodedPairs:
-    """Encode pairs of texts; `drop` omits pairs that do not fit."""
+    """Encode pairs of texts, with `begin`, if any, before each input; `drop` omits pairs that do not fit."""
     check_length(length, 2, "a token and the end")
     if tokenizer.end_of_text is None:
         raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)
+    inputs = [after(begin, tokens) for tokens in inputs]
     kept = [i for i in range(len(inputs)) if not drop or kind.size(inputs[i], targets[i]) <= length]
     if not kept:
         raise ValueError(f"None of {len(inputs)} pairs fits task.sequence_length, which is {length}: increase it.")

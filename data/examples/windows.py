@@ -67,9 +67,9 @@ class Sentences(Documents):
     always_ended = True
 
     def items(self) -> Iterator[str]:
-        for part, is_last in self._texts.parts():  # each part ends with a sentence
-            yield from (sentence for sentence in ENDS.split(part) if sentence.strip())
-            if is_last:
+        for piece in self._texts.pieces():  # each piece ends with a sentence
+            yield from (sentence for sentence in ENDS.split(piece.text) if sentence.strip())
+            if piece.is_last:
                 yield ""
 
     def fingerprint(self, cache_dir: str | Path = "") -> str:

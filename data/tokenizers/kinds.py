@@ -49,7 +49,7 @@ class TokenizerKind:
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
-        backend = self.backend(texts.pieces() if isinstance(texts, Documents) else texts, names)
+        backend = self.backend(texts.split() if isinstance(texts, Documents) else texts, names)
         if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
             needed = f"it must be at least {least}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")

@@ -131,12 +131,19 @@ class Tokenizer:
     @cached_property
     def begin_of_text(self) -> int | None:
         """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too."""
+        before, after = self._added
+        return before[0] if len(before) == 1 and not after else None
+
+    @cached_property
+    def _added(self) -> tuple[list[int], list[int]]:
+        """Tokens that the post-processor adds before and after a text."""
         if self._backend.post_processor is None:
-            return None
+            return [], []
         text = "a" if self._characters is None else chr(np.argmax(self._characters >= 0))
         with self._errors():
             plain, whole = (self._backend.encode(text, add_special_tokens=added).ids for added in (False, True))
-        return whole[0] if plain and whole[1:] == plain else None
+        starts = [start for start in range(len(whole)) if plain and whole[start:][: len(plain)] == plain]
+        return (whole[: starts[0]], whole[starts[0] + len(plain) :]) if starts else ([], [])
 
     @cached_property
     def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -208,22 +215,25 @@ class Tokenizer:
         """Return the content of `tokenizer.json`."""
         return self._backend.to_str()
 
-    def exported(self, first: str = "", last: str = "") -> str:
-        """Return the content of a `tokenizer.json` that adds special tokens around each text, given their roles.
+    def exported(self, first: int | None = None, last: int | None = None) -> str:
+        """Return the content of a `tokenizer.json` that adds the tokens `first` and `last` around each text.
 
-        "" adds none. A tokenizer that has a post-processor is left as it is.
+        Without `last`, or if it adds just these, the tokenizer's own post-processor stays.
         """
         content = self.to_str()
-        if json.loads(content)["post_processor"] or not last:
+        if last is None or self._added == ([] if first is None else [first], [last]):
             return content
-        first, last = (self._backend.id_to_token(getattr(self, role)) if role else "" for role in (first, last))
-        backend = tokenizers.Tokenizer.from_str(content)
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{first} $A {last}".strip(),
-            pair=f"{first} $A {last} $B:1 {last}:1".strip(),
-            special_tokens=[(name, backend.token_to_id(name)) for name in dict.fromkeys((first, last)) if name],
+        before, after = ("" if id is None else self._backend.id_to_token(id) for id in (first, last))
+        template = tokenizers.processors.TemplateProcessing(
+            single=f"{before} $A {after}".strip(),
+            pair=f"{before} $A {after} $B:1 {after}:1".strip(),
+            special_tokens=[(name, self._backend.token_to_id(name)) for name in dict.fromkeys((before, after)) if name],
         )
-        return backend.to_str()
+        spec = json.loads(content)
+        step, others = json.loads(template.__getstate__()), spec["post_processor"] or {}
+        offsets = [own for own in others.get("processors", [others]) if own.get("type") == "ByteLevel"]
+        spec["post_processor"] = {"type": "Sequence", "processors": [*offsets, step]} if offsets else step
+        return tokenizers.Tokenizer.from_str(json.dumps(spec)).to_str()
 
 
 def _file(path: str | Path) -> Path:

@@ -143,18 +143,19 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")
 
 
-def save_token_ids(folder: Path, end: int | None, pad: int | None, start: int | None) -> None:
+def save_token_ids(folder: Path, begin: int | None, end: int | None, pad: int | None, start: int | None) -> None:
     """Write the ids of the tokens with which `transformers` generates text to `config.json`.
 
     Otherwise, they would be those of the vocabulary of the published models.
 
     Args:
+        begin: token before each text; None if there is none.
         end, pad: end of a text, and padding; None if the tokenizer has no such token.
         start: first token of a decoder's input; None for a model without an encoder.
     """
     config = read_json(folder / "config.json")
-    if config.get("eos_token_id") != end:
-        config["bos_token_id"] = end
+    if begin is not None or config.get("eos_token_id") != end:
+        config["bos_token_id"] = end if begin is None else begin
     config |= {"eos_token_id": end, "pad_token_id": pad}
     if start is not None:
         config |= {"decoder_start_token_id": start, "forced_eos_token_id": None}

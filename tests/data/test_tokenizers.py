@@ -464,17 +464,27 @@ def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
     assert find("the fox " * 9).to_str() == first.to_str()
 
 
-def test_exported_tokenizer_adds_special_tokens():
-    """Check single texts and pairs in the library, and that a tokenizer with a post-processor stays as it is."""
-    ours = train("words", ["good bad"], ("cls", "sep", "end_of_text"))
+@pytest.mark.parametrize("own", ["none", "offsets", "first", "both"])
+def test_exported_tokenizer_adds_special_tokens(own):
+    """Check single texts and pairs in the library, whatever the tokenizer's own post-processor adds."""
+    backend = library.Tokenizer.from_str(train("words", ["good bad"], ("cls", "sep", "end_of_text")).to_str())
+    offsets, names = library.processors.ByteLevel(trim_offsets=True), [("<s>", backend.token_to_id("<s>"))]
+    first = library.processors.TemplateProcessing(single="<s> $A", special_tokens=names)
+    if own != "none":
+        processors = {"offsets": offsets, "first": first, "both": library.processors.Sequence([offsets, first])}
+        backend.post_processor = processors[own]
+    ours = Tokenizer(backend)
     good, bad = ours.encode("good bad").tolist()
-    theirs = library.Tokenizer.from_str(ours.exported("cls", "sep"))
+    theirs = library.Tokenizer.from_str(ours.exported(ours.cls, ours.sep))
     assert theirs.encode("good").ids == [ours.cls, good, ours.sep]
     assert theirs.encode("good", "bad").ids == [ours.cls, good, ours.sep, bad, ours.sep]
     assert theirs.encode("good", "bad").type_ids == [0, 0, 0, 1, 1]
-    assert library.Tokenizer.from_str(ours.exported("", "end_of_text")).encode("bad").ids == [bad, ours.end_of_text]
+    assert theirs.encode("good bad").offsets == [(0, 0), (0, 4), (5, 8), (0, 0)]
+    without = library.Tokenizer.from_str(ours.exported(None, ours.end_of_text))
+    assert without.encode("bad").ids == [bad, ours.end_of_text]
     assert ours.exported() == ours.to_str()
-    assert Tokenizer(theirs).exported("", "end_of_text") == theirs.to_str()
+    assert (again := Tokenizer(theirs)).exported(ours.cls, ours.sep) == theirs.to_str()
+    assert again.begin_of_text is None
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes"])

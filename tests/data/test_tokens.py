@@ -140,6 +140,20 @@ def test_corpora_are_kept(tmp_path, monkeypatch):
     assert tokenize(Documents(["69999 1"]), large, tmp_path).tokens[:].tolist() == large.encode("69999 1").tolist()
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_token_before_each_document(kept, small, monkeypatch, tmp_path):
+    """Check documents of several pieces and groups of documents, and that a corpus without the token is another one."""
+    monkeypatch.setattr(content, "_PIECE", 10)
+    texts = [f"line {i}\n" * i for i in range(20)]
+    folder = tmp_path if kept else ""
+    plain = tokenize(Documents(texts), BYTES, folder)
+    found = tokenize(Documents(texts), BYTES, folder, begin=7)
+    rows = np.split(found.tokens[:], found.ends[:-1])
+    assert [row.tolist() for row in rows] == [[7, *text.encode(), BYTES.end_of_text] for text in texts]
+    assert (found.characters, found.bytes, len(plain.tokens)) == (plain.characters, plain.bytes, len(found.tokens) - 20)
+    assert tokenize(Documents(["ab"]), BYTES, folder, begin=7).tokens[:].tolist() == [7, *b"ab"]
+
+
 @given(first=st.integers(-3, 9000), size=st.integers(0, 2000))
 def test_slices_of_shards(kept_texts, first, size):
     plain, kept = kept_texts

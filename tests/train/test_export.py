@@ -9,14 +9,17 @@ import jax
 import jaxtyping
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from PIL import Image
+from tokenizers import processors
 
 from lineage import models
 from lineage.configs import adoption
 from lineage.data import Facts, Loader
 from lineage.data.inputs import from_memory
+from lineage.data.tokenizers import TOKENIZERS
 from lineage.models.convert import companions
 from lineage.tasks import TASKS
 from lineage.train import export
@@ -127,6 +130,26 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     assert adopted.get("start_token", "end_of_text") == "end_of_text"
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"]
     assert tokens == [*experiment.tokenizer.encode("1 Mai"), *([] if task == "causal_lm" else [end])]
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "conditional_lm"])
+def test_exported_language_model_reads_the_token_before_a_text(task, tiny, tmp_path):
+    """Check a tokenizer that adds a token before each text, and another post-processor of it."""
+    backend = tokenizers.Tokenizer.from_str(TOKENIZERS["bytes"]().train([], ("end_of_text", "cls")).to_str())
+    begin, end = map(backend.token_to_id, ("<s>", "<|endoftext|>"))
+    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), first])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    sizes = {"model.name": "gpt", "model.depth": 1, "model.width": 16, "model.num_heads": 2, "model.vocab_size": 300}
+    changes = sizes | {"tokenizer": f"file:{tmp_path}", "task.name": task, "task.sequence_length": 48}
+    experiment = Experiment(tiny("gpt" if task == "causal_lm" else "transformer", changes), tmp_path / "run")
+    state = jax.jit(experiment.make_state)()
+    export.write(experiment, state.variables(), "safetensors", tmp_path / "export")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "export").bos_token_id == begin
+    tokenizer = experiment.tokenizer
+    prompt = experiment.task.request(tokenizer.encode("1 Mai"), tokenizer, experiment.facts).prompts
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"]
+    assert tokens == prompt[0].tolist() == [begin, *b"1 Mai", *([end] if task == "conditional_lm" else [])]
 
 
 def test_export_keeps_the_length_of_the_model(exported):
