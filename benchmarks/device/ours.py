@@ -197,6 +197,27 @@ def ceilings(settings: Settings) -> Rows:
     return {"matrix product": product, "copy": copy}
 
 
+def products(settings: Settings) -> Rows:
+    """Time matrix products of tokens and a kernel, forward and backward."""
+
+    def prepare(tokens, inputs, features):
+        shapes = (tokens, inputs), (inputs, features), (tokens, features)
+        arrays = [jax.random.normal(jax.random.key(0), shape, jnp.dtype(settings["dtype"])) for shape in shapes]
+
+        def gradients(x, kernel, cotangent):
+            out, backward = jax.vjp(jnp.matmul, x, kernel)
+            return out, backward(cotangent)
+
+        return timed(partial(jax.jit(gradients), *arrays), flops=6 * tokens * inputs * features)
+
+    return {product_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
+def product_name(tokens: int, inputs: int, features: int) -> str:
+    """Return the row name of a matrix product."""
+    return f"{tokens:,} tokens, {inputs:,} to {features:,} channels"
+
+
 def convolutions(settings: Settings) -> Rows:
     """Time convolutions of `models.resnet`, forward and backward."""
     draw, dtype = jax.random.normal, jnp.dtype(settings["dtype"])

@@ -245,6 +245,18 @@ def ceilings(settings: Settings) -> Rows:
     return {"matrix product": product, "copy": copy}
 
 
+def products(settings: Settings) -> Rows:
+    """Time PyTorch's matrix products, forward and backward."""
+    draw = partial(torch.randn, dtype=getattr(torch, settings["dtype"]), device=DEVICE)
+
+    def prepare(tokens, inputs, features):
+        x, kernel = (draw(shape).requires_grad_() for shape in ((tokens, inputs), (inputs, features)))
+        cotangent = draw((tokens, features))
+        return timed(lambda: torch.autograd.grad(x @ kernel, (x, kernel), cotangent))
+
+    return {ours.product_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
+
+
 def convolutions(settings: Settings) -> Rows:
     """Time PyTorch's convolutions, forward and backward."""
     draw = partial(torch.randn, dtype=getattr(torch, settings["dtype"]), device=DEVICE)

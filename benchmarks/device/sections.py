@@ -78,6 +78,14 @@ CONVOLUTIONS = (  # convolutions of ResNet-50: rows of pixels, input channels, o
     (7, 512, 512, 3, 1),
     (7, 512, 2048, 1, 1),
 )
+PRODUCTS = (  # linear layers of nanoGPT's recipe for a CPU and of GPT-2: tokens, inputs, features
+    (768, 128, 128),
+    (768, 128, 512),
+    (768, 512, 128),
+    (1024, 768, 768),
+    (1024, 768, 3072),
+    (1024, 3072, 768),
+)
 SECTIONS = {
     "ceilings": Section(
         "largest matrix product and copy",
@@ -162,6 +170,14 @@ SECTIONS = {
         "torch",
         {"shapes": ((32768, 50304, 768), (32768, 256, 768), (32768, 2, 768))},
         {"shapes": ((256, 64, 16), (256, 2, 16))},
+    ),
+    "products": Section(
+        "matrix product, forward and backward",
+        "products",
+        "torch",
+        {"dtype": "bfloat16", "shapes": PRODUCTS},
+        {"shapes": ((8, 4, 4),)},
+        {"dtype": "float32"},
     ),
     "convolutions": Section(
         "convolution, forward and backward",
