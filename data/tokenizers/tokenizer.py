@@ -236,7 +236,7 @@ class Tokenizer:
         step, others = json.loads(template.__getstate__()), spec["post_processor"] or {}
         steps = [own for own in others.get("processors", [others]) if own.get("type") == "ByteLevel"]
         steps += [step] if before or after else []
-        spec["post_processor"] = {"type": "Sequence", "processors": steps} if len(steps) > 1 else next(iter(steps), None)
+        spec["post_processor"] = {"type": "Sequence", "processors": steps} if steps else None
         return tokenizers.Tokenizer.from_str(json.dumps(spec)).to_str()
 
 
