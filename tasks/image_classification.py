@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Key
 
 from lineage.configs.registry import Rate
-from lineage.data import ExampleSource, Facts
+from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
@@ -45,6 +45,12 @@ class ImageClassification(LabeledImageTask):
     mixup: Weight = 0.0
     cutmix: Weight = 0.0
     binary: bool = False
+
+    def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
+        """Return the examples, without evaluation splits without labels (-1), such as the test split of ImageNet."""
+        parts = content.splits.items()
+        splits = {name: part for name, part in parts if name == "train" or not len(part) or part[0]["label"] != -1}
+        return super().examples(content._replace(splits=splits), tokenizer, seed)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""

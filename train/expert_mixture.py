@@ -126,12 +126,14 @@ def _answer(experiment, params, names, prompt):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
         batch, count = _examples(experiment)
-        texts = [tokenizer.decode(asked(*row)) for row in zip(batch["tokens"][:count], batch["mask"])]
+        rows = [asked(*row) for row in zip(batch["tokens"][:count], batch["mask"])]
+        texts = [tokenizer.decode(row[row != experiment.facts.begin_token]) for row in rows]
     else:
         texts = [prompt]
-    model, total = LanguageModel(experiment.model, {"params": params}, tokenizer), np.zeros(len(names))
+    model = LanguageModel(experiment.model, {"params": params}, tokenizer, experiment.facts.begin_token)
+    total = np.zeros(len(names))
     for text in texts:
-        rows = tokenizer.encode_batch([settings.question.format(text=text, name=name) for name in names])
+        rows = [model.encode(settings.question.format(text=text, name=name)) for name in names]
         start, shortest = 1, min(map(len, rows))
         while start < shortest - 1 and len({int(row[start]) for row in rows}) == 1:
             start += 1  # after the tokens that all questions share

@@ -57,8 +57,10 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
-        first, last = (getattr(experiment.tokenizer, role) if role else None for role in experiment.task.ends)
-        content = experiment.tokenizer.exported(experiment.facts.begin_token if first is None else first, last)
+        content, task = experiment.tokenizer.to_str(), experiment.task
+        if task.generates or any(task.ends):
+            first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
+            content = experiment.tokenizer.exported(experiment.facts.begin_token if first is None else first, last)
         write_atomic(folder / tokenizers.FILE, content)
         added = {token["content"] for token in json.loads(content)["added_tokens"]}
         names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}

@@ -63,9 +63,11 @@ class TFDS(PathSource):
 
     def labeled_texts(self) -> dict[str, LabeledTexts]:
         """Return the texts that have a label, without splits that have none, such as the test splits of GLUE."""
-        known = [str(name) for name in getattr(self._feature(self.label_key), "names", None) or ()]
-        splits = {}
-        for name, (*texts, labels) in self._columns([*self.text_key.split(","), self.label_key]).items():
+        feature, splits = self._feature(self.label_key), {}
+        if feature.shape != ():
+            raise ValueError(f"The feature {self.label_key!r} of {self._builder.info.full_name} is not a single label.")
+        known = [str(name) for name in getattr(feature, "names", None) or ()]
+        for name, (*texts, labels) in self._columns(self.text_key.split(","), self.label_key).items():
             # -1 marks a missing label; for numeric labels, only if there is no other label.
             missing = -1 if known or set(labels) == {-1} else None
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
@@ -75,10 +77,11 @@ class TFDS(PathSource):
         return splits
 
     def questions(self) -> dict[str, list[Question]]:
-        splits = self._columns(["question", "context", "answers"]).items()
+        splits = self._columns(["question", "context"], "answers").items()
         return {name: list(map(_question, *columns)) for name, columns in splits}
 
     def images(self) -> Images:
+        """Return the images; -1 is the label of those without one, such as in the test split of ImageNet."""
         _, label = self._feature(self.image_key), self._feature(self.label_key)
         if getattr(label, "num_classes", None) is None:
             raise ValueError(f"The feature {self.label_key!r} of {self._builder.info.full_name} is not a class label.")
@@ -96,8 +99,9 @@ class TFDS(PathSource):
 
     @property
     def _splits(self) -> dict[str, str]:
-        """Splits to read, by their role."""
-        known, given = self._builder.info.splits, (self.train_split, self.validation_split, self.test_split)
+        """Splits to read, by their role: those that are given, and the data set's own unless they are empty."""
+        known = {name for name, split in self._builder.info.splits.items() if split.num_examples}
+        given = self.train_split, self.validation_split, self.test_split
         splits = {role: split or role for role, split in zip(SPLITS, given) if split or role in known}
         return self.without_training(splits)
 
@@ -115,14 +119,17 @@ class TFDS(PathSource):
             name = self._builder.info.full_name
             raise ValueError(f"The split {split!r} of {name} cannot be read: {error}") from None
 
-    def _columns(self, keys: Sequence[str]) -> dict[str, list[list[Any]]]:
-        """Return all values of some features by split; texts are decoded."""
-        for key in keys:
+    def _columns(self, texts: Sequence[str], *others: str) -> dict[str, list[list[Any]]]:
+        """Return all values of features with texts, and of other features, by split; texts are decoded."""
+        read = dict.fromkeys(texts, _text) | dict.fromkeys(others, _decoded)
+        for key in read:
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
             records = list(self._records(split))
-            splits[name] = [[_decoded(row[key], key, number) for number, row in enumerate(records)] for key in keys]
+            splits[name] = [
+                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *others)
+            ]
         return splits
 
     def _texts(self, split: str) -> Documents:
@@ -131,18 +138,21 @@ class TFDS(PathSource):
         self._feature(key)  # raises ValueError if there is none
         records = self._records(split)
         length = len(records)
+        _text(records[0][key], key, 0)  # raises ValueError for other features
         if self.max_bytes:
             size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
         info = self._builder.info
         fingerprint = f"{info.full_name} {info.splits[split].num_bytes} {split} {key} {length}"
-        return Documents(lambda: (_decoded(records[i][key], key, i) for i in range(length)), fingerprint)
+        return Documents(lambda: (_text(records[i][key], key, i) for i in range(length)), fingerprint)
 
     def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:
         """Return the images of all splits, with labels, or with boxes if there is no `label_key`."""
         import tensorflow_datasets
 
         key, channels = self.image_key, self._feature(self.image_key).shape[-1]
+        if channels is None:
+            raise ValueError(f"The images {key!r} of {self._builder.info.full_name} have no known number of channels.")
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
         found = {name: self._records(split, decoders) for name, split in self._splits.items()}
         splits = {name: Records(records, key, label_key, channels) for name, records in found.items()}
@@ -179,6 +189,12 @@ def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndar
 def _question(text: str, context: str, answers: Any) -> Question:
     pairs = zip(answers["answer_start"], answers["text"])
     return Question(text, context, [(int(start), answer.decode()) for start, answer in pairs])
+
+
+def _text(value: Any, key: str, index: int) -> str:
+    if not isinstance(value, bytes):
+        raise ValueError(f"The feature {key!r} of example {index} is {str(value)[:60]}: it must be a text.")
+    return _decoded(value, key, index)
 
 
 def _decoded(value: Any, key: str, index: int) -> Any:

@@ -130,9 +130,12 @@ class Tokenizer:
 
     @cached_property
     def begin_of_text(self) -> int | None:
-        """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too."""
+        """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too.
+
+        The end of text may follow the text.
+        """
         before, after = self._added
-        return before[0] if len(before) == 1 and not after else None
+        return before[0] if len(before) == 1 and after in ([], [self.end_of_text]) else None
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
@@ -216,23 +219,24 @@ class Tokenizer:
         return self._backend.to_str()
 
     def exported(self, first: int | None = None, last: int | None = None) -> str:
-        """Return the content of a `tokenizer.json` that adds the tokens `first` and `last` around each text.
+        """Return the content of a `tokenizer.json` that adds the tokens `first` and `last`, if any, around each text.
 
-        Without `last`, or if it adds just these, the tokenizer's own post-processor stays.
+        If the tokenizer adds just these, its own post-processor stays.
         """
         content = self.to_str()
-        if last is None or self._added == ([] if first is None else [first], [last]):
+        if self._added == tuple([] if id is None else [id] for id in (first, last)):
             return content
         before, after = ("" if id is None else self._backend.id_to_token(id) for id in (first, last))
         template = tokenizers.processors.TemplateProcessing(
-            single=f"{before} $A {after}".strip(),
-            pair=f"{before} $A {after} $B:1 {after}:1".strip(),
+            single=" ".join(filter(None, (before, "$A", after))),
+            pair=" ".join(filter(None, (before, "$A", after, "$B:1", after and f"{after}:1"))),
             special_tokens=[(name, self._backend.token_to_id(name)) for name in dict.fromkeys((before, after)) if name],
         )
         spec = json.loads(content)
         step, others = json.loads(template.__getstate__()), spec["post_processor"] or {}
-        offsets = [own for own in others.get("processors", [others]) if own.get("type") == "ByteLevel"]
-        spec["post_processor"] = {"type": "Sequence", "processors": [*offsets, step]} if offsets else step
+        steps = [own for own in others.get("processors", [others]) if own.get("type") == "ByteLevel"]
+        steps += [step] if before or after else []
+        spec["post_processor"] = {"type": "Sequence", "processors": steps} if steps else None
         return tokenizers.Tokenizer.from_str(json.dumps(spec)).to_str()
 
 

@@ -11,6 +11,7 @@ from lineage.data.content import Arrays
 from lineage.data.facts import evaluating
 from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers.kinds import Words
+from lineage.data.transforms.pillow import png
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.question_answering import QuestionAnswering
@@ -89,6 +90,48 @@ def test_pairs_of_two_features(prepare, tmp_path):
         load(TFDS("wmt", str(tmp_path)), task)
     with pytest.raises(ValueError, match="has no feature 'fr': it has de, en"):
         load(TFDS("wmt", str(tmp_path), text_key="de,fr"), task)
+
+
+def test_splits_without_labels_or_examples_are_omitted(prepare, tmp_path):
+    """Check a test split whose labels are -1, as in ImageNet, and an empty validation split."""
+
+    def features(kinds):
+        return {"image": kinds.Image(shape=(8, 8, 1)), "label": kinds.ClassLabel(names=["a", "b"])}
+
+    def rows(*labels):
+        return [{"image": png(np.zeros((8, 8, 1), np.uint8)), "label": label} for label in labels]
+
+    prepare(tmp_path, "some", features, {"train": rows(0, 1, 1), "validation": [], "test": rows(-1, -1)})
+    source = TFDS("some", str(tmp_path))
+    assert load(source, ImageClassification(), batch_size=2).facts.examples == {"train": 3}
+    assert list(source.images().splits) == ["train", "test"]  # for predictions
+
+
+@pytest.mark.parametrize("text_key", ["texts", "number"])
+@pytest.mark.parametrize("task", [CausalLM, TextClassification])
+def test_a_feature_without_texts_raises(task, text_key, prepare, tmp_path):
+    def features(kinds):
+        return {"texts": kinds.Sequence(kinds.Text()), "number": np.int64, "label": kinds.ClassLabel(names=["a"])}
+
+    row = {"texts": np.array([b"a", b"b"], object), "number": 1, "label": 0}
+    prepare(tmp_path, "some", features, {"train": [row]})
+    with pytest.raises(ValueError, match=f"feature '{text_key}' of example 0 is .*: it must be a text"):
+        load(TFDS("some", str(tmp_path), text_key=text_key), task(sequence_length=8))
+
+
+def test_features_of_unsupported_shapes_raise(prepare, tmp_path):
+    def features(kinds):
+        names = ["a", "b"]
+        image = kinds.Image(shape=(None, None, None))
+        several = kinds.Sequence(kinds.ClassLabel(names=names))
+        return {"image": image, "label": kinds.ClassLabel(names=names), "text": kinds.Text(), "labels": several}
+
+    row = {"image": png(np.zeros((8, 8, 3), np.uint8)), "label": 0, "text": b"a", "labels": np.array([0, 1])}
+    prepare(tmp_path, "some", features, {"train": [row]})
+    with pytest.raises(ValueError, match=r"The images 'image' of some/1\.0\.0 have no known number of channels"):
+        load(TFDS("some", str(tmp_path)), ImageClassification())
+    with pytest.raises(ValueError, match=r"The feature 'labels' of some/1\.0\.0 is not a single label"):
+        load(TFDS("some", str(tmp_path), label_key="labels"), TextClassification(sequence_length=8))
 
 
 def test_invalid_utf8_raises(prepare, tmp_path):

@@ -482,7 +482,8 @@ def test_exported_tokenizer_adds_special_tokens(own):
     assert theirs.encode("good bad").offsets == [(0, 0), (0, 4), (5, 8), (0, 0)]
     without = library.Tokenizer.from_str(ours.exported(None, ours.end_of_text))
     assert without.encode("bad").ids == [bad, ours.end_of_text]
-    assert ours.exported() == ours.to_str()
+    assert library.Tokenizer.from_str(ours.exported(ours.cls)).encode("bad").ids == [ours.cls, bad]
+    assert library.Tokenizer.from_str(ours.exported()).encode("bad").ids == [bad]
     assert (again := Tokenizer(theirs)).exported(ours.cls, ours.sep) == theirs.to_str()
     assert again.begin_of_text is None
 

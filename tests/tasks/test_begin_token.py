@@ -1,13 +1,20 @@
 """Language models read the token that a tokenizer adds before each text, such as Llama's <s>."""
 
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from lineage.data import Documents, PairedTexts, Tokenizer
+from lineage import models
+from lineage.data import Documents, Facts, Loader, PairedTexts, Tokenizer
 from lineage.data.sources.base import Source
+from lineage.evaluation.likelihood import LanguageModel
 from lineage.tasks import TASKS
+from lineage.train import expert_mixture
 from tests.data.conftest import load, train
 
 TEXTS = ["one two", "three", "four five six"]
@@ -62,3 +69,26 @@ def test_pairs(tokenizer):
         assert task.request(tokenizer.encode(text), tokenizer, data.facts).prompts.tolist() == [expected]
         targets = batch["targets"][row][batch["mask"][row]].tolist()
         assert targets == [*TEXTS[::-1][row].encode(), tokenizer.end_of_text]
+
+
+def test_questions_to_experts(tokenizer, monkeypatch):
+    """Check that a question about an example has the token once, before the whole question."""
+    asked = []
+
+    class Recorded(LanguageModel):
+        def of_tokens(self, pairs):
+            asked.extend(np.concatenate(pair).tolist() for pair in pairs)
+            return super().of_tokens(pairs)
+
+    monkeypatch.setattr(expert_mixture, "LanguageModel", Recorded)
+    model = models.build("gpt", depth=1, width=8, num_heads=1, vocab_size=tokenizer.vocab_size, max_length=16)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    tokens = np.array([[tokenizer.cls, *b"ab", tokenizer.cls, *b"c"]])
+    experts = SimpleNamespace(question="{text} ({name})", examples=1)
+    experiment = SimpleNamespace(
+        config=SimpleNamespace(experts=experts), model=model, tokenizer=tokenizer,
+        facts=Facts(begin_token=tokenizer.cls), loader=Loader(batch_size=1),
+        data=SimpleNamespace(train=[{"tokens": tokens, "mask": np.ones(tokens.shape, bool)}]),
+    )  # fmt: skip
+    expert_mixture._answer(experiment, variables["params"], ["x", "y"], None)
+    assert asked == [[tokenizer.cls, *b"abc (x)"], [tokenizer.cls, *b"abc (y)"]]

@@ -22,7 +22,7 @@ from lineage.data.inputs import from_memory
 from lineage.data.tokenizers import TOKENIZERS
 from lineage.models.convert import companions
 from lineage.tasks import TASKS
-from lineage.train import export
+from lineage.train import export, trained
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
@@ -133,11 +133,13 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "conditional_lm"])
-def test_exported_language_model_reads_the_token_before_a_text(task, tiny, tmp_path):
-    """Check a tokenizer that adds a token before each text, and another post-processor of it."""
+@pytest.mark.parametrize("added", ["<s> $A", "<s> $A <|endoftext|>", "$A <|endoftext|>"])
+def test_exported_language_model_reads_the_token_before_a_text(added, task, tiny, tmp_path):
+    """Check the prompts of the run, of `transformers` and of the export that is read again, with a post-processor."""
     backend = tokenizers.Tokenizer.from_str(TOKENIZERS["bytes"]().train([], ("end_of_text", "cls")).to_str())
     begin, end = map(backend.token_to_id, ("<s>", "<|endoftext|>"))
-    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    names = [("<s>", begin), ("<|endoftext|>", end)]
+    first = processors.TemplateProcessing(single=added, special_tokens=names)
     backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), first])
     backend.save(str(tmp_path / "tokenizer.json"))
     sizes = {"model.name": "gpt", "model.depth": 1, "model.width": 16, "model.num_heads": 2, "model.vocab_size": 300}
@@ -145,11 +147,15 @@ def test_exported_language_model_reads_the_token_before_a_text(task, tiny, tmp_p
     experiment = Experiment(tiny("gpt" if task == "causal_lm" else "transformer", changes), tmp_path / "run")
     state = jax.jit(experiment.make_state)()
     export.write(experiment, state.variables(), "safetensors", tmp_path / "export")
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "export").bos_token_id == begin
-    tokenizer = experiment.tokenizer
-    prompt = experiment.task.request(tokenizer.encode("1 Mai"), tokenizer, experiment.facts).prompts
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"]
-    assert tokens == prompt[0].tolist() == [begin, *b"1 Mai", *([end] if task == "conditional_lm" else [])]
+    before = [begin] if added.startswith("<s>") else []
+    if before:
+        assert transformers.AutoConfig.from_pretrained(tmp_path / "export").bos_token_id == begin
+    expected = [*before, *b"1 Mai", *([end] if task == "conditional_lm" else [])]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"] == expected
+    for found in (experiment, trained.load(tmp_path / "export", task=task).experiment):
+        prompt = found.task.request(found.tokenizer.encode("1 Mai"), found.tokenizer, found.facts).prompts
+        assert prompt[0].tolist() == expected
+    assert trained.language_model(tmp_path / "export").encode("1 Mai").tolist() == [*before, *b"1 Mai"]
 
 
 def test_export_keeps_the_length_of_the_model(exported):
