@@ -182,8 +182,8 @@ class Table(ExitStack):
             if run.state != state or (state == "running" and now - when >= LOG_SECONDS):
                 name, state, step, loss, left = run.row()
                 details = step and f"step {step}", loss and f"loss {loss}", left and f"{left} left"
+                self.printed[run] = run.state, now  # even if the line cannot be written
                 self.console.print("  ".join(filter(None, (name, state, *details))), markup=False, soft_wrap=True)
-                self.printed[run] = run.state, now
 
     def _grid(self, runs: Sequence[Run]) -> Grid:
         room = max(self.console.height - 5, 3)

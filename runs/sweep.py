@@ -150,7 +150,8 @@ class Launcher:
                         if run is None:
                             break
                         self.begin(run)
-                    table.show(shown)
+                    with suppress(OSError, SystemExit):  # a full disk or a closed pipe, at which Rich exits
+                        table.show(shown)
                     if not self.jobs:
                         return
                     time.sleep(TICK)

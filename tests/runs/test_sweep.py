@@ -1,6 +1,8 @@
 """Sweeps with fake runs: skipping, resuming, signals and devices (real runs: `tests/e2e/test_sweep.py`)."""
 
 import csv
+import errno
+import io
 import json
 import os
 import signal
@@ -189,6 +191,19 @@ def test_sweep_ends_if_its_config_was_edited_meanwhile(tmp_path):
     with pytest.raises(ValueError, match=r"another config \(total_steps was 5, is 4\): undo the changes"):
         run_sweep([*command, "--config.total_steps=5"], *rest, finish)
     assert ran(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
+def test_output_that_cannot_be_written_does_not_stop_the_runs(error, tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        fileno = io.FileIO(os.devnull).fileno  # to which Rich redirects a closed pipe
+
+        def write(self, text):
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert run_sweep(*arguments(tmp_path, [{"seed": 1}, {"seed": 2}]), lambda *results: None) == 0
+    assert ran(tmp_path) == ["1", "2"]
 
 
 def test_stopped_run_does_not_stop_others(tmp_path):
