@@ -307,18 +307,30 @@ def _text(config):
 
 def check_config(config: Any, workdir: Path, earlier: Any = None) -> None:
     """Raise ValueError unless the run has this config, or as `earlier` versions wrote it, apart from `MAY_CHANGE`."""
-    before, now, other = map(flatten, (saved_config(workdir), plain(config), plain(earlier or config)))
+    # If no record is left, the checkpoints cannot be restored either.
+    if changed := differences(saved_config(workdir), plain(config), plain(earlier or config)):
+        raise ValueError(f"{workdir} holds a run of another config ({changed}): choose another workdir, or {FORCE}.")
+
+
+def differences(
+    before: Mapping[str, Any],
+    config: Mapping[str, Any],
+    earlier: Mapping[str, Any] | None = None,
+    ignored: tuple[str, ...] = MAY_CHANGE,
+) -> str:
+    """Return the first differences of a run's config from the one it had `before`, apart from `ignored` keys.
+
+    The result is "" if there are none, or if the config before is not known, {}. See `check_config` for `earlier`.
+    """
+    before, now, other = map(flatten, (before, config, earlier or config))
     changed = [
         f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
         for key in {**before, **now}
         # A key that only the new config has is ignored while it is off (0, False, "" or None).
-        if before.get(key) not in (now.get(key), other.get(key)) and not key.startswith(MAY_CHANGE)
+        if before.get(key) not in (now.get(key), other.get(key)) and not key.startswith(ignored)
         if key in before or now[key]
     ]
-    if before and changed:  # if no record is left, the checkpoints cannot be restored either
-        raise ValueError(
-            f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or {FORCE}."
-        )
+    return "; ".join(changed[:4]) if before else ""
 
 
 def saved_config(workdir: Path) -> dict[str, Any]:

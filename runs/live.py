@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, flatten, read_json, regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MAY_CHANGE, METRICS, differences, flatten, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, printable, show
@@ -100,6 +100,15 @@ class Run:
         config = self.facts().get("config")
         return isinstance(config, dict) and without_cluster(config) == without_cluster(self.config)
 
+    def check_config(self) -> None:
+        """Raise ValueError if the folder has a run of another config or length, whose results differ."""
+        ignored = tuple(key for key in MAY_CHANGE if key != "total_")
+        if changed := differences(read_json(self.folder / CONFIG), self.config, ignored=ignored):
+            raise ValueError(
+                f"{self.folder} holds a run of another config ({changed}): undo the changes of the config since the "
+                "sweep began and delete the folder, or choose another workdir."
+            )
+
     def facts(self) -> Mapping[str, Any]:
         """Return the facts that the run wrote when it finished, {} if it has not."""
         return read_json(self.folder / ARTIFACTS / FACTS)
@@ -173,8 +182,8 @@ class Table(ExitStack):
             if run.state != state or (state == "running" and now - when >= LOG_SECONDS):
                 name, state, step, loss, left = run.row()
                 details = step and f"step {step}", loss and f"loss {loss}", left and f"{left} left"
+                self.printed[run] = run.state, now  # even if the line cannot be written
                 self.console.print("  ".join(filter(None, (name, state, *details))), markup=False, soft_wrap=True)
-                self.printed[run] = run.state, now
 
     def _grid(self, runs: Sequence[Run]) -> Grid:
         room = max(self.console.height - 5, 3)

@@ -42,8 +42,9 @@ def run_search(
     if importlib.util.find_spec("optuna") is None:
         raise ModuleNotFoundError("sweep --optuna needs Optuna, which is not installed: `pip install optuna`.")
     if config_of({}).get("checkpoint", {}).get("best") == "":  # runs refuse an unknown metric at their start
-        best = {"best": search.metric, "best_is_highest": search.maximize}
-        command = [*command, *(f"--config.checkpoint.{key}={value}" for key, value in best.items())]
+        best = {"checkpoint.best": search.metric, "checkpoint.best_is_highest": search.maximize}
+        command = [*command, *(f"--config.{key}={value}" for key, value in best.items())]
+        given, config_of = config_of, lambda changes: given({**best, **changes})
     workdir.mkdir(parents=True, exist_ok=True)
     with locked(workdir):
         trials = Trials(search, config_of, workdir)
@@ -96,6 +97,7 @@ class Trials:
             if one.state == self.states.COMPLETE and not run.facts():  # its folder was lost: repeat the run
                 self.repeated.add(run)
             elif ended:
+                run.check_config()
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
                 run.look()
 

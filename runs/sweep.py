@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
@@ -74,22 +74,24 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
         alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # The same run may have another name, from a sweep in which other keys differed.
-    there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]
-    runs = []
-    for name, changes, config in zip(run_names(overrides), overrides, configs):
-        name = next((known for other, known in there if without_cluster(other) == without_cluster(config)), name)
-        runs.append(Run(name, workdir / name, changes, config))
-    return runs
+    there = [(without_cluster(read_json(path)), path.parent.name) for path in sorted(workdir.glob("*/config.json"))]
+    wanted = map(without_cluster, configs)
+    known = [next((name for other, name in there if other == config), None) for config in wanted]
+    names = (old or new for old, new in zip(known, run_names(overrides, {*known})))
+    return [Run(name, workdir / name, *both) for name, *both in zip(names, overrides, configs)]
 
 
-def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of folders from the keys that distinguish the runs, such as "learning_rate=0.001,seed=1"."""
+def run_names(overrides: Sequence[Mapping[str, Any]], taken: Container[str | None] = ()) -> list[str]:
+    """Return names of folders from the keys that distinguish the runs, such as "learning_rate=0.001,seed=1".
+
+    The names differ from each other and from those that are `taken`.
+    """
     keys = distinguishing(overrides)
     names: list[str] = []
     for changes in overrides:
         parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]
         name = ",".join(parts).translate(FOLDER) or "base"
-        if len(name.encode()) > LONGEST_NAME or name in names:
+        if len(name.encode()) > LONGEST_NAME or name in taken or name in names:
             name = name.encode()[:LONGEST_NAME].decode(errors="ignore")
             name = f"{name}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
         names.append(name)
@@ -148,7 +150,8 @@ class Launcher:
                         if run is None:
                             break
                         self.begin(run)
-                    table.show(shown)
+                    with suppress(OSError, SystemExit):  # a full disk or a closed pipe, at which Rich exits
+                        table.show(shown)
                     if not self.jobs:
                         return
                     time.sleep(TICK)
@@ -202,6 +205,8 @@ class Launcher:
         else:  # a run that was started by hand is not waited for if the launcher is stopped
             ended = not held(run.folder) or (stopping and job.pid is None)
         new = run.look()
+        if new and job.process:  # the run has written its config, and read the file of the config, after this sweep
+            run.check_config()
         if ended:
             del self.jobs[run]
             if run.code == 0 or (not job.process and run.is_done()):

@@ -102,8 +102,13 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
     params, collections, frozen = jax.tree.map(
         lambda new, old: jax.device_put(jnp.asarray(new, old.dtype), old.sharding), (params, collections, frozen), like
     )
-    ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-    return state.replace(params=params, ema=ema, collections=collections, frozen=frozen)
+    average = None if state.ema is None else jax.tree.map(_copied_to, params, state.ema)
+    return state.replace(params=params, ema=average, collections=collections, frozen=frozen)
+
+
+def _copied_to(new, old):
+    """Return a copy of an array, for donation, in the place of another one, which may be the memory of the host."""
+    return jax.device_put(jnp.copy(new), old.sharding)
 
 
 def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) -> Callable[[Batch], Batch]:

@@ -257,6 +257,9 @@ def test_invalid_search_raises(tmp_path, monkeypatch):
     for space in ({"x": SPACE["x"]}, SPACE | {"y": SPACE["x"]}):
         with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
             run_search(COMMAND, Search(space), dict, tmp_path / "b", finish)
+    (tmp_path / "b" / "trial_000" / "config.json").write_text('{"total_steps": 9}')
+    with pytest.raises(ValueError, match=r"trial_000 holds a run of another config \(total_steps was 9, is 8\): undo"):
+        run_search(COMMAND, Search(SPACE), lambda changes: {"total_steps": 8}, tmp_path / "b", finish)
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install optuna"):
         run(tmp_path)

@@ -1,6 +1,8 @@
 """Sweeps with fake runs: skipping, resuming, signals and devices (real runs: `tests/e2e/test_sweep.py`)."""
 
 import csv
+import errno
+import io
 import json
 import os
 import signal
@@ -173,10 +175,35 @@ def test_cluster_settings_do_not_distinguish_runs(tmp_path):
 
 
 def test_finished_run_with_another_name_is_skipped(tmp_path):
+    """Check also that another run of the sweep whose name would be that of the finished one gets its own folder."""
     sweep(tmp_path, [{"seed": 1}])
     sweep(tmp_path, [{"seed": 1}, {"seed": 2}])
     assert ran(tmp_path) == ["1", "2"]
     assert [row["run"] for row in table(tmp_path)] == ["base", "seed=2"]
+    (first, second) = plan([{}, {"seed": 1}], configs([{"seed": 0}, {"seed": 1}], 4), tmp_path)
+    assert (first.name[:5], second.name) == ("base~", "base")
+    assert not first.folder.exists()
+
+
+def test_sweep_ends_if_its_config_was_edited_meanwhile(tmp_path):
+    """Check a run that reads another config than the sweep has, whose results would be taken for those of its own."""
+    (command, *rest) = arguments(tmp_path, [{"seed": 1}, {"seed": 2}])
+    with pytest.raises(ValueError, match=r"another config \(total_steps was 5, is 4\): undo the changes"):
+        run_sweep([*command, "--config.total_steps=5"], *rest, finish)
+    assert ran(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
+def test_output_that_cannot_be_written_does_not_stop_the_runs(error, tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        fileno = io.FileIO(os.devnull).fileno  # to which Rich redirects a closed pipe
+
+        def write(self, text):
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert run_sweep(*arguments(tmp_path, [{"seed": 1}, {"seed": 2}]), lambda *results: None) == 0
+    assert ran(tmp_path) == ["1", "2"]
 
 
 def test_stopped_run_does_not_stop_others(tmp_path):

@@ -98,7 +98,9 @@ def test_optimizer_state_covers_adapters_only(tiny, base):
 
 @tiered("optimizer", ["prodigy", "schedule_free_adamw"])
 def test_optimizer_starts_from_the_loaded_parameters(optimizer, tiny, base, tmp_path):
+    """Check that a step accepts the state, also with the average of `schedule_free_adamw` in the memory of the host."""
     changes = SMALL | {"init.path": str(base), "optimizer.name": optimizer, "total_steps": 1}
+    changes["offload"] = optimizer == "schedule_free_adamw"
     experiment = Experiment(tiny("gpt", changes), tmp_path, **ONE)
     with Checkpoints(tmp_path) as checkpoints:
         state = initial_state(experiment, checkpoints, print)
