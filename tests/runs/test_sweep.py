@@ -46,6 +46,9 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 seed, total = int(options["config.seed"]), int(options.get("config.total_steps", 4))
 config = {"seed": seed, "total_steps": total}
+for key, value in options.items():
+    if key.startswith("config.") and key not in ("config.fail", "config.sleep", "config.together"):
+        config.setdefault(key.removeprefix("config."), int(value) if value.isdecimal() else value)
 (folder / "config.json").write_text(json.dumps(config))
 saved = folder / "saved"
 start = int(saved.read_text()) if saved.exists() else 0
