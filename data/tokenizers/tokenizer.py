@@ -130,9 +130,9 @@ class Tokenizer:
 
     @cached_property
     def begin_of_text(self) -> int | None:
-        """Token that the post-processor adds before a text, as Llama's does; None if it adds none or others, too.
+        """The only token that the post-processor adds before a text, such as Llama's <s>; None if there is none.
 
-        The end of text may follow the text.
+        It is also None if the post-processor adds anything but the end of text after a text.
         """
         before, after = self._added
         return before[0] if len(before) == 1 and after in ([], [self.end_of_text]) else None
