@@ -264,7 +264,7 @@ class Subset(ExampleSource):
         return self.source.take(self.chosen[indices])
 
     def check(self, index: int) -> None:
-        self.source.check(self.chosen[index])
+        self.source.check(int(self.chosen[index]))
 
 
 def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:

@@ -19,7 +19,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
     parts, errors = [part.source for part in (data.train, *data.splits.values())], []
     for part in parts:
         end = time.monotonic() + seconds / len(parts)
-        for index in evenly_spaced(len(part), CHECKED):
+        for index in evenly_spaced(len(part), CHECKED).tolist():
             try:
                 part.check(index)
             except ValueError as error:

@@ -172,7 +172,7 @@ class Sampler:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
             raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
         tokens = tokenizer.encode(prompt)
-        if not len(tokens):
+        if not len(tokens) and self.context.facts.begin_token is None:
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, tokenizer, self.context.facts)
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)

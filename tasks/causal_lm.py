@@ -32,6 +32,7 @@ class CausalLM(DocumentTask):
 
     needs = ("next_token",)
     generates = True
+    begins = True
     special_tokens = ("end_of_text",)
     optional_tokens = ("end_of_text",)
     loader_options = ("order",)
@@ -46,13 +47,10 @@ class CausalLM(DocumentTask):
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         if not self.generates:
             return super().input_examples(rows, tokenizer, facts)
-        prompts = tokenizer.encode_batch(rows)
+        prompts = [after(facts.begin_token, tokens) for tokens in tokenizer.encode_batch(rows)]
         if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
             raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
-        return InputExamples(Prompts([after(facts.begin_token, tokens) for tokens in prompts]))
-
-    def begin_token(self, tokenizer: Tokenizer) -> int | None:
-        return tokenizer.begin_of_text
+        return InputExamples(Prompts(prompts))
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         return Packed(stream, length) if self.packing else super().part(stream, length, evaluation)

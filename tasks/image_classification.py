@@ -49,7 +49,8 @@ class ImageClassification(LabeledImageTask):
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples, without evaluation splits without labels (-1), such as the test split of ImageNet."""
         parts = content.splits.items()
-        splits = {name: part for name, part in parts if name == "train" or not len(part) or part[0]["label"] != -1}
+        kept = [(name, part) for name, part in parts if name == "train" or not len(part) or part[0]["label"] != -1]
+        splits = {name: CheckedLabels(part, name, len(content.class_names)) for name, part in kept}
         return super().examples(content._replace(splits=splits), tokenizer, seed)
 
     def loss(self, model: Model, batch: Batch) -> Result:
@@ -92,6 +93,30 @@ class ImageClassification(LabeledImageTask):
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
             found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
         return found | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
+
+
+@dataclass(frozen=True)
+class CheckedLabels(ExampleSource):
+    """Labeled images of a split; labels that are not class indices raise ValueError on access."""
+
+    source: ExampleSource
+    split: str
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        found = self.source.take(indices)
+        for index, label in zip(indices, found["label"]):
+            if not 0 <= label < self.num_classes:
+                where = f"Example {index} of the split {self.split!r}"
+                given = "no label (-1)" if label == -1 else f"the label {label}"
+                raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
+        return found
+
+    def check(self, index: int) -> None:
+        self.source.check(index)
 
 
 @TASKS.register("distilled_image_classification")

@@ -142,10 +142,8 @@ class ConditionalLM(PairTask):
     needs = ("next_token",)
     ends = ("", "end_of_text")
     generates = True
+    begins = True
     kind = pairs.Continuations
-
-    def begin_token(self, tokenizer: Tokenizer) -> int | None:
-        return tokenizer.begin_of_text
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
         return Request(np.append(pairs.after(facts.begin_token, tokens), tokenizer.end_of_text)[None])

@@ -29,6 +29,7 @@ class TextTask(Task):
     """
 
     arrays: ClassVar = {"tokens": "int32 B T", "targets": "int32 B T", "mask": "bool B T"}
+    begins: ClassVar[bool] = False  # whether the model reads the token that a tokenizer adds before each text
 
     sequence_length: Natural = 0
     label_smoothing: Rate = 0.0
@@ -51,7 +52,9 @@ class TextTask(Task):
 
     def begin_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the token before each text that a language model reads, if the tokenizer adds one; None for others."""
-        return None
+        if self.known:
+            return self.known.begin_token
+        return tokenizer.begin_of_text if self.begins else None
 
     def first_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the first token of an encoder-decoder's target; None for other models."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from lineage.configs import base
 from lineage.configs.atomic import write_atomic, write_record
 from lineage.data import tokenizers
-from lineage.data.facts import FACTS
+from lineage.data.facts import FACTS, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
@@ -47,6 +47,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     experiment.check()
     if not done:
         check_examples(experiment.data)
+    elif not force_config:
+        check_begin_token(experiment.facts, workdir)
     if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
         experiment.tokenizer.save(workdir)
     if not done:
@@ -59,6 +61,19 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
     probe.mkdir(parents=True, exist_ok=True)
     probe.rmdir()
+
+
+def check_begin_token(facts: Facts, workdir: Path) -> None:
+    """Raise ValueError if a run was trained with another token before each text, or with none as in old versions."""
+    try:
+        before = Facts.load(workdir / FACTS).begin_token
+    except (ValueError, OSError):  # a damaged or missing file is written again
+        return
+    if before != facts.begin_token:
+        raise ValueError(
+            f"the token before each text was {before} in the run in {workdir}, and is now {facts.begin_token}: choose "
+            f"another workdir, or {folder.FORCE}."
+        )
 
 
 def check_start(experiment: Experiment) -> None:

@@ -45,7 +45,7 @@ class Mixed(ExampleSource):
 
     def check(self, index: int) -> None:
         part, rank = self._places(np.array([index]))
-        self.parts[part[0]].check(rank[0])
+        self.parts[part[0]].check(int(rank[0]))
 
     def _places(self, indices):
         """Return the source of each example, and its index there."""

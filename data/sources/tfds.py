@@ -71,6 +71,8 @@ class TFDS(PathSource):
             # -1 marks a missing label; for numeric labels, only if there is no other label.
             missing = -1 if known or set(labels) == {-1} else None
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
+            if wrong := [label for _, label in rows if known and not 0 <= label < len(known)]:
+                raise ValueError(f"The split {name} has the label {wrong[0]}: it must be from 0 to {len(known) - 1}.")
             if rows:
                 named = [known[label] if known else str(label) for _, label in rows]
                 splits[name] = LabeledTexts([row for row, _ in rows], named, known)
@@ -113,11 +115,13 @@ class TFDS(PathSource):
 
     def _records(self, split: str, decoders: Any = None) -> Any:
         """Return the examples of a split."""
+        info = self._builder.info
         try:
+            if not info.splits[split].num_examples:
+                raise ValueError("it has no examples")
             return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
         except ValueError as error:
-            name = self._builder.info.full_name
-            raise ValueError(f"The split {split!r} of {name} cannot be read: {error}") from None
+            raise ValueError(f"The split {split!r} of {info.full_name} cannot be read: {error}") from None
 
     def _columns(self, texts: Sequence[str], *others: str) -> dict[str, list[list[Any]]]:
         """Return all values of features with texts, and of other features, by split; texts are decoded."""

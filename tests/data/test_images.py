@@ -1,14 +1,18 @@
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lineage.data.content import in_memory
+from lineage.data.content import Arrays, Images, in_memory
+from lineage.data.sources.base import Source
 from lineage.data.sources.folder import Folder, ImageNet
 from lineage.data.sources.packages import Digits
 from lineage.data.transforms.pillow import decode, stack
+from lineage.tasks.image_classification import ImageClassification
+from tests.data.conftest import load
 
 
 def test_digits():
@@ -179,3 +183,35 @@ def test_imagenet_errors(tmp_path):
         ImageNet(f"{tmp_path}/val").images()
     with pytest.raises(ValueError, match=r"source.validation_fraction is 1: it must be 0 or more and below 1"):
         ImageNet(path, validation_fraction=1)
+
+
+@dataclass(frozen=True)
+class InMemory(Source):
+    content: Images
+
+    def images(self):
+        return self.content
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"train": [0, -1, 1]}, "Example 1 of the split 'train' has no label"),
+        ({"train": [-1, -1]}, "Example [01] of the split 'train' has no label"),
+        ({"train": [0, 1], "test": [1, -1]}, "Example 1 of the split 'test' has no label"),
+        ({"train": [0, 1], "test": [2, 0]}, "Example 0 of the split 'test' has the label 2: .* from 0 to 1"),
+    ],
+)
+def test_a_label_that_is_not_a_class_raises(labels, message, in_memory):
+    """Check splits of which some images have no label, an unlabeled training split, and too large labels."""
+    pixels = np.zeros((3, 4, 4, 1), np.uint8)
+    splits = {name: Arrays({"image": pixels[: len(part)], "label": np.array(part)}) for name, part in labels.items()}
+    task = ImageClassification(in_memory=in_memory)
+
+    def read():
+        loaded = load(InMemory(Images(splits, ["a", "b"])), task, batch_size=2)
+        return [loaded.train[step] for step in range(2)], [*loaded.splits.get("test", ())]
+
+    with pytest.raises(ValueError, match=message):
+        read()

@@ -105,6 +105,8 @@ def test_splits_without_labels_or_examples_are_omitted(prepare, tmp_path):
     source = TFDS("some", str(tmp_path))
     assert load(source, ImageClassification(), batch_size=2).facts.examples == {"train": 3}
     assert list(source.images().splits) == ["train", "test"]  # for predictions
+    with pytest.raises(ValueError, match=r"'train\[:0\]' of some/1.0.0 cannot be read: it has no examples"):
+        load(TFDS("some", str(tmp_path), train_split="train[:0]"), ImageClassification())
 
 
 @pytest.mark.parametrize("text_key", ["texts", "number"])
@@ -252,6 +254,9 @@ def test_labeled_pairs(prepare, tmp_path):
     (batch,) = loaded.splits["validation"]
     assert batch["label"][0] == 1
     assert loaded.tokenizer.decode(batch["tokens"][0]) == "<s>a 0</s>b</s><pad><pad><pad><pad><pad>"
+    (tmp_path / "mrpc" / "1.0.0" / "label.labels.txt").write_text("no\n")
+    with pytest.raises(ValueError, match="The split train has the label 1: it must be from 0 to 0"):
+        load(TFDS("mrpc", str(tmp_path), text_key="sentence1,sentence2"), TextClassification(sequence_length=12))
 
 
 def test_regression_targets(prepare, tmp_path):

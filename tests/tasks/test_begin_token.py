@@ -1,5 +1,6 @@
 """Language models read the token that a tokenizer adds before each text, such as Llama's <s>."""
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import jax
@@ -10,11 +11,16 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from lineage import models
+from lineage.configs import cli
+from lineage.configs.atomic import write_record
 from lineage.data import Documents, Facts, Loader, PairedTexts, Tokenizer
+from lineage.data.facts import FACTS
 from lineage.data.sources.base import Source
 from lineage.evaluation.likelihood import LanguageModel
+from lineage.evaluation.sampling import Sampler
 from lineage.tasks import TASKS
-from lineage.train import expert_mixture
+from lineage.train import expert_mixture, loop
+from lineage.train.experiment import Experiment
 from tests.data.conftest import load, train
 
 TEXTS = ["one two", "three", "four five six"]
@@ -92,3 +98,31 @@ def test_questions_to_experts(tokenizer, monkeypatch):
     )  # fmt: skip
     expert_mixture._answer(experiment, variables["params"], ["x", "y"], None)
     assert asked == [[tokenizer.cls, *b"abc (x)"], [tokenizer.cls, *b"abc (y)"]]
+
+
+@pytest.mark.thorough
+def test_a_run_without_it_stays_without_it(tokenizer, tmp_path):
+    """Check a run of a version that did not add the token: such a run is evaluated as before, but not continued."""
+    (tmp_path / "texts.txt").write_text(" ".join(TEXTS * 20))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    config, _ = cli.load("tests/tiny.py:gpt")
+    named = {"source": f"text:{tmp_path / 'texts.txt'}", "tokenizer": f"file:{tmp_path / 'tokenizer.json'}"}
+    cli.override(config, named | {"source.test_path": str(tmp_path / "texts.txt"), "total_steps": 1})
+    run, one = tmp_path / "run", jax.devices()[:1]
+    loop.train(config, run, devices=one)
+    facts = Facts.load(run / FACTS)
+    assert facts.begin_token == tokenizer.cls
+    experiment = Experiment(config, run, one, saved_facts=facts)
+    sampler = Sampler(experiment.context())
+    assert len(sampler.write(experiment.restore().variables(), "")) == 1
+    config.total_steps = 2
+    write_record(run / FACTS, asdict(replace(facts, begin_token=None)))
+    with pytest.raises(
+        ValueError, match=f"the token before each text was None in the run .*, and is now {tokenizer.cls}: "
+    ):
+        loop.train(config, run, devices=one)
+    experiment = Experiment(config, run, one, saved_facts=Facts.load(run / FACTS))
+    batch = experiment.evaluation_data.splits["test"].source.take(np.arange(1))
+    assert not (batch["tokens"] == tokenizer.cls).any()
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        Sampler(experiment.context()).write(experiment.restore().variables(), "")
