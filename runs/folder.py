@@ -239,10 +239,13 @@ def discard_artifacts(workdir: Path) -> None:
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, files = workdir / DATA, {**files, **_own_files(workdir)}
+    path, own = workdir / DATA, _own_files(workdir)
+    files = {**files, **own}
     if last_step(workdir) and not force:
         before = read_json(path)
         _check_record(before or files, workdir)
+        if before and before.keys() <= own.keys():  # earlier versions recorded no files of data sets of TFDS
+            before |= {name: files[name] for name in files.keys() - own.keys()}
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if before and changed:
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
 from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
+from lineage.data.fingerprint import identity
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import parse_json
@@ -50,7 +51,7 @@ class TFDS(PathSource):
         return self  # only one data set of a remote `data_dir` is copied
 
     def files(self) -> list[str]:
-        return []  # The files of TFDS have their own checksums.
+        return [str(self._builder.data_dir)]
 
     def documents(self) -> dict[str, Documents]:
         return {name: self._texts(split) for name, split in self._splits.items()}
@@ -146,8 +147,7 @@ class TFDS(PathSource):
         if self.max_bytes:
             size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
-        info = self._builder.info
-        fingerprint = f"{info.full_name} {info.splits[split].num_bytes} {split} {key} {length}"
+        fingerprint = partial(identity, self.files(), self._builder.info.full_name, split, key, length)
         return Documents(lambda: (_text(records[i][key], key, i) for i in range(length)), fingerprint)
 
     def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:

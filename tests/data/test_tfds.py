@@ -38,7 +38,7 @@ def test_images(shapes):
 def test_split_syntax(shapes):
     splits = {"train_split": "train[:75%]", "validation_split": "train[75%:]", "test_split": "test"}
     source = TFDS("shapes:1.0.0", str(shapes), **splits)
-    assert source.files() == []
+    assert source.files() == [str(shapes / "shapes" / "1.0.0")]
     loaded = load(source, ImageClassification(), batch_size=3)
     assert loaded.facts.examples == {"train": 30, "validation": 10, "test": 7}
     first = next(iter(loaded.splits["validation"]))
@@ -107,6 +107,17 @@ def test_splits_without_labels_or_examples_are_omitted(prepare, tmp_path):
     assert list(source.images().splits) == ["train", "test"]  # for predictions
     with pytest.raises(ValueError, match=r"'train\[:0\]' of some/1.0.0 cannot be read: it has no examples"):
         load(TFDS("some", str(tmp_path), train_split="train[:0]"), ImageClassification())
+
+
+def test_documents_of_another_preparation_have_another_fingerprint(prepare, tmp_path):
+    def features(kinds):
+        return {"text": kinds.Text()}
+
+    found = []
+    for folder, text in (("a", b"One"), ("b", b"one"), ("c", b"One")):
+        prepare(tmp_path / folder, "texts", features, {"train": [{"text": text}]})
+        found.append(TFDS("texts", str(tmp_path / folder)).documents()["train"].fingerprint())
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.parametrize("text_key", ["texts", "number"])

@@ -79,8 +79,9 @@ def test_probes_of_a_run(tiny, tmp_path):
     features = jax.jit(lambda image: experiment.model.clone(num_classes=0).apply({"params": params}, image))
 
     def seen(source):
-        pixels = source.features["image"] / np.float32(127.5) - 1  # not augmented, as in an evaluation
-        return np.asarray(features(pixels)), source.features["label"]
+        examples = source.take(np.arange(len(source)))
+        pixels = examples["image"] / np.float32(127.5) - 1  # not augmented, as in an evaluation
+        return np.asarray(features(pixels)), examples["label"]
 
     training, test = seen(data.train.source), seen(data.splits["test"].source)
     expected = accuracies([Neighbors(), FewShot(shots=5)], training, {"test": test})

@@ -368,6 +368,13 @@ def test_resuming_with_changed_data_raises(tmp_path):
             folder.keep_data(fingerprint(places), tmp_path)
     folder.keep_data(fingerprint(places), tmp_path, force=True)
     folder.keep_data(fingerprint(places), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    folder.keep_data({}, tmp_path, force=True)  # as earlier versions recorded runs on data sets of TFDS
+    folder.keep_data(fingerprint(places), tmp_path)
+    assert f"{data}/a.txt" in folder.read_json(tmp_path / folder.DATA)
+    (tmp_path / "tokenizer.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"tokenizer.json changed since"):
+        folder.keep_data(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
 
 
