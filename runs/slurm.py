@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,15 @@ class Task:
         """Stop the run after it has saved; return the task that submitit requeues."""
         from submitit.helpers import DelayedSubmission
 
-        self.process.terminate()
-        self._wait()
+        if self.process:  # otherwise, the signal has come before the run was started
+            self.process.terminate()
+            self._wait()
         return DelayedSubmission(Task(self.command, self.folder))
 
     def _wait(self):
         """Wait until the run has ended. A signal handler cannot call `Popen.wait` while another call is waiting."""
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ChildProcessError):  # `Popen.terminate` waits for a process that has ended
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def __getstate__(self):
         return self.__dict__ | {"process": None}

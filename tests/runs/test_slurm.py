@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -87,3 +88,30 @@ def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, 
     assert capsys.readouterr().out.endswith(f"\nrun: error: damaged ({folder / 'log.txt'})\n")
     slurm.Task([sys.executable, "-c", "print('stopped')"], str(folder))()
     assert run.error() == "stopped"
+
+
+@pytest.mark.parametrize("state", ["not started", "ended"])
+def test_job_is_requeued_without_a_run_to_stop(state, tmp_path):
+    """Check a signal before the run has started, and one that the run has received, and obeyed, before the job."""
+    pytest.importorskip("submitit")
+    task = slurm.Task([sys.executable, "-c", ""], str(tmp_path))
+    if state == "ended":
+        task.process = subprocess.Popen(task.command)
+        os.waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
+    requeued = task.checkpoint().function
+    assert (requeued.command, requeued.folder, requeued.process) == (task.command, str(tmp_path), None)
+
+
+def test_run_that_ends_before_a_signal_is_handled_does_not_fail(tmp_path, monkeypatch):
+    """Check that a job does not wait again for a run for which the handler of SIGTERM has waited."""
+    handlers = {}
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.update({number: handler}))
+    wait = os.waitid
+
+    def waitid(*arguments):
+        wait(*arguments)
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+        return wait(*arguments)
+
+    monkeypatch.setattr(os, "waitid", waitid)
+    slurm.Task([sys.executable, "-c", "import sys; sys.exit(75)"], str(tmp_path))()
