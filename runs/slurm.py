@@ -154,8 +154,10 @@ def _jobs(folder: Path) -> dict[str, str]:
 def _queue() -> dict[str, str]:
     """Return the states of this user's waiting and running jobs by number, NUMBER_INDEX in an array."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
+    settings = {"env": environment, "capture_output": True, "text": True, "check": True}
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(command, **settings).stdout.splitlines()
     except FileNotFoundError:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
