@@ -34,7 +34,7 @@ class Task:
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab", buffering=0) as log:
             if os.environ.get("SLURM_PROCID", "0") == "0":
-                log.write(f"{PROMPT}{shlex.join(self.command)}\n".encode())
+                log.write(os.fsencode(f"{PROMPT}{shlex.join(self.command)}\n"))
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()

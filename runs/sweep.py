@@ -181,7 +181,7 @@ class Launcher:
         with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab", buffering=0) as log:
             lock(claim.fileno())
             command = run.command(self.command)
-            log.write(f"{PROMPT}{shlex.join(command)}\n".encode())
+            log.write(os.fsencode(f"{PROMPT}{shlex.join(command)}\n"))
             before = os.sched_getaffinity(0) if cpus else None
             try:
                 if cpus:

@@ -81,7 +81,7 @@ def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, 
     folder = tmp_path / "run"
     for message in ("error: too large", "error: damaged"):
         with pytest.raises(RuntimeError, match="The run failed with exit code 1"):
-            slurm.Task([sys.executable, "-c", f"import sys; sys.exit({message!r})"], str(folder))()
+            slurm.Task([sys.executable, "-c", f"import sys; sys.exit({message!r})", "\udcff"], str(folder))()
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"run": "7"}))
     run = Run("run", folder)

@@ -210,6 +210,7 @@ def test_output_that_cannot_be_written_does_not_stop_the_runs(error, tmp_path, m
 
 
 def test_stopped_run_does_not_stop_others(tmp_path):
+    tmp_path /= "\udcff"  # a folder whose name is not UTF-8
     assert sweep(tmp_path, [{"seed": 1, "fail": 75}, {"seed": 2}]) == 75
     assert ran(tmp_path) == ["1", "2"]
     assert [row["state"] for row in table(tmp_path)] == ["stopped", "done"]
