@@ -194,10 +194,12 @@ class Table(ExitStack):
         counts = Counter(run.state.partition(" ")[0] for run in runs)
         caption = ", ".join(f"{count} {state}" for state, count in counts.items())
         grid = Grid(box=None, caption=caption, caption_justify="left", pad_edge=False)
+        settings = {"no_wrap": True, "overflow": "crop" if self.console.options.ascii_only else "ellipsis"}
         for column in ("run", "state", "step", "loss", "left"):
-            grid.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=True)
+            grid.add_column(column, justify="left" if column in ("run", "state") else "right", **settings)
         for run in shown:
             name, state, *rest = run.row()
+            name = name.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
             grid.add_row(Text(name), f"[{COLORS.get(state.partition(' ')[0], 'dim')}]{state}", *rest)
         return grid
 

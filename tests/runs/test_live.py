@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -139,6 +140,18 @@ def test_table_in_a_terminal(tmp_path):
     assert "rate=3[0]  failed (1)" in shown
     assert "9 waiting, 1 done, 1 failed, 1 running" in shown
     assert shown.count("rate=") == 5  # as many as there is room for
+
+
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_table_fits_an_ascii_terminal(width, tmp_path):
+    """Check that no character is escaped when it is printed, which would make the lines longer than the terminal."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    console = Console(file=stream, force_terminal=True, width=width, height=20, color_system=None)
+    with Table(console) as table:
+        table.show([Run(name, tmp_path / name, state="failed (1)") for name in ("source=été", "rate=0.0001,seed=1")])
+    stream.flush()
+    lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.buffer.getvalue().decode()).splitlines()
+    assert max(map(len, lines)) <= width
 
 
 def test_devices_are_divided_among_runs(monkeypatch):
