@@ -132,6 +132,7 @@ def run_train(options: Options) -> int:
         with jax.debug_nans(True) if options.debug_nans else contextlib.nullcontext():
             metrics = loop.train(config, folder, about=about, force_config=options.force_config, profile=profile)
     except loop.Preempted as stopped:
+        process.ignore_stop_signals()
         process.say(str(stopped))
         return process.PREEMPTED
     print(process.to_json(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")

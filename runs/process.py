@@ -171,6 +171,12 @@ def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
 
 
+def ignore_stop_signals() -> None:
+    """Ignore `STOP_SIGNALS`, of which a cluster may send several, so that they do not change the exit code."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class StopSignal(contextlib.AbstractContextManager):
     """Context manager that records stop signals in `received`.
 
