@@ -58,10 +58,11 @@ class MetricsWriter(AbstractContextManager):
         workdir.mkdir(parents=True, exist_ok=True)
         self.history = History(workdir / folder.METRICS, resume_step)
         self._events = Events(workdir / "events", resume_step)
+        self._row = self.history.newest  # row of W&B that is not yet sent
         if wandb:
             from wandb import init
 
-            # W&B ignores steps that it already has; a resumed run has the same values for them.
+            # W&B ignores steps that it already has, so only complete rows are sent; a resumed run has the same values.
             identity = {"id": _wandb_id(workdir, resume_step > 0), "name": workdir.name, "resume": "allow"}
             self._wandb = init(project=wandb, dir=str(workdir), config=config, **identity)
 
@@ -77,25 +78,38 @@ class MetricsWriter(AbstractContextManager):
         scalars = {key: _scalar(key, value) for key, value in metrics.items()}
         if self.history.write(int(step), scalars):
             self._events.write(int(step), scalars)
-            if self._wandb is not None:
-                self._wandb.log(scalars, step=int(step))
+            if step != self._row.get("step"):
+                self._send_row()
+                self._row = {"step": int(step)}
+            self._row |= scalars
+
+    def _send_row(self):
+        """Send the values of the newest step to W&B."""
+        if self._wandb is not None and self._row:
+            scalars = {key: value for key, value in self._row.items() if key != "step"}
+            self._wandb.log(scalars, step=self._row["step"])
 
     def flush(self) -> None:
         """Flush `metrics.jsonl` to the disk, so that a checkpoint never refers to lines that are lost."""
         if self.history is not None:
             self.history.flush()
 
-    def close(self) -> None:
-        """Close all files; closing twice is harmless."""
+    def close(self, complete: bool = True) -> None:
+        """Close all files; closing twice is harmless.
+
+        Unless the newest step is `complete`, W&B gets its values when the run resumes, with those of its evaluation.
+        """
         if self.history is not None:
             self.history.file.close()
             self._events.close()
+            if complete:
+                self._send_row()
             if self._wandb is not None:
                 self._wandb.finish()
             self.history = None
 
-    def __exit__(self, *_) -> None:
-        self.close()
+    def __exit__(self, kind: type | None, *_) -> None:
+        self.close(complete=kind is None)
 
 
 class History:
@@ -108,6 +122,7 @@ class History:
     Attributes:
         file: the open file.
         lines: number of lines.
+        newest: the lines of the newest step when the run resumes, as one line; {} if there is none.
         crc32: CRC-32 of these lines.
         earlier: duration of the run's earlier starts up to their last lines, and of the useful part of it, in seconds.
     """
@@ -120,6 +135,8 @@ class History:
         useful = [line["time/goodput"] * line["time/seconds"] for line in kept if "time/seconds" in line]
         self.earlier = next(reversed(seconds), 0.0), next(reversed(useful), 0.0)
         self.lines, self.crc32 = len(kept), zlib.crc32(path.read_bytes())
+        newest = [line for line in kept if line["step"] == kept[-1]["step"]]
+        self.newest = {key: math.nan if value is None else value for line in newest for key, value in line.items()}
         self._rewritten = {_identity(line) for line in kept if line["step"] == resume_step}
         self.path, self.file, self._pending = path, path.open("ab", buffering=0), b""
 

@@ -14,6 +14,7 @@ from optax.tree_utils import tree_get
 
 from lineage.configs.run import Run
 from lineage.metrics.states import State
+from lineage.models import Model
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
 from lineage.train.optimizer import averaged, merged
@@ -84,7 +85,7 @@ def init_state(
 
 
 def make_train_step(
-    model: nn.Module,
+    model: Model,
     objective: Objective,
     optimizer: optax.GradientTransformation,
     run: Run,
@@ -103,8 +104,9 @@ def make_train_step(
         trained: function that returns the part of the parameters that the optimizer trains; the gradients of the others
             are 0 and are not computed.
     """
-    loss = make_loss(model, objective, jnp.dtype(run.precision), trained)
-    gradients = make_gradients(loss)
+    dtype = jnp.dtype(run.precision)
+    gradients = make_gradients(make_loss(model, objective, dtype, trained))
+    twice_differentiable = make_loss(model.portable(), objective, dtype, trained)
     if run.grad_accum_steps > 1:
         gradients = accumulated(gradients, run.grad_accum_steps)
     update = optax.with_extra_args_support(optimizer).update
@@ -125,7 +127,7 @@ def make_train_step(
         def mean_loss(params):  # first micro-batch, for optimizers that estimate second derivatives
             params = merged(params, state.params)  # some optimizers train only some parameters
             part = jax.tree.map(lambda a: a[:: run.grad_accum_steps], batch)
-            loss_sum, (weight, *_) = loss(params, {}, state, before, part, rng)
+            loss_sum, (weight, *_) = twice_differentiable(params, {}, state, before, part, rng)
             return loss_sum / weight
 
         updates, opt_state = update(grads, opt_state, state.params, obj_fn=mean_loss)

@@ -230,6 +230,32 @@ def test_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
 
 
+@pytest.mark.parametrize("saved", [9, 10], ids=["killed", "stopped"])
+def test_wandb_run_has_the_evaluation_that_was_interrupted(saved, tmp_path, monkeypatch):
+    rows = {}
+
+    def log(scalars, step):
+        if step >= first:  # W&B ignores earlier ones
+            rows.setdefault(step, {}).update(scalars)
+
+    run = types.SimpleNamespace(log=log, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    first = 0
+    writer = MetricsWriter(tmp_path, wandb="lineage")
+    for step in range(2, 11, 2):
+        writer.write(step, {"train/loss": float(step)})
+    writer.close(complete=False)
+    first = max(rows) + 1
+    with MetricsWriter(tmp_path, resume_step=saved, wandb="lineage") as writer:
+        if saved < 10:
+            writer.write(10, {"train/loss": 10.0})
+        writer.write(10, {"validation/loss": math.nan})
+    assert sorted(rows) == [2, 4, 6, 8, 10]
+    assert rows[8] == {"train/loss": 8.0}
+    assert rows[10] == pytest.approx({"train/loss": 10.0, "validation/loss": math.nan}, nan_ok=True)
+
+
 def test_copied_run_has_its_own_wandb_run(tmp_path):
     run, copy, moved = (tmp_path / name for name in ("run", "copy", "moved"))
     run.mkdir()

@@ -12,6 +12,7 @@ from lineage.train import loop
 from lineage.train.experiment import Experiment
 from lineage.train.optimizer import OPTIMIZERS, averaged, map_paths
 from lineage.train.optimizer.modern import rising, schedule_free
+from lineage.train.preparation import jit_step
 from tests.train.test_optimizer import LAYERED, PARAMS, Layered, gradients, make, rate, run
 
 NEW = ("muon", "ademamix", "sophia", "prodigy", "schedule_free_adamw")
@@ -102,6 +103,18 @@ def test_sophia_divides_by_the_curvature():
         expected = -1.0 if step == 0 else -0.1  # the first diagonal is there after the first step; updates are clipped
         for leaf in jax.tree.leaves(updates):
             np.testing.assert_allclose(leaf, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("gpt", {"task.sequence_length": 128}), ("transformer_xl", {"model.cutoffs": (20, 60)})],
+    ids=["kernel", "loop of variable length"],
+)
+def test_sophia_differentiates_twice(model, changes, tiny):
+    """Check that a step can be compiled for any platform."""
+    config = tiny(model, changes | {"optimizer.name": "sophia"})
+    experiment = Experiment(config, None, jax.devices()[:1])
+    jax.eval_shape(jit_step(experiment), experiment.abstract_state, jax.eval_shape(experiment.zeros))
 
 
 def test_prodigy_decays_weights_as_its_reference_but_for_masked_ones():

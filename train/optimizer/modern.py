@@ -127,13 +127,13 @@ class Sophia(Optimizer):
 def _hessian_diagonal():
     """Return Hutchinson's estimate r * H r for random signs r.
 
-    H r is the gradient of <gradient, r>, which unlike forward-mode differentiation supports custom gradients.
+    H r is the derivative of the gradient along r: forward-mode differentiation supports loops of variable length.
     """
 
     def update(updates, state, params, *, obj_fn: Callable[[Any], Any], **_):
         key, own = jax.random.split(state.key)
         signs = optax.tree.random_like(own, params, jax.random.rademacher, dtype=jnp.float32)
-        product = jax.grad(lambda params: optax.tree.vdot(jax.grad(obj_fn)(params), signs))(params)
+        product = jax.jvp(jax.grad(obj_fn), (params,), (signs,))[1]
         return jax.tree.map(jnp.multiply, product, signs), contrib.HutchinsonState(key)
 
     return optax.GradientTransformationExtraArgs(contrib.hutchinson_estimator_diag_hessian().init, update)
