@@ -15,12 +15,11 @@ import numpy as np
 
 from lineage.configs.storage import local
 from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather, splits_of
-from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import BoxedImages, boxed, category_names
 from lineage.data.sources.files import inside, numbered_lines, read_json, read_lines, suffix_of
-from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
+from lineage.data.sources.folder import SUFFIXES, ImageFiles, image_files
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.sources.tables import CSV
@@ -279,11 +278,6 @@ def _rows(path, row, suffix, names, allowed, quotes):
         except ValueError as error:
             skip(errors, allowed, len(errors), found := error)
         yield found
-
-
-def image_files(folder: str) -> list[Path]:
-    """Return the sorted image files in a folder and its subfolders, following links."""
-    return sorted(file for file in files_below(folder) if is_image(file))
 
 
 def _images(path, kind, channels):

@@ -112,17 +112,18 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [_images_below(folder / name) for name in names]
+    groups = [image_files(folder / name) for name in names]
     empty = [folder / name for name, group in zip(names, groups) if not group]
     if len(empty) == len(names) or (empty and folder.name == "train"):
         raise ValueError(f"There is no image in {empty[0] if empty else folder}.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
 
 
-def _images_below(folder: Path) -> list[Path]:
-    """Return the sorted image files in a folder and its subfolders, without hidden ones."""
-    files, start = files_below(folder) if folder.is_dir() else (), len(str(folder))
-    return sorted(file for file in files if is_image(file) and f"{os.sep}." not in str(file)[start:])
+def image_files(folder: str | Path) -> list[Path]:
+    """Return the sorted image files in a folder and its subfolders, following links, without hidden ones."""
+    folder = Path(folder)
+    files, start = files_below(folder) if folder.is_dir() else (), len(str(folder)) if folder.parts else 0
+    return sorted(file for file in files if is_image(file) and f"{os.sep}." not in f"{os.sep}{str(file)[start:]}")
 
 
 def is_image(file: Path) -> bool:
