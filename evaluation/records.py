@@ -19,7 +19,7 @@ from lineage.data.content import TaggedSentence
 from lineage.data.sources import SOURCES
 from lineage.data.sources.base import SPLITS
 from lineage.data.sources.files import inside, parse_json, read_json, read_lines, suffix_of
-from lineage.data.sources.folder import image_files
+from lineage.data.sources.folder import VALIDATION, image_files
 from lineage.data.sources.lines import read_sentences
 from lineage.data.sources.tables import UnknownColumnError
 from lineage.runs.folder import read_json as read_object
@@ -79,7 +79,7 @@ def _labels(folder: Path) -> list[str]:
     """Return the class of each image: its folder in this one, whose own name is the class of images in no other."""
     parts = [file.relative_to(folder).parts[:-1] for file in image_files(folder)]
     labels = [inner[0] if inner else folder.absolute().name for inner in parts]
-    if labels and set(labels) <= set(SPLITS) and all(len(inner) > 1 for inner in parts):
+    if labels and {*labels} <= {*SPLITS, *VALIDATION} and all(len(inner) > 1 for inner in parts):
         raise ValueError(f"{folder} has the folders of splits, such as {labels[0]}: name the folder of one split.")
     return labels
 

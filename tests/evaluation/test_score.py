@@ -347,6 +347,8 @@ def test_images_in_subfolders_have_the_class_of_the_outer_folder(tmp_path):
         (tmp_path / name).touch()
     (out := tmp_path / "out.jsonl").write_text('{"file": "cat/x/1.png", "label": "cat"}\n{"label": "dog"}\n')
     assert score_files("accuracy", str(out), [str(tmp_path / "test")], [])["scores"]["accuracy"] == 1
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "cat" / "1.png").touch()
     with pytest.raises(ValueError, match="has the folders of splits, such as test: name the folder of one split"):
         score_files("accuracy", str(out), [str(tmp_path)], [])
     out.write_text('{"label": "cat"}\n')
