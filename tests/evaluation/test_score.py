@@ -362,7 +362,7 @@ def test_references_are_read_as_the_data_of_the_run(tmp_path):
     predictions, beside = tmp_path / "out.json", tmp_path / "out.jsonl.about.json"
     (table := tmp_path / "true.tsv").write_text('text\tlabel\n"x\ta\ny"\tb\n')
     predictions.write_text('["a", "b"]')
-    with pytest.raises(ValueError, match=r"has 2 texts and \S+true\.tsv 1: they must be equal"):
+    with pytest.raises(ValueError, match=r"true\.tsv, line 3 is joined to the line before by double quotes"):
         score_files("accuracy", str(predictions), [str(table)], [])
     beside.write_text(json.dumps({"config.source.quotes": False}))
     assert score_files("accuracy", str(predictions), [str(table)], [])["scores"]["accuracy"] == 1
