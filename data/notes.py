@@ -42,6 +42,8 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
         yield f"{files[0]} is not read because its name has no split ({len(files)} such files)."
     if files := source.shared():
         yield f"{files[0]} is in several splits ({len(files)} such files): their metrics do not show generalization."
+    for name, batches in {"train": data.train, **data.splits}.items():
+        yield from (f"split {name}: {note}" for note in batches.source.notes())
     if classes:
         yield from _notes_on_labels(data)
     if classes and len(names) == 1:
