@@ -3,8 +3,9 @@
 Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from lineage.configs.storage import local
 from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather, splits_of
@@ -120,8 +122,15 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         kind: kind of content, see `Source`.
         channels: number of channels of images.
     """
-    if isinstance(values, str | bytes) or not len(values):
-        raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
+    whole = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
+    given, values = values, [] if whole else list(values)  # whose order is that of a Series with any index
+    if not values:
+        raise ValueError(f"The inputs are {str(given)[:60]!r}: they must be a list of at least one input.")
+    known = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
+    for number, value in enumerate(values):
+        if not isinstance(value, known) or isinstance(value, Mapping | Set):
+            allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
+            raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
         return Inputs(_MemoryImages(values, channels), _about(values, kind))
     reading = KINDS[kind]
@@ -174,7 +183,7 @@ class _MemoryImages(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         found = [self.images[index] for index in indices.tolist()]
         for one in found:
-            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3):
+            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3 or not one.size):
                 raise ValueError(f"An image is an array {one.dtype} {list(one.shape)}: it must be uint8 [h, w, c].")
         return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
 
