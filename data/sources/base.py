@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
@@ -141,5 +142,8 @@ class SplitFiles(PathSource):
 
     def shared(self) -> list[str]:
         splits = self.copied().split_files().values()
-        count = Counter(file for files in splits for file in set(map(os.path.realpath, files)))
-        return sorted(file for file, number in count.items() if number > 1)
+        if len(splits) < 2:
+            return []
+        parts = [{(stat.st_dev, stat.st_ino): file for file in files for stat in [os.stat(file)]} for files in splits]
+        count = Counter(chain(*parts))
+        return sorted({key: file for part in parts for key, file in part.items() if count[key] > 1}.values())
