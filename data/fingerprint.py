@@ -34,7 +34,7 @@ def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path 
     Args:
         cache_dir: folder that keeps the CRC-32s; "": the cache of the user, if there is one.
     """
-    files = sorted({file for path in paths for file in _files(local(path, ()))})
+    files = sorted({file for path in paths for file in files_of(local(path, ()))})
     stamps = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in map(Path.stat, files)]
     total = sum(size for size, *_ in stamps)
     share = limit if total <= limit else limit // len(files)
@@ -115,10 +115,11 @@ def crc(file: Path, limit: int) -> int:
     return value
 
 
-def _files(path: str) -> Iterator[Path]:
+def files_of(path: str) -> Iterator[Path]:
+    """Yield the files at a path: a file, a folder or a glob, or several separated by commas."""
     found = [path] if path and Path(path).exists() else glob.glob(path, recursive=True)
     for place in map(Path, found):
         yield from filter(Path.is_file, files_below(place) if place.is_dir() else [place])  # a pipe would be waited for
     if not found and "," in path:
         for part in path.split(","):
-            yield from _files(part)
+            yield from files_of(part)

@@ -3,8 +3,9 @@
 Texts are the lines of a .txt, or columns of a .jsonl, .csv, .tsv or .parquet; words are separated by spaces or listed.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -12,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from lineage.configs.storage import local
 from lineage.data.content import LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather, splits_of
-from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import BoxedImages, boxed, category_names
 from lineage.data.sources.files import inside, numbered_lines, read_json, read_lines, suffix_of
-from lineage.data.sources.folder import SUFFIXES, ImageFiles, is_image
+from lineage.data.sources.folder import SUFFIXES, ImageFiles, image_files
 from lineage.data.sources.hub import TABLES
 from lineage.data.sources.lines import read_questions, read_sentences
 from lineage.data.sources.tables import CSV
@@ -121,8 +122,15 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         kind: kind of content, see `Source`.
         channels: number of channels of images.
     """
-    if isinstance(values, str | bytes) or not len(values):
-        raise ValueError(f"The inputs are {values!r:.60}: they must be a list of at least one input.")
+    whole = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
+    given, values = values, [] if whole else list(values)  # whose order is that of a Series with any index
+    if not values:
+        raise ValueError(f"The inputs are {str(given)[:60]!r}: they must be a list of at least one input.")
+    known = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
+    for number, value in enumerate(values):
+        if not isinstance(value, known) or isinstance(value, Mapping | Set):
+            allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
+            raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
         return Inputs(_MemoryImages(values, channels), _about(values, kind))
     reading = KINDS[kind]
@@ -175,7 +183,7 @@ class _MemoryImages(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         found = [self.images[index] for index in indices.tolist()]
         for one in found:
-            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3):
+            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3 or not one.size):
                 raise ValueError(f"An image is an array {one.dtype} {list(one.shape)}: it must be uint8 [h, w, c].")
         return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
 
@@ -279,11 +287,6 @@ def _rows(path, row, suffix, names, allowed, quotes):
         except ValueError as error:
             skip(errors, allowed, len(errors), found := error)
         yield found
-
-
-def image_files(folder: str) -> list[Path]:
-    """Return the sorted image files in a folder and its subfolders, following links."""
-    return sorted(file for file in files_below(folder) if is_image(file))
 
 
 def _images(path, kind, channels):

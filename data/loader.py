@@ -66,6 +66,10 @@ class ExampleSource:
     def check(self, index: int) -> None:
         """Raise ValueError if an example is damaged, as far as this can be seen without reading all of it."""
 
+    def notes(self) -> Iterator[str]:
+        """Yield notes on what is probably a mistake but may be intended."""
+        yield from ()
+
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
         """Return the examples at positions int64 [N] of an endless stream in which each epoch has a new order."""
         return self.take(shuffle.permute(positions, len(self), seed))

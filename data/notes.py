@@ -32,7 +32,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
 
 
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
-    """Yield notes on files that are not read, few classes, a header among examples, truncated texts, and large batches.
+    """Yield notes on the files of splits, the classes, a header among examples, truncated texts, and large batches.
 
     `classes` is the number of classes that the model predicts for each example; None if it does not classify examples.
     """
@@ -40,6 +40,12 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
     names = facts.class_names
     if files := source.unread():
         yield f"{files[0]} is not read because its name has no split ({len(files)} such files)."
+    if files := source.shared():
+        yield f"{files[0]} is in several splits ({len(files)} such files): their metrics do not show generalization."
+    for name, batches in {"train": data.train, **data.splits}.items():
+        yield from (f"split {name}: {note}" for note in batches.source.notes())
+    if classes:
+        yield from _notes_on_labels(data)
     if classes and len(names) == 1:
         yield f"all examples have the label {names[0]!r}: a classifier needs at least two classes."
     elif classes and names and classes > len(names):
@@ -59,3 +65,23 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
             f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch contains some "
             "of them several times."
         )
+
+
+def _notes_on_labels(data: Data) -> Iterator[str]:
+    """Yield notes on classes that are probably the same one, and on evaluation splits of texts with a single class."""
+    names, written = data.facts.class_names, dict[str | float, str]()
+    for name in names:
+        if (other := written.setdefault(_value(name), name)) != name:
+            yield f"the labels {other!r} and {name!r} are different classes."
+    for split, batches in data.splits.items():
+        labels = getattr(batches.source, "per_sequence", {}).get("label", ())
+        if len(names) > 1 and len(labels) > 1 and len(set(labels.tolist())) == 1:
+            yield f"all {len(labels):,} examples of the split {split} have the label {names[labels[0]]!r}."
+
+
+def _value(label: str) -> str | float:
+    """Return the number in a label, or the label without white space around it."""
+    try:
+        return float(label)
+    except ValueError:
+        return label.strip()

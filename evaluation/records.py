@@ -3,8 +3,8 @@
 A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, or objects with one of these as
 `prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
 column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in the CoNLL-2003 format. For a
-folder of images, the labels are the names of the images' folders. The tags of a sentence are a list, or separated by
-spaces. Files may be compressed.
+folder of images, the labels are the names of the folders in it that contain the images. The tags of a sentence are a
+list, or separated by spaces. Files may be compressed.
 """
 
 import contextlib
@@ -15,9 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lineage.data.inputs import image_files
+from lineage.data.content import TaggedSentence
 from lineage.data.sources import SOURCES
+from lineage.data.sources.base import SPLITS
 from lineage.data.sources.files import inside, parse_json, read_json, read_lines, suffix_of
+from lineage.data.sources.folder import VALIDATION, image_files
 from lineage.data.sources.lines import read_sentences
 from lineage.data.sources.tables import UnknownColumnError
 from lineage.runs.folder import read_json as read_object
@@ -53,12 +55,10 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Opt
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
     suffix = suffix_of(path).lower()
-    if path.startswith(BIO):
-        return [sentence.tags for sentence in _source("bio", path, options).tagged_sentences()["train"]]
+    if path.startswith(BIO) or suffix == ".conllu":
+        return [sentence.tags for sentence in _sentences(path, options)]
     if Path(path).is_dir():
-        return [file.parent.name for file in image_files(path)]
-    if suffix == ".conllu":
-        return [sentence.tags for sentence in read_sentences(path)]
+        return _labels(Path(path))
     if suffix in (".csv", ".tsv"):
         return _column(_source(suffix[1:], path, options), path, keys)
     rows = read_json(path) if suffix == ".json" else read_lines(path)
@@ -69,10 +69,26 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Opt
     if suffix not in (".json", ".jsonl"):
         return rows
     if suffix == ".jsonl":
-        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(rows, 1)]
+        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(rows, 1) if line.strip()]
     if not keys or isinstance(rows, dict):
         return rows
     return [_entry(row, keys, errors, f"{path}, entry {number}") for number, row in enumerate(rows, 1)]
+
+
+def _labels(folder: Path) -> list[str]:
+    """Return the class of each image: its folder in this one, whose own name is the class of images in no other."""
+    parts = [file.relative_to(folder).parts[:-1] for file in image_files(folder)]
+    labels = [inner[0] if inner else folder.absolute().name for inner in parts]
+    if labels and {*labels} <= {*SPLITS, *VALIDATION} and all(len(inner) > 1 for inner in parts):
+        raise ValueError(f"{folder} has the folders of splits, such as {labels[0]}: name the folder of one split.")
+    return labels
+
+
+def _sentences(path: str, options: Options) -> list[TaggedSentence]:
+    """Return the sentences in a file of CoNLL-2003 or CoNLL-U."""
+    if path.startswith(BIO):
+        return _source("bio", path, options).tagged_sentences()["train"]
+    return read_sentences(path)
 
 
 def _source(name, path, options):
@@ -86,7 +102,7 @@ def _entry(row, keys, errors, where):
         if errors and "error" in row and not ({*keys} - {"file"}) & {*row}:
             return None
         row = next((row[key] for key in keys if key in row), None)
-    row = str(row) if type(row) in (int, float) else row
+    row = str(row) if type(row) in (bool, int, float) else row
     if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
         raise ValueError(f"{where} must be a text or texts, or an object with {' or '.join(keys)}.")
     return row
@@ -102,24 +118,45 @@ def pictures(path: str, errors: bool = False, options: Options = NO_OPTIONS) -> 
     return [name and inside(Path(path).parent, name, path) for name in names]
 
 
-def check_same_images(path: str, other: str) -> None:
-    """Raise ValueError if the entries of two files or folders are about different images, as far as both name them.
+def check_same_inputs(path: str, other: str, options: Options = NO_OPTIONS) -> None:
+    """Raise ValueError if the entries of two files or folders are about other images, or in another order.
 
-    The names may be relative to different folders.
+    The names of images may be relative to different folders. Only what both sides name is compared: the images, and the
+    order of ids and of the words of sentences.
     """
     for number, (one, two) in enumerate(zip(*map(_images, (path, other))), 1):
         if any(ours != theirs for ours, theirs in zip(one[::-1], two[::-1])):
             names = f"{'/'.join(one)} in {path} and {'/'.join(two)} in {other}"
             raise ValueError(f"Entry {number} is {names}: predictions and references must be of the same images.")
+    for key in ("id", "words"):
+        ours, theirs = (_named(file, key, options) for file in (path, other))
+        if ours != theirs and sorted(ours) == sorted(theirs):
+            number = next(place for place, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1])
+            names = f"the {key} {ours[number][:60]!r} in {path} and {theirs[number][:60]!r} in {other}"
+            raise ValueError(f"Entry {number + 1} has {names}: predictions and references must be in the same order.")
 
 
 def _images(path):
     """Return the parts of the path of each entry's image; [] if some entry names none."""
     if Path(path).is_dir():
         return [file.relative_to(path).parts for file in image_files(path)]
-    rows = read(path) if suffix_of(path) == ".jsonl" else []
-    names = [row.get("file") if isinstance(row, dict) else None for row in rows]
+    names = [row.get("file") if isinstance(row, dict) else None for row in _rows(path)]
     return [Path(name).parts for name in names] if all(isinstance(name, str) for name in names) else []
+
+
+def _named(path, key, options):
+    """Return the `id` or the `words` of each entry as a text; [] if some entry has none."""
+    if path.startswith(BIO) or suffix_of(path) == ".conllu":
+        values = [sentence.words for sentence in _sentences(path, options)] if key == "words" else []
+    else:
+        values = [row.get(key) if isinstance(row, dict) else None for row in _rows(path)]
+    texts = [" ".join(map(str.strip, map(str, value))) if isinstance(value, list) else value for value in values]
+    return list(map(str, texts)) if all(isinstance(text, str | int) for text in texts) else []
+
+
+def _rows(path):
+    """Return the entries of a .jsonl; of other files, none."""
+    return read(path) if not Path(path).is_dir() and suffix_of(path) == ".jsonl" else []
 
 
 def texts_or(*keys: str) -> Readers:

@@ -12,9 +12,9 @@ from typing import Any
 
 from lineage.configs.atomic import write_output
 from lineage.configs.registry import typed
-from lineage.data.inputs import image_files
+from lineage.data.sources.folder import image_files
 from lineage.evaluation.likelihood import LanguageModel
-from lineage.evaluation.records import check_same_images, place, source_options
+from lineage.evaluation.records import check_same_inputs, place, source_options
 from lineage.evaluation.scorers import METRICS
 from lineage.metrics import translation
 from lineage.runs.provenance import versions
@@ -108,7 +108,7 @@ def _entries(metric, predictions, references):
         if not given:
             raise ValueError(f"{predictions} is empty: there is nothing to score.")
         if column is not given:
-            check_same_images(predictions, path)
+            check_same_inputs(predictions, path, options)
     sound = [entry is not None for entry in given]
     if not any(sound):
         raise ValueError(f"{predictions} has errors only: there is nothing to score.")

@@ -158,6 +158,10 @@ def _squad(predictions, references):
 def _accuracy(predictions, references):
     """Compute the accuracy of labels, the mean of the F1 of the classes, and the Matthews correlation."""
     labels, truths = _texts(predictions), _texts(_single(references))
+    if empty := [number for number, label in enumerate(truths, 1) if not label.strip()]:
+        raise ValueError(
+            f"{len(empty)} references have no label, the first one in entry {empty[0]}: remove these rows."
+        )
     numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
     counts = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
@@ -184,7 +188,9 @@ def _tagging(predictions, references, *, scheme=""):
     sides = predictions, _single(references)
     tags, truths = ([entry.split() if isinstance(entry, str) else entry for entry in side] for side in sides)
     found = {"accuracy": word_accuracy(tags, truths)}
-    if not scheme and not any(is_chunk(tag) for sentence in truths for tag in sentence):
+    known = {tag for side in (tags, truths) for sentence in side for tag in sentence}
+    letters = "O" in known and all(len(tag) == 1 for tag in known)
+    if not (scheme or letters or any(is_chunk(tag) for tag in known - {"O"})):
         return found
     state = Spans.empty().update(tags, truths, scheme or None)
     found |= state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}

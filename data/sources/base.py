@@ -1,12 +1,16 @@
 """Base class of sources, and their registry."""
 
+import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges
 from lineage.configs.storage import is_remote, local
 from lineage.data.facts import Facts, evaluating
+from lineage.data.fingerprint import files_of
 
 SOURCES: Registry = Registry("source")
 SPLITS = ("train", "validation", "test")
@@ -45,6 +49,10 @@ class Source:
 
     def unread(self) -> list[str]:
         """Return the files in the source's folder that are not read because their names contain no split."""
+        return []
+
+    def shared(self) -> list[str]:
+        """Return the files that are read for several splits."""
         return []
 
     def content_kinds(self) -> list[str]:
@@ -127,3 +135,15 @@ class SplitFiles(PathSource):
 
     def files(self) -> list[str]:
         return list(self.paths().values())
+
+    def split_files(self) -> dict[str, list[str]]:
+        """Return the files of each split."""
+        return {split: list(map(str, files_of(path))) for split, path in self.paths().items()}
+
+    def shared(self) -> list[str]:
+        splits = self.copied().split_files().values()
+        if len(splits) < 2:
+            return []
+        parts = [{(stat.st_dev, stat.st_ino): file for file in files for stat in [os.stat(file)]} for files in splits]
+        count = Counter(chain(*parts))
+        return sorted({key: file for part in parts for key, file in part.items() if count[key] > 1}.values())

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
 from lineage.data.sources.files import inside, read_json, read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
+_NONE = np.zeros((0, 4), np.float32)
 FLAGS = {0: False, 1: True}
 LIMIT = 1e9  # of coordinates, in pixels; from 3e38 on, they would be infinite in float32
 
@@ -144,6 +145,19 @@ class BoxedImages(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return gather([{"image": self._image(index)} | self.objects[index] for index in indices])
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on boxes that are probably not in the right format: outside of the images, or in other units."""
+        known = [all(type(side) is int and 0 < side < LIMIT for side in size) for size in self.sizes]
+        counts = [len(example["boxes"]) * flag for example, flag in zip(self.objects, known)]
+        boxes = np.concatenate([example["boxes"] for example, flag in zip(self.objects, known) if flag] or [_NONE])
+        sides = np.repeat(np.array([size if flag else (0, 0) for size, flag in zip(self.sizes, known)]), counts, axis=0)
+        outside = ((boxes[:, :2] < -1) | (boxes[:, 2:] > sides + 1)).any(axis=1)
+        if outside.sum() > len(boxes) / 100:
+            file = self.files[int(np.searchsorted(np.cumsum(counts), np.argmax(outside), side="right"))]
+            yield f"{outside.sum():,} of {len(boxes):,} boxes are partly outside of their images, such as {file}."
+        if len(boxes) and boxes.max() <= 1:
+            yield f"all {len(boxes):,} boxes lie in the first pixel of their images: they must be in pixels."
 
     def check(self, index: int) -> None:
         picture = Picture(self.files[index], 3)

@@ -58,6 +58,9 @@ class DataFiles(SplitFiles):
     def files(self) -> list[str]:
         return [file for files in self.found().values() for file in files]
 
+    def split_files(self) -> dict[str, list[str]]:
+        return self.found()
+
     def unread(self) -> list[str]:
         source, read = self.copied(), {*self.files()}
         if not (source.suffixes and os.path.isdir(source.path)):

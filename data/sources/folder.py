@@ -19,6 +19,7 @@ from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import held_out, read_lines
 from lineage.data.transforms.pillow import Picture, common_channels
 
+VALIDATION = "validation", "valid", "val", "dev"  # names of the folder of the validation data
 SEEN = 100  # number of training images that are looked at for color
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -28,13 +29,13 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", "
 class Folder(PathSource):
     """Image files in folders, PATH/<train|validation|test>/<class>/<file>, and in subfolders of those of the classes.
 
-    The classes are the folders of `train`. All images are gray if a hundred training images, evenly spaced, are;
-    otherwise, they are RGB.
+    The folder of the validation data may also be `valid`, `val` or `dev`. The classes are the folders of `train`. All
+    images are gray if a hundred training images, evenly spaced, are; otherwise, they are RGB.
     """
 
     def images(self) -> Images:
         root = Path(self.path)
-        folders = self.without_training({split: root / split for split in SPLITS if (root / split).is_dir()})
+        folders = self.without_training(_split_folders(root))
         known = self.known if "train" not in folders else None
         names = known.class_names if known else _training_classes(root)
         found = {split: _labeled(folder, names) for split, folder in folders.items()}
@@ -101,6 +102,16 @@ def _images(
     return Images({split: ImageFiles(*found[split], channels) for split in SPLITS if split in found}, list(names))
 
 
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Return the folder of each split; raise ValueError if there are several of the validation data."""
+    found = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    validation = [root / name for name in VALIDATION if (root / name).is_dir()]
+    if len(validation) > 1:
+        both = f"{validation[0].name} and {validation[1].name}"
+        raise ValueError(f"{root} has the folders {both}: it must have one folder of validation data.")
+    return found | ({"validation": validation[0]} if validation else {})
+
+
 def _training_classes(root: Path) -> list[str]:
     if not (root / "train").is_dir():
         where = "images are read from PATH/<split>/<class>/<file>"
@@ -112,17 +123,18 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [_images_below(folder / name) for name in names]
+    groups = [image_files(folder / name) for name in names]
     empty = [folder / name for name, group in zip(names, groups) if not group]
     if len(empty) == len(names) or (empty and folder.name == "train"):
         raise ValueError(f"There is no image in {empty[0] if empty else folder}.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
 
 
-def _images_below(folder: Path) -> list[Path]:
-    """Return the sorted image files in a folder and its subfolders, without hidden ones."""
-    files, start = files_below(folder) if folder.is_dir() else (), len(str(folder))
-    return sorted(file for file in files if is_image(file) and f"{os.sep}." not in str(file)[start:])
+def image_files(folder: str | Path) -> list[Path]:
+    """Return the sorted image files in a folder and its subfolders, following links, without hidden ones."""
+    folder = Path(folder)
+    files, start = files_below(folder) if folder.is_dir() else (), len(str(folder)) if folder.parts else 0
+    return sorted(file for file in files if is_image(file) and f"{os.sep}." not in f"{os.sep}{str(file)[start:]}")
 
 
 def is_image(file: Path) -> bool:

@@ -141,10 +141,12 @@ class CSV(Table):
 
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
         errors: list[ValueError] = []  # of the lines of the current row, which may be several
+        delimiters: list[int] = []  # number of them in each of these lines
 
         def lines():
             for _, line, error in numbered_lines(file):
                 errors.extend([error] if error else [])
+                delimiters.append(line.count(self.delimiter))
                 yield line
 
         quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
@@ -157,13 +159,19 @@ class CSV(Table):
                 raise ValueError(f"{file} is empty: its first line must be a header.")
             check_columns(file, keys, header)
             places = [header.index(key) for key in keys]
+            delimiters.clear()
             for row in reader:
+                if self.delimiter == "\t" and delimiters[1:] and {*delimiters} == {len(header) - 1} - {0}:
+                    joined = f"{file}, line {reader.line_num} is joined to the line before by double quotes"
+                    whole = f"both have {len(header)} columns: set --config.source.quotes=false"
+                    errors.append(ValueError(f"{joined}, but {whole}."))
                 if row and len(row) != len(header):
                     where = f"{file}, line {reader.line_num}"
                     errors.append(ValueError(f"{where} has {len(row)} columns: the header has {len(header)}."))
                 if row:
                     yield reader.line_num, errors[0] if errors else tuple(row[place] for place in places)
                 errors.clear()
+                delimiters.clear()
         except csv.Error as error:
             hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
             raise ValueError(f"{file}, line {reader.line_num} cannot be read: {error}{hint}.") from None
@@ -172,7 +180,10 @@ class CSV(Table):
 @SOURCES.register("tsv")
 @dataclass(frozen=True)
 class TSV(CSV):
-    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst)."""
+    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
+
+    Lines that double quotes join to a row are refused if each of them has all columns: these quotes have no meaning.
+    """
 
     suffixes = (".tsv",)
     delimiter = "\t"

@@ -74,6 +74,25 @@ def test_coco(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("box", "note"),
+    [
+        ([30, 10, 11, 20], ""),  # one pixel outside
+        (
+            [30, 10, 35, 28],
+            "1 of 1 boxes are partly outside of their images, such as {root}/train2017/000000000139.png.",
+        ),
+        ([-2, 10, 5, 5], "1 of 1 boxes are partly outside of their images, such as {root}/train2017/000000000139.png."),
+        ([0.2, 0.2, 0.5, 0.8], "all 1 boxes lie in the first pixel of their images: they must be in pixels."),
+    ],
+)
+def test_boxes_in_another_format(box, note, tmp_path):
+    """Check notes on boxes with the right and bottom edges instead of sides, and relative to the image."""
+    found = COCO(coco(tmp_path, annotations=[annotation(139, 17, box)])).images_with_boxes().splits["train"]
+    assert list(found.notes()) == [note.format(root=tmp_path)] * bool(note)
+    assert not [*COCO(coco(tmp_path, annotations=[])).images_with_boxes().splits["train"].notes()]
+
+
+@pytest.mark.parametrize(
     ("folder", "annotations", "images_path"),
     [
         ("images/{name}", "annotations/instances_{name}.json", ""),

@@ -62,6 +62,16 @@ def test_folders(folder):
     assert memory[5]["label"] == 1
 
 
+@pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
+def test_folders_of_validation_images(folder, name):
+    (folder / "test").rename(folder / name)
+    assert list(Folder(str(folder)).images().splits) == ["train", "validation"]
+    (folder / "valid").mkdir(exist_ok=True)
+    (folder / "dev").mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match="it must have one folder of validation data"):
+        Folder(str(folder)).images()
+
+
 def test_gray_folders(tmp_path):
     """Check that the first of the images alone does not make the others gray."""
     for number in range(300):

@@ -42,6 +42,39 @@ def test_files_of_no_split(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "path", "validation_path"),
+    [("csv", "*.csv", "dev.csv"), ("csv", "train.csv", "link.csv"), ("labels", "a.tsv", "a.tsv"), ("csv", ".", "")],
+)
+def test_files_of_several_splits(tmp_path, source, path, validation_path):
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+    (tmp_path / "a.tsv").write_text("a\t0\nb\t1\n")
+    if "link.csv" in validation_path:
+        (tmp_path / "link.csv").symlink_to("train.csv")
+    paths = {"validation_path": str(tmp_path / validation_path)} if validation_path else {}
+    source = SOURCES[source](path=str(tmp_path / path), **paths)
+    data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=2))
+    said = [note for note in notes(source, data, 2) if "in several splits (1 such files)" in note]
+    assert len(said) == bool(validation_path)
+
+
+def test_labels_that_are_written_differently(said):
+    assert said([*ROWS, "a\tgood ", "b\tgood "], classes=None) == []
+    assert said([*ROWS, "a\tgood ", "b\tgood "], classes=3) == ["the labels 'good' and 'good ' are different classes."]
+    assert said([*ROWS, *["a\t1.0", "b\t1"] * 2], classes=4) == ["the labels '1' and '1.0' are different classes."]
+
+
+def test_held_out_rows_of_one_class(tmp_path):
+    (path := tmp_path / "train.csv").write_text("text,label\n" + "a,good\nb,bad\n" * 20)
+    said = {}
+    for fraction in (0.1, 0.3):
+        source = SOURCES["csv"](path=str(path), validation_fraction=fraction)
+        data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=2))
+        said[fraction] = list(notes(source, data, 2))
+    assert said == {0.1: ["all 4 examples of the split validation have the label 'bad'."], 0.3: []}
+
+
 def test_a_header_that_became_a_class(said):
     assert said(["text\tlabel", *ROWS]) == [
         "only the first example has the label 'label': if it is a header, delete it."

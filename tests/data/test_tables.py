@@ -115,6 +115,13 @@ def test_quotes_without_meaning(tmp_path):
     assert part.texts == [('"good',), ('so 5" long',)]
     with pytest.raises(ValueError, match=r"sst\.tsv, line 3 cannot be read: .*; with --config.source.quotes=false"):
         TSV(str(path)).labeled_texts()
+    path.write_text('text\tlabel\n"so good\t1\nso long"\t0\n')
+    with pytest.raises(
+        ValueError, match=r"sst\.tsv, line 3 is joined to the line before by .*, but both have 2 columns"
+    ):
+        TSV(str(path)).labeled_texts()
+    path.write_text('text\tlabel\n"a\tb\nc\n"\t1\n')  # a tab and two ends of lines in a field
+    assert TSV(str(path)).labeled_texts()["train"].texts == [("a\tb\nc\n",)]
 
 
 def test_long_fields(tmp_path):

@@ -196,7 +196,42 @@ def test_ids_that_occur_twice(tmp_path):
         from_files(str(tmp_path / "b.json"), "images_with_boxes")
 
 
-@pytest.mark.parametrize("image", [np.ones((8, 8, 3), np.float32), np.ones((8, 8, 3), bool), np.ones((8, 8), np.uint8)])
+@pytest.mark.parametrize(
+    ("values", "kind", "message"),
+    [
+        ([{"text": "a"}], "labeled_texts", "input 0 is {'text': 'a'}: it must be a text, or a list of texts or words"),
+        ([{"question": "a", "context": "b"}], "questions", "input 0 is {'question'"),
+        (["a", {"b", "c"}], "labeled_texts", "input 1 is {"),
+        (["a", None], "documents", "input 1 is None: it must be a text"),
+        (["a", float("nan")], "tagged_sentences", "input 1 is nan: it must be a text"),
+        ({"a": 1}, "documents", "The inputs are \"{'a': 1}\": they must be a list"),
+        (SimpleNamespace(columns=["text"]), "documents", "they must be a list"),
+        (iter(()), "documents", "they must be a list of at least one"),
+        ([None], "images", "input 0 is None: it must be a path, an array or a Pillow image"),
+    ],
+)
+def test_objects_in_place_of_texts(values, kind, message):
+    """Check rows as dictionaries, whose keys would be the texts, and missing values of pandas."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_memory(values, kind)
+
+
+def test_series_with_another_index():
+    """Check that images are in the order of a Series, not of its index, as in one of pandas."""
+
+    class Series(list):
+        def __getitem__(self, index):
+            return super().__getitem__(-1 - index)
+
+    rows = from_memory(Series(np.full((2, 2, 3), value, np.uint8) for value in range(3)), "images", 3).rows
+    assert [int(rows[index]["image"].max()) for index in range(3)] == [0, 1, 2]
+    assert from_memory(iter(["a", "b"]), "documents").rows == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [np.ones((8, 8, 3), np.float32), np.ones((8, 8, 3), bool), np.ones((8, 8), np.uint8), np.ones((8, 8, 0), np.uint8)],
+)
 def test_arrays_that_are_no_images(image):
     """Check pixels from 0 to 1, which would be black."""
     with pytest.raises(ValueError, match=r"An image is an array \w+ \[8, 8.*\]: it must be uint8 \[h, w, c\]"):

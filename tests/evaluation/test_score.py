@@ -160,6 +160,15 @@ def test_json_objects_lists_and_tags(scored):
 
 def test_tags_that_are_not_chunks_have_an_accuracy(scored):
     assert scored("tagging", ["NOUN VERB", "X"], ["NOUN NOUN", "X"])[0] == {"accuracy": 2 / 3}
+    assert scored("tagging", ["PER O", "O"], ["PER LOC", "O"])[0] == {"accuracy": 2 / 3}
+    assert scored("tagging", ["B I", "O"], ["B I", "O"])[0]["f1"] == 1
+
+
+def test_labels_that_are_true_or_false(scored):
+    assert (
+        scored("accuracy", ['{"label": "True"}'] * 2, ['{"label": true}', "false"], suffix="jsonl")[0]["accuracy"]
+        == 0.5
+    )
 
 
 def test_values_and_numbers(scored):
@@ -315,15 +324,37 @@ def test_references_in_tables_and_folders(tmp_path):
         found = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
         assert found["scores"]["accuracy"] == pytest.approx(accuracy)
         assert len(found["files"]) == 2
+    (tmp_path / "lines.jsonl").write_text('{"label": "a"}\n\n{"label": "b"}\n{"label": "b"}\n\n')
+    assert score_files("accuracy", str(predictions), [f"{tmp_path}/lines.jsonl"], [])["scores"]["accuracy"] == 1
     (tmp_path / "tags.jsonl").write_text('{"tags": ["B-PER", "O"]}\n{"tags": ["O"]}\n')
     (tmp_path / "eng.testb").write_text("-DOCSTART- X O\n\nAda NNP B-PER\nruns VBZ O\n\nBonn NNP B-LOC\n")
     found = score_files("tagging", str(tmp_path / "tags.jsonl"), [f"bio:{tmp_path}/eng.testb"], [])
     assert (found["scores"]["precision"], found["scores"]["recall"]) == (1, 0.5)
     with pytest.raises(ValueError, match="testb, which is one of the files to score"):
         write_scores(f"{tmp_path}/eng.testb", "tagging", f"{tmp_path}/tags.jsonl", [f"bio:{tmp_path}/eng.testb"])
+    (tmp_path / "true.csv").write_text('label\na\n""\n" "\n')
+    with pytest.raises(ValueError, match="2 references have no label, the first one in entry 2: remove these rows"):
+        score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
     (tmp_path / "true.csv").write_text("review,stars\nx,1\n")
     with pytest.raises(ValueError, match=r"true\.csv must be a table with a header that has the column label"):
         score_files("accuracy", str(predictions), [str(tmp_path / "true.csv")], [])
+
+
+def test_images_in_subfolders_have_the_class_of_the_outer_folder(tmp_path):
+    """Check that the labels are those of the source `folder`, which leaves out hidden folders."""
+    for name in ("test/cat/x/1.png", "test/cat/.checkpoints/1.png", "test/dog/y/2.png", ".trash/3.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (out := tmp_path / "out.jsonl").write_text('{"file": "cat/x/1.png", "label": "cat"}\n{"label": "dog"}\n')
+    assert score_files("accuracy", str(out), [str(tmp_path / "test")], [])["scores"]["accuracy"] == 1
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "cat" / "1.png").touch()
+    with pytest.raises(ValueError, match="has the folders of splits, such as test: name the folder of one split"):
+        score_files("accuracy", str(out), [str(tmp_path)], [])
+    out.write_text('{"label": "cat"}\n')
+    assert score_files("accuracy", str(out), [str(tmp_path / "test" / "cat")], [])["scores"]["accuracy"] == 0
+    (tmp_path / "test" / "cat" / "x" / "1.png").rename(tmp_path / "test" / "cat" / "1.png")
+    assert score_files("accuracy", str(out), [str(tmp_path / "test" / "cat")], [])["scores"]["accuracy"] == 1
 
 
 def test_references_are_read_as_the_data_of_the_run(tmp_path):
@@ -331,7 +362,7 @@ def test_references_are_read_as_the_data_of_the_run(tmp_path):
     predictions, beside = tmp_path / "out.json", tmp_path / "out.jsonl.about.json"
     (table := tmp_path / "true.tsv").write_text('text\tlabel\n"x\ta\ny"\tb\n')
     predictions.write_text('["a", "b"]')
-    with pytest.raises(ValueError, match=r"has 2 texts and \S+true\.tsv 1: they must be equal"):
+    with pytest.raises(ValueError, match=r"true\.tsv, line 3 is joined to the line before by double quotes"):
         score_files("accuracy", str(predictions), [str(table)], [])
     beside.write_text(json.dumps({"config.source.quotes": False}))
     assert score_files("accuracy", str(predictions), [str(table)], [])["scores"]["accuracy"] == 1
@@ -462,6 +493,28 @@ def test_predictions_of_other_images_are_refused(tmp_path):
         else:
             with pytest.raises(ValueError, match=r"Entry \d is .*: predictions and references must be of the same ima"):
                 score_files("accuracy", str(out), [str(tmp_path / "images")], [])
+
+
+@pytest.mark.parametrize(
+    ("metric", "lines", "message"),
+    [
+        ("squad", [{"id": 1, "text": "a"}, {"id": "2", "text": "b"}], "Entry 1 has the id '2' in .* and '1' in"),
+        ("tagging", [{"words": ["x"], "tags": ["O"]}, {"words": ["y"], "tags": ["B-A"]}], "Entry 1 has the words 'y'"),
+    ],
+)
+def test_predictions_in_another_order_are_refused(metric, lines, message, tmp_path):
+    out, true = tmp_path / "out.jsonl", tmp_path / "true.jsonl"
+    true.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out.write_text("".join(json.dumps(line | {"id": 7}) + "\n" for line in lines))  # other ids may be numbers
+    assert score_files(metric, str(out), [str(true)], [])["scores"]
+    out.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
+    with pytest.raises(ValueError, match=f"{message}.*: predictions and references must be in the same order"):
+        score_files(metric, str(out), [str(true)], [])
+    if metric == "tagging":
+        true = tmp_path / "true.txt"
+        true.write_text("".join(f"{line['words'][0]} {line['tags'][0]}\n\n" for line in lines))
+        with pytest.raises(ValueError, match=message):
+            score_files(metric, str(out), [f"bio:{true}"], [])
 
 
 def test_ids_and_names_that_occur_twice(tmp_path):
