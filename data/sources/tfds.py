@@ -222,6 +222,8 @@ class Records(ExampleSource):
         crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
         if not len(boxes) == len(classes) == len(crowd):
             raise ValueError(f"Example {index} has {len(boxes)} boxes and {len(classes)} labels.")
+        if not np.isfinite(boxes).all():
+            raise ValueError(f"Example {index} has a box that is not finite.")
         if wrong := [label for label in classes.tolist() if not 0 <= label < self.classes]:
             allowed = f"labels must be from 0 to {self.classes - 1}"
             raise ValueError(f"Example {index} has a box with the label {wrong[0]}: {allowed}.")

@@ -174,18 +174,19 @@ def test_invalid_utf8_raises(prepare, tmp_path):
 @pytest.mark.parametrize(
     ("boxes", "label", "message"),
     [
-        (1, 2, "Example 0 has a box with the label 2: labels must be from 0 to 1"),
-        (1, -1, "Example 0 has a box with the label -1: labels must be from 0 to 1"),
-        (2, 0, "Example 0 has 2 boxes and 1 labels"),
+        ([0.1, 0.2, 0.5, np.nan], 0, "Example 0 has a box that is not finite"),
+        ([0.1, 0.2, 0.5, 0.6], 2, "Example 0 has a box with the label 2: labels must be from 0 to 1"),
+        ([0.1, 0.2, 0.5, 0.6], -1, "Example 0 has a box with the label -1: labels must be from 0 to 1"),
+        ([0.1, 0.2, 0.5, 0.6] * 2, 0, "Example 0 has 2 boxes and 1 labels"),
     ],
 )
-def test_boxes_with_other_labels_raise(boxes, label, message, prepare, tmp_path):
+def test_invalid_boxes_raise(boxes, label, message, prepare, tmp_path):
     def features(kinds):
         objects = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["a", "b"])}
         return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(objects)}
 
     row = {"image": png(np.zeros((8, 8, 3), np.uint8)), "objects/label": np.array([label])}
-    prepare(tmp_path, "some", features, {"train": [row | {"objects/bbox": np.tile([0.1, 0.2, 0.5, 0.6], boxes)}]})
+    prepare(tmp_path, "some", features, {"train": [row | {"objects/bbox": np.array(boxes)}]})
     with pytest.raises(ValueError, match=message):
         load(TFDS("some", str(tmp_path)), ObjectDetection(), batch_size=1).train[0]
 
