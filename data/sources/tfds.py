@@ -2,9 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,15 @@ class TFDS(PathSource):
     def files(self) -> list[str]:
         return [str(self._builder.data_dir)]
 
+    def shared(self) -> list[str]:
+        """Return the files with examples that are read for several splits, such as train and train[90%:]."""
+        parts = sorted(
+            (part.filename, part.skip, part.skip + part.take, role)
+            for role, split in self._splits.items()
+            for part in self._builder.info.splits[split].file_instructions
+        )
+        return sorted({one[0] for one, two in pairwise(parts) if one[3] != two[3] and (one[0], one[2]) > two[:2]})
+
     def documents(self) -> dict[str, Documents]:
         return {name: self._texts(split) for name, split in self._splits.items()}
 
@@ -80,21 +91,18 @@ class TFDS(PathSource):
         return splits
 
     def questions(self) -> dict[str, list[Question]]:
+        self._parts("answers", "text", "answer_start")
         splits = self._columns(["question", "context"], "answers").items()
-        return {name: list(map(_question, *columns)) for name, columns in splits}
+        return {name: [_question(i, *row) for i, row in enumerate(zip(*columns))] for name, columns in splits}
 
     def images(self) -> Images:
         """Return the images; -1 is the label of those without one, such as in the test split of ImageNet."""
         _, label = self._feature(self.image_key), self._feature(self.label_key)
-        if getattr(label, "num_classes", None) is None:
-            raise ValueError(f"The feature {self.label_key!r} of {self._builder.info.full_name} is not a class label.")
-        return self._images(self.label_key, label.names)
+        return self._images(self.label_key, self._classes(label, self.label_key))
 
     def images_with_boxes(self) -> Images:
-        found = getattr(self._feature("objects"), "feature", ())
-        if "bbox" not in found or "label" not in found:
-            raise ValueError(f"The feature 'objects' of {self._builder.info.full_name} has no 'bbox' and 'label'.")
-        return self._images("", found["label"].names)
+        label = self._parts("objects", "bbox", "label")["label"]
+        return self._images("", self._classes(label, "objects/label"))
 
     @cached_property
     def _builder(self) -> Any:
@@ -114,6 +122,22 @@ class TFDS(PathSource):
             raise ValueError(f"{info.full_name} has no feature {key!r}: it has {', '.join(sorted(info.features))}.")
         return info.features[key]
 
+    def _parts(self, key: str, *names: str) -> Any:
+        """Return the features in a feature that is a sequence of dictionaries."""
+        import tensorflow_datasets
+
+        found = getattr(self._feature(key), "feature", None)
+        if not isinstance(found, tensorflow_datasets.features.FeaturesDict) or {*names} - {*found}:
+            has_not = " and ".join(map(repr, names))
+            raise ValueError(f"The feature {key!r} of {self._builder.info.full_name} has no {has_not}.")
+        return found
+
+    def _classes(self, feature: Any, key: str) -> Sequence[Any]:
+        """Return the names of the classes of a feature, which must be a single class label."""
+        if feature.shape != () or getattr(feature, "num_classes", None) is None:
+            raise ValueError(f"The feature {key!r} of {self._builder.info.full_name} is not a class label.")
+        return feature.names
+
     def _records(self, split: str, decoders: Any = None) -> Any:
         """Return the examples of a split."""
         info = self._builder.info
@@ -131,7 +155,8 @@ class TFDS(PathSource):
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
-            records = list(self._records(split))
+            with _reading(found := self._records(split)):
+                records = list(found)
             splits[name] = [
                 [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *others)
             ]
@@ -143,23 +168,27 @@ class TFDS(PathSource):
         self._feature(key)  # raises ValueError if there is none
         records = self._records(split)
         length = len(records)
-        _text(records[0][key], key, 0)  # raises ValueError for other features
+        next(_read_texts(records, key, 1))  # raises ValueError for other features
         if self.max_bytes:
-            size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
+            with _reading(records):
+                size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
         fingerprint = partial(identity, self.files(), self._builder.info.full_name, split, key, length)
-        return Documents(lambda: (_text(records[i][key], key, i) for i in range(length)), fingerprint)
+        return Documents(partial(_read_texts, records, key, length), fingerprint)
 
     def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:
         """Return the images of all splits, with labels, or with boxes if there is no `label_key`."""
         import tensorflow_datasets
 
-        key, channels = self.image_key, self._feature(self.image_key).shape[-1]
+        key, feature = self.image_key, self._feature(self.image_key)
+        if not isinstance(feature, tensorflow_datasets.features.Image) or feature.np_dtype != np.uint8:
+            raise ValueError(f"The feature {key!r} of {self._builder.info.full_name} is not an image of 8 bits.")
+        channels = feature.shape[-1]
         if channels is None:
             raise ValueError(f"The images {key!r} of {self._builder.info.full_name} have no known number of channels.")
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
         found = {name: self._records(split, decoders) for name, split in self._splits.items()}
-        splits = {name: Records(records, key, label_key, channels) for name, records in found.items()}
+        splits = {name: Records(records, key, label_key, channels, len(class_names)) for name, records in found.items()}
         return Images(splits, [str(name) for name in class_names])
 
 
@@ -171,28 +200,59 @@ class Records(ExampleSource):
     image_key: str
     label_key: str
     channels: int
+    classes: int
 
     def __len__(self) -> int:
         return len(self.records)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        records = self.records.__getitems__(indices.tolist())
+        with _reading(self.records):
+            records = self.records.__getitems__(indices.tolist())
         images = [Picture(record[self.image_key], self.channels) for record in records]
         if self.label_key:
-            return {"image": images, "label": np.array([record[self.label_key] for record in records], np.int32)}
-        return gather([_with_boxes(np.asarray(image), row["objects"]) for image, row in zip(images, records)])
+            key, rows = self.label_key, zip(records, indices)
+            return {"image": images, "label": np.array([_decoded(row[key], key, i) for row, i in rows], np.int32)}
+        rows = zip(images, records, indices)
+        return gather([self._with_boxes(np.asarray(image), row["objects"], i) for image, row, i in rows])
+
+    def _with_boxes(self, image: np.ndarray, objects: dict[str, Any], index: int) -> dict[str, np.ndarray]:
+        boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
+        boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
+        classes = np.asarray(objects["label"], np.int32)
+        crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
+        if not len(boxes) == len(classes) == len(crowd):
+            raise ValueError(f"Example {index} has {len(boxes)} boxes and {len(classes)} labels.")
+        if not np.isfinite(boxes).all():
+            raise ValueError(f"Example {index} has a box that is not finite.")
+        if wrong := [label for label in classes.tolist() if not 0 <= label < self.classes]:
+            allowed = f"labels must be from 0 to {self.classes - 1}"
+            raise ValueError(f"Example {index} has a box with the label {wrong[0]}: {allowed}.")
+        return {"image": image, "boxes": boxes, "classes": classes, "crowd": crowd}
 
 
-def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndarray]:
-    boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-    boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
-    crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
-    return {"image": image, "boxes": boxes, "classes": np.asarray(objects["label"], np.int32), "crowd": crowd}
+@contextmanager
+def _reading(records: Any) -> Iterator[None]:
+    """Raise ValueError if the files of a split are damaged."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"The split {records.split!r} of {records.dataset_info.full_name} cannot be read: {error}"
+        raise ValueError(message) from error
 
 
-def _question(text: str, context: str, answers: Any) -> Question:
-    pairs = zip(answers["answer_start"], answers["text"])
-    return Question(text, context, [(int(start), answer.decode()) for start, answer in pairs])
+def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
+    for index in range(length):
+        with _reading(records):
+            record = records[index]
+        yield _text(record[key], key, index)
+
+
+def _question(index: int, text: str, context: str, answers: Any) -> Question:
+    starts, texts = answers["answer_start"], answers["text"]
+    if len(starts) != len(texts):
+        raise ValueError(f"Example {index} has {len(texts)} answers and {len(starts)} positions of answers.")
+    pairs = [(int(start), _decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
+    return Question(text, context, pairs)
 
 
 def _text(value: Any, key: str, index: int) -> str:
@@ -202,6 +262,8 @@ def _text(value: Any, key: str, index: int) -> str:
 
 
 def _decoded(value: Any, key: str, index: int) -> Any:
+    if value is None:
+        raise ValueError(f"Example {index} has no value of the feature {key!r}.")
     try:
         return value.decode("utf-8") if isinstance(value, bytes) else value
     except UnicodeDecodeError as error:

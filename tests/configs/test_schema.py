@@ -305,6 +305,9 @@ def test_values_of_another_type_raise(value, kind):
         ((("a+", 1.0), ("(", 1.0)), True, r"key has \('\(', 1.0\), which is not a regular expression: "),
         ((("a+", 1.0), "ab"), True, "key has 'ab': it must be a pair of a regular expression and a value"),
         ((("a+", 1.0, 2.0),), True, r"key has \('a\+', 1.0, 2.0\): it must be a pair"),
+        ((1,), True, "key has 1: it must be a pair"),
+        (((1, "a"),), True, r"key has \(1, 'a'\), which is not a regular expression"),
+        ((1,), False, "key has 1, which is not a regular expression"),
     ],
 )
 def test_invalid_regular_expressions_raise(items, paired, message):

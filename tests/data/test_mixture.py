@@ -207,6 +207,7 @@ def test_images_are_mixed():
         ({"parts": ("cldr", {"source": "stdlib", "max_byte": 3})}, "of stdlib 'max_byte'. Did you mean 'max_bytes'"),
         ({"parts": ("cldr", "stdlib"), "weights": (1,)}, "source.weights has 1 numbers for 2 source.parts"),
         ({"parts": ("cldr", "stdlib"), "weights": (1, 0)}, r"source.weights is \(1, 0\): it must be above 0"),
+        ({"parts": ("cldr", "stdlib"), "weights": (1, "a")}, r"source.weights is \(1, 'a'\): it must be above 0"),
         ({"parts": ("cldr", "stdlib"), "temperature": 0.5}, "source.temperature is 0.5: it must be 1 or more"),
     ],
 )

@@ -14,6 +14,7 @@ from lineage.data.tokenizers.kinds import Words
 from lineage.data.transforms.pillow import png
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.object_detection import ObjectDetection
 from lineage.tasks.question_answering import QuestionAnswering
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
 from lineage.tasks.text_classification import TextClassification, TextRegression
@@ -43,6 +44,9 @@ def test_split_syntax(shapes):
     assert loaded.facts.examples == {"train": 30, "validation": 10, "test": 7}
     first = next(iter(loaded.splits["validation"]))
     assert np.rint((first["image"][:, 0, 0, 0] * 0.5 + 0.5) * 255).tolist() == [30, 31, 32]
+    assert source.shared() == []
+    (shared,) = TFDS("shapes", str(shapes), validation_split="train[75%:]").shared()
+    assert shared.endswith("shapes-train.array_record-00000-of-00001")
 
 
 def test_in_memory_is_the_same(shapes):
@@ -135,14 +139,28 @@ def test_a_feature_without_texts_raises(task, text_key, prepare, tmp_path):
 def test_features_of_unsupported_shapes_raise(prepare, tmp_path):
     def features(kinds):
         names = ["a", "b"]
-        image = kinds.Image(shape=(None, None, None))
+        image, depth = kinds.Image(shape=(None, None, None)), kinds.Image(shape=(8, 8, 1), dtype=np.float32)
         several = kinds.Sequence(kinds.ClassLabel(names=names))
-        return {"image": image, "label": kinds.ClassLabel(names=names), "text": kinds.Text(), "labels": several}
+        others = {"objects": kinds.Sequence(kinds.BBoxFeature()), "depth": depth}
+        return {
+            "image": image,
+            "label": kinds.ClassLabel(names=names),
+            "text": kinds.Text(),
+            "labels": several,
+        } | others
 
     row = {"image": png(np.zeros((8, 8, 3), np.uint8)), "label": 0, "text": b"a", "labels": np.array([0, 1])}
+    row |= {"objects": np.zeros(4), "depth": png(np.zeros((8, 8, 4), np.uint8))}
     prepare(tmp_path, "some", features, {"train": [row]})
     with pytest.raises(ValueError, match=r"The images 'image' of some/1\.0\.0 have no known number of channels"):
         load(TFDS("some", str(tmp_path)), ImageClassification())
+    for key in ("depth", "label"):
+        with pytest.raises(ValueError, match=rf"The feature '{key}' of some/1\.0\.0 is not an image of 8 bits"):
+            load(TFDS("some", str(tmp_path), image_key=key), ImageClassification())
+    with pytest.raises(ValueError, match=r"The feature 'labels' of some/1\.0\.0 is not a class label"):
+        load(TFDS("some", str(tmp_path), label_key="labels"), ImageClassification())
+    with pytest.raises(ValueError, match=r"The feature 'objects' of some/1\.0\.0 has no 'bbox' and 'label'"):
+        load(TFDS("some", str(tmp_path)), ObjectDetection())
     with pytest.raises(ValueError, match=r"The feature 'labels' of some/1\.0\.0 is not a single label"):
         load(TFDS("some", str(tmp_path), label_key="labels"), TextClassification(sequence_length=8))
 
@@ -151,6 +169,39 @@ def test_invalid_utf8_raises(prepare, tmp_path):
     prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"a"}, {"text": b"ab\xff"}]})
     with pytest.raises(ValueError, match=r"feature 'text' of example 1 is not UTF-8 at byte 2"):
         load(TFDS("prose", str(tmp_path)), CausalLM(sequence_length=8))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "label", "message"),
+    [
+        ([0.1, 0.2, 0.5, np.nan], 0, "Example 0 has a box that is not finite"),
+        ([0.1, 0.2, 0.5, 0.6], 2, "Example 0 has a box with the label 2: labels must be from 0 to 1"),
+        ([0.1, 0.2, 0.5, 0.6], -1, "Example 0 has a box with the label -1: labels must be from 0 to 1"),
+        ([0.1, 0.2, 0.5, 0.6] * 2, 0, "Example 0 has 2 boxes and 1 labels"),
+    ],
+)
+def test_invalid_boxes_raise(boxes, label, message, prepare, tmp_path):
+    def features(kinds):
+        objects = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["a", "b"])}
+        return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(objects)}
+
+    row = {"image": png(np.zeros((8, 8, 3), np.uint8)), "objects/label": np.array([label])}
+    prepare(tmp_path, "some", features, {"train": [row | {"objects/bbox": np.array(boxes)}]})
+    with pytest.raises(ValueError, match=message):
+        load(TFDS("some", str(tmp_path)), ObjectDetection(), batch_size=1).train[0]
+
+
+def test_damaged_records_raise(prepare, tmp_path):
+    def features(kinds):
+        return {"text": kinds.Text(), "image": kinds.Image(shape=(8, 8, 1)), "label": kinds.ClassLabel(names=["a"])}
+
+    row = {"text": b"a", "image": png(np.zeros((8, 8, 1), np.uint8)), "label": 0}
+    prepare(tmp_path, "some", features, {"train": [row]})
+    (path,) = tmp_path.glob("some/1.0.0/*.array_record-*")
+    path.write_bytes(path.read_bytes()[:1000])
+    for task in (CausalLM(sequence_length=8), TextClassification(sequence_length=8), ImageClassification()):
+        with pytest.raises(ValueError, match=r"The split 'train' of some/1\.0\.0 cannot be read: .*64KB"):
+            load(TFDS("some", str(tmp_path)), task)
 
 
 def test_newest_version(prepare, tmp_path):
@@ -294,6 +345,9 @@ def test_questions(prepare, tmp_path):
     source = loaded.splits["validation"].source
     assert [item.references for item in source.questions] == [["cat", "a cat"], []]
     assert source.per_sequence["start"].tolist() == [8, 0]
+    prepare(tmp_path, "uneven", features, {"train": [rows[0] | {"answers/answer_start": np.array([2])}]})
+    with pytest.raises(ValueError, match="Example 0 has 2 answers and 1 positions of answers"):
+        load(TFDS("uneven", str(tmp_path)), QuestionAnswering(sequence_length=20))
 
 
 def test_modules_that_a_data_set_names_are_not_imported(prepare, tmp_path, monkeypatch):
