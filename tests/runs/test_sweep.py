@@ -17,7 +17,7 @@ import pytest
 from lineage.report import figures
 from lineage.report.comparison import finish
 from lineage.runs.live import Run
-from lineage.runs.locks import CLAIM, held, is_locked, locked, locked_file
+from lineage.runs.locks import CLAIM, MovedError, held, is_locked, locked, locked_file
 from lineage.runs.sweep import Job, Launcher, found, plan, run_names, run_sweep
 from tests.tiers import tiered
 
@@ -194,6 +194,15 @@ def test_sweep_ends_if_its_config_was_edited_meanwhile(tmp_path):
     with pytest.raises(ValueError, match=r"another config \(total_steps was 5, is 4\): undo the changes"):
         run_sweep([*command, "--config.total_steps=5"], *rest, finish)
     assert ran(tmp_path) == ["1"]
+
+
+def test_sweep_whose_folder_is_moved_stops(tmp_path):
+    """Check that the later runs are not started in a new folder in its place, which another sweep could use too."""
+    command, *rest = arguments(tmp_path / "sweep", [{"seed": seed} for seed in range(1, 4)])
+    move = "folder.parent.rename(folder.parent.with_name('moved'))"
+    with pytest.raises(MovedError, match=r"sweep was moved, deleted or replaced during the run, which stops"):
+        run_sweep([*command[:2], RUN + move, *command[3:]], *rest, finish)
+    assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
