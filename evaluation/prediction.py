@@ -28,7 +28,7 @@ from lineage.data.transforms.pillow import png
 from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
-from lineage.runs.folder import flatten, plain, read_json
+from lineage.runs.folder import flatten, plain, read_json, regular
 from lineage.runs.locks import lock
 
 FEATURES = ".npz", ".parquet"
@@ -180,7 +180,7 @@ class Output:
         if self.final != self.path and self.final.exists() and not (self.path.exists() and self.path.stat().st_size):
             raise ValueError(f"{self.final} exists, without {self.path.name}: choose another --output.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = file = self.path.open("a+b")
+        self._file = file = regular(self.path).open("a+b")
         if not lock(file.fileno()):
             raise ValueError(f"another process is writing {self.path}: wait for it, or choose another --output.")
         if file.seek(0, os.SEEK_END):
@@ -220,6 +220,10 @@ class Output:
                 file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes
                 file.flush()
                 os.fsync(file.fileno())
+                if not (self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat())):
+                    raise ValueError(
+                        f"{self.path} was moved, deleted or replaced while it was written: run the command again."
+                    )
                 self.count += len(some)
 
     @cached_property

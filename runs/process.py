@@ -22,7 +22,7 @@ HUNG = 76  # exit code of a run that ended itself because a step, an evaluation 
 NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
 NO_MEMORY = 78  # exit code of a run that needs more memory than there is
 UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`
-MOVED = 80  # exit code of a run whose folder was moved, deleted or replaced
+MOVED = 80  # exit code of a run or sweep whose folder was moved, deleted or replaced
 GRACE = 5.0  # seconds after a second Ctrl-C in which the process may still end in order
 # Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

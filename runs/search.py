@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.runs.live import Run
-from lineage.runs.locks import held, locked
+from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
 from lineage.runs.sweep import Launcher, exit_code
 
@@ -48,7 +48,7 @@ def run_search(
     workdir.mkdir(parents=True, exist_ok=True)
     with locked(workdir):
         trials = Trials(search, config_of, workdir)
-        Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs)
+        Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs, unmoved(workdir))
         if trials.runs:
             finish(trials.runs, command, workdir, (search.metric, search.maximize))
     return exit_code(trials.runs)

@@ -17,8 +17,8 @@ from typing import Any
 
 from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
-from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
-from lineage.runs.process import PREEMPTED, StopSignal
+from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
+from lineage.runs.process import PREEMPTED, StopSignal, ignore_stop_signals
 
 LONGEST_NAME = 100  # bytes
 FOLDER = str.maketrans({" ": None, "/": "_", "[": "(", "]": ")", **dict.fromkeys("*?\\", "_")})  # see folder.make
@@ -59,7 +59,7 @@ def run_sweep(
         if todo:
             # Runs in progress come first, so that their devices are not given to other runs.
             todo.sort(key=lambda run: not held(run.folder))
-            Launcher(command, min(parallel, len(todo))).run(todo, runs)
+            Launcher(command, min(parallel, len(todo))).run(todo, runs, unmoved(workdir))
         finish(runs, command, workdir)
     return exit_code(runs)
 
@@ -131,10 +131,11 @@ class Launcher:
         self.jobs: dict[Run, Job] = {}
         self.again: deque[Run] = deque()
 
-    def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
+    def run(self, todo: Iterable[Run], shown: Sequence[Run], check: Callable[[], None] = lambda: None) -> None:
         """Run the runs of `todo`, taking the next one when a share of the devices is free; show `shown`.
 
-        On SIGINT and `STOP_SIGNALS`, all runs save and end.
+        On SIGINT and `STOP_SIGNALS`, and if `check`, which is called regularly, raises, all runs save and end. After a
+        signal, later `STOP_SIGNALS` are ignored.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:
@@ -142,6 +143,7 @@ class Launcher:
                 while True:
                     for run in list(self.jobs):
                         self.poll(run, stop.received)
+                    check()
                     if stop.received and not stopping:
                         stopping = True
                         self.stop()
@@ -153,11 +155,13 @@ class Launcher:
                     with suppress(OSError, SystemExit):  # a full disk or a closed pipe, at which Rich exits
                         table.show(shown)
                     if not self.jobs:
-                        return
+                        break
                     time.sleep(TICK)
             except BaseException:
                 self.stop()
                 raise
+        if stop.received:  # the results are still to be written
+            ignore_stop_signals()
 
     def stop(self) -> None:
         """Signal all runs to save and end."""

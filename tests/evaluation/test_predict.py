@@ -1,6 +1,7 @@
 """The command `predict` for texts: its files scored by `score` have the metrics of the run's own evaluation."""
 
 import json
+import os
 import tracemalloc
 
 import jax
@@ -393,6 +394,22 @@ def test_output_that_another_process_writes_raises(tmp_path):
     assert Output(str(tmp_path / "out.jsonl"), {"a": 1}).count == 1
 
 
+@pytest.mark.parametrize("other", [None, {"a": 2}])
+def test_output_that_is_deleted_while_it_is_written_raises(other, tmp_path):
+    """Check a file that is deleted, and one that is also replaced by that of another command."""
+    output = Output(str(tmp_path / "out.json"), {"a": 1})
+
+    def found():
+        yield [{"label": "a"}]
+        output.path.unlink()
+        if other:
+            Output(str(tmp_path / "out.json"), other).write([[{"label": "b"}]])
+        yield [{"label": "c"}]
+
+    with pytest.raises(ValueError, match=r"out\.jsonl was moved, deleted or replaced while it was written"):
+        output.write(found())
+
+
 def test_output_of_any_name_and_beside_other_images(tmp_path):
     """Check names that are not UTF-8, which JSON escapes, and that images are not written among those of others."""
     output = Output(str(tmp_path / "out.jsonl"), {"a": 1})
@@ -403,6 +420,9 @@ def test_output_of_any_name_and_beside_other_images(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.png").write_text("mine")
     pictures = [[{"masked": np.zeros((2, 2, 1), np.uint8)}]]
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ValueError, match=r"pipe\.jsonl is not a regular file"):
+        Output(str(tmp_path / "pipe.jsonl"), {})
     with pytest.raises(ValueError, match=r"its images go to .*/photos, which has mine\.png"):
         Output(str(tmp_path / "photos.jsonl"), {}).write(pictures)
     (tmp_path / "photos" / "mine.png").unlink()

@@ -237,7 +237,7 @@ def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
         def __init__(self, command, parallel, observe):
             commands.append(command)
 
-        def run(self, todo, shown):
+        def run(self, todo, shown, check):
             pass
 
     monkeypatch.setattr(module, "Launcher", Launcher)

@@ -17,7 +17,7 @@ import pytest
 from lineage.report import figures
 from lineage.report.comparison import finish
 from lineage.runs.live import Run
-from lineage.runs.locks import CLAIM, held, is_locked, locked, locked_file
+from lineage.runs.locks import CLAIM, MovedError, held, is_locked, locked, locked_file
 from lineage.runs.sweep import Job, Launcher, found, plan, run_names, run_sweep
 from tests.tiers import tiered
 
@@ -196,6 +196,15 @@ def test_sweep_ends_if_its_config_was_edited_meanwhile(tmp_path):
     assert ran(tmp_path) == ["1"]
 
 
+def test_sweep_whose_folder_is_moved_stops(tmp_path):
+    """Check that the later runs are not started in a new folder in its place, which another sweep could use too."""
+    command, *rest = arguments(tmp_path / "sweep", [{"seed": seed} for seed in range(1, 4)])
+    move = "folder.parent.rename(folder.parent.with_name('moved'))"
+    with pytest.raises(MovedError, match=r"sweep was moved, deleted or replaced during the run, which stops"):
+        run_sweep([*command[:2], RUN + move, *command[3:]], *rest, finish)
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.ENOSPC])
 def test_output_that_cannot_be_written_does_not_stop_the_runs(error, tmp_path, monkeypatch):
     class Closed(io.StringIO):
@@ -274,6 +283,9 @@ def test_signal_stops_all_runs_after_saving(number, start, tmp_path):
     process = start(tmp_path, overrides, 50, 2)
     wait_for(lambda: all(len(trained(tmp_path / f"seed={seed}")) >= 3 for seed in (1, 2)))
     process.send_signal(number)
+    while number == signal.SIGTERM and process.poll() is None:  # a cluster may send several
+        time.sleep(0.05)
+        process.send_signal(number)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 75, output
     assert [row["state"] for row in table(tmp_path)] == ["stopped", "stopped", "waiting"]
