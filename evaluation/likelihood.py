@@ -87,7 +87,15 @@ class LanguageModel:
         return found
 
     def of_tokens(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Likelihood]:
-        """Return the likelihood of token ids [N] after a context [M], for each pair; M and N are at least 1."""
+        """Return the likelihood of token ids [N] after a context [M], for each pair; M is at least 1.
+
+        Raises:
+            ValueError: N is 0, as where the tokens of a text are not more than those of the context that it continues.
+        """
+        for number, (context, continuation) in enumerate(pairs, 1):
+            if not len(continuation):
+                end = self.tokenizer.decode(context)[-60:]
+                raise ValueError(f"Continuation {number} has no token: it must add one to its context, {end!r}.")
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
         found = {}
         for batch, size in by_length([len(row) - 1 for row in rows], self.batch_size, _MULTIPLE, self.length):

@@ -9,6 +9,7 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,8 +167,10 @@ def _check_history(path: Path) -> None:
 
 
 def _check_samples(path: Path) -> None:
-    for line in folder.parse_metrics(path):
-        unsealed(line)
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, folder.LONGEST), b""), 1):
+            if line.endswith(b"\n"):  # the last line is incomplete if the process was killed while writing
+                unsealed(folder.parse_line(line, path, number))
 
 
 def _check_tokenizer(path: Path) -> None:

@@ -277,6 +277,16 @@ def test_wrong_inputs(name, text, options, message, ours, tmp_path):
         score.score_files(name, f"{tmp_path}/a.jsonl", (), options, lambda path: ours)
 
 
+def test_continuations_without_a_token_of_their_own_are_refused(ours):
+    """Check that a text without a token after its context does not get the probability 1."""
+    assert len(ours.encode("the ca")) >= len(ours.encode("the cat"))
+    pairs = [("the", " cat"), ("the ca", "t")]
+    with pytest.raises(ValueError, match=r"Continuation 2 has no token: .*the ca'"):
+        ours.of_continuations(pairs)
+    with pytest.raises(ValueError, match=r"Continuation 2 has no token: .*the ca'"):
+        Harness(ours).loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+
+
 def test_other_models_are_refused(ours):
     with pytest.raises(ValueError, match="is a T5: likelihoods need a causal language model"):
         LanguageModel(build("t5", vocab_size=8), {}, ours.tokenizer)

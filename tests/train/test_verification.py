@@ -121,6 +121,7 @@ FAULTS = {
     "changed fingerprints": ("run/data.json", edit(b'": [\n    ', b'": [\n    1'), "checksum"),
     "changed samples": ("run/artifacts/samples.jsonl", edit(b'"text": "', b'"text": "x'), "checksum"),
     "samples": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{}\n{"step": 6}\n'), "line 1"),
+    "last sample": ("run/artifacts/samples.jsonl", lambda path: path.write_text('{"step": 6}\n{"step"}\n'), "line 2"),
     "artifact": ("run/artifacts/cost.json", empty, "Expecting value"),
     "page": ("run/report.html", lambda path: os.truncate(path, 5000), "does not match"),
     "changed page": ("run/report.html", flip, "does not match"),
