@@ -123,7 +123,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         channels: number of channels of images.
     """
     whole = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
-    given, values = values, [] if whole else list(values)  # whose order is that of a Series with any index
+    given, values = values, [] if whole else list(values)  # a Series in its order, whatever its index
     if not values:
         raise ValueError(f"The inputs are {str(given)[:60]!r}: they must be a list of at least one input.")
     known = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image

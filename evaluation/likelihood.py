@@ -90,7 +90,7 @@ class LanguageModel:
         """Return the likelihood of token ids [N] after a context [M], for each pair; M is at least 1.
 
         Raises:
-            ValueError: N is 0, as where the tokens of a text are not more than those of the context that it continues.
+            ValueError: N is 0: the text has no more tokens than its context.
         """
         for number, (context, continuation) in enumerate(pairs, 1):
             if not len(continuation):

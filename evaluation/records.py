@@ -76,7 +76,7 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Opt
 
 
 def _labels(folder: Path) -> list[str]:
-    """Return the class of each image: its folder in this one, whose own name is the class of images in no other."""
+    """Return the class of each image: the subfolder of `folder` that contains it, or `folder` if it is in none."""
     parts = [file.relative_to(folder).parts[:-1] for file in image_files(folder)]
     labels = [inner[0] if inner else folder.absolute().name for inner in parts]
     if labels and {*labels} <= {*SPLITS, *VALIDATION} and all(len(inner) > 1 for inner in parts):

@@ -108,11 +108,11 @@ class CheckedLabels(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         found = self.source.take(indices)
-        for index, label in zip(indices, found["label"]):
-            if not 0 <= label < self.num_classes:
-                where = f"Example {index} of the split {self.split!r}"
-                given = "no label (-1)" if label == -1 else f"the label {label}"
-                raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
+        labels = np.asarray(found["label"])
+        if len(wrong := np.flatnonzero((labels < 0) | (labels >= self.num_classes))):
+            label, where = labels[wrong[0]], f"Example {indices[wrong[0]]} of the split {self.split!r}"
+            given = "no label (-1)" if label == -1 else f"the label {label}"
+            raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
         return found
 
     def check(self, index: int) -> None:

@@ -51,7 +51,10 @@ class TextTask(Task):
         return self._token_facts(found) | {"sequence_length": self.sequence_length}
 
     def begin_token(self, tokenizer: Tokenizer) -> int | None:
-        """Return the token before each text that a language model reads, if the tokenizer adds one; None for others."""
+        """Return the token that a language model reads before each text; None if there is none.
+
+        It is the one that the tokenizer adds, or for a trained model the one in its training data.
+        """
         if self.known:
             return self.known.begin_token
         return tokenizer.begin_of_text if self.begins else None

@@ -16,7 +16,6 @@ from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
 from lineage.data.sources.files import inside, read_json, read_lines, split_of
 from lineage.data.transforms.pillow import Picture, decode
 
-_NONE = np.zeros((0, 4), np.float32)
 FLAGS = {0: False, 1: True}
 LIMIT = 1e9  # of coordinates, in pixels; from 3e38 on, they would be infinite in float32
 
@@ -150,7 +149,8 @@ class BoxedImages(ExampleSource):
         """Yield notes on boxes that are probably not in the right format: outside of the images, or in other units."""
         known = [all(type(side) is int and 0 < side < LIMIT for side in size) for size in self.sizes]
         counts = [len(example["boxes"]) * flag for example, flag in zip(self.objects, known)]
-        boxes = np.concatenate([example["boxes"] for example, flag in zip(self.objects, known) if flag] or [_NONE])
+        found = [example["boxes"] for example, flag in zip(self.objects, known) if flag]
+        boxes = np.concatenate([np.zeros((0, 4), np.float32), *found])
         sides = np.repeat(np.array([size if flag else (0, 0) for size, flag in zip(self.sizes, known)]), counts, axis=0)
         outside = ((boxes[:, :2] < -1) | (boxes[:, 2:] > sides + 1)).any(axis=1)
         if outside.sum() > len(boxes) / 100:

@@ -161,7 +161,7 @@ class CSV(Table):
             places = [header.index(key) for key in keys]
             delimiters.clear()
             for row in reader:
-                if self.delimiter == "\t" and delimiters[1:] and {*delimiters} == {len(header) - 1} - {0}:
+                if self.delimiter == "\t" and delimiters[1:] and {*delimiters} == {len(header) - 1} != {0}:
                     joined = f"{file}, line {reader.line_num} is joined to the line before by double quotes"
                     whole = f"both have {len(header)} columns: set --config.source.quotes=false"
                     errors.append(ValueError(f"{joined}, but {whole}."))

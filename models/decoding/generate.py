@@ -101,7 +101,7 @@ def generate(
     temperature = processors.get("temperature", 1.0)
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     check(math.isfinite(length_penalty), f"length_penalty must be finite, not {length_penalty}.")
-    check(0 <= length_offset < math.inf, f"length_offset must be at least 0, and finite, not {length_offset}.")
+    check(0 <= length_offset < math.inf, f"length_offset must be finite and at least 0, not {length_offset}.")
     processors = LogitsProcessors.create(model, **processors)
     indices = np.arange(first_index, first_index + len(prompts), dtype=np.uint32)
     scalars = np.uint32(seed % 2**32), np.int32(pad_token), (float(length_penalty), float(length_offset))

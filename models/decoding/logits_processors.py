@@ -102,12 +102,12 @@ class LogitsProcessors:
             stop_tokens: tokens that end the sequence.
         """
         size, first, last = no_repeat_ngram_size, forced_first_token, model.vocab_size - 1
-        finite = "and finite, not"
-        check(0 <= temperature < math.inf, f"temperature must be 0 (greedy) or more, {finite} {temperature}.")
+        finite = 0 <= temperature < math.inf
+        check(finite, f"temperature must be finite and at least 0 (greedy), not {temperature}.")
         check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")
         check(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}.")
-        known = 0 < repetition_penalty < math.inf
-        check(known, f"repetition_penalty must be above 0 (1 is none) {finite} {repetition_penalty}.")
+        finite = 0 < repetition_penalty < math.inf
+        check(finite, f"repetition_penalty must be finite and above 0 (1 is none), not {repetition_penalty}.")
         check(size is None or size >= 1, f"no_repeat_ngram_size must be at least 1, or None, not {size}.")
         check(min_new_tokens >= 0, f"min_new_tokens must be at least 0, not {min_new_tokens}.")
         check(first is None or 0 <= first <= last, f"forced_first_token is {first}: it must be from 0 to {last}.")

@@ -191,7 +191,7 @@ class Forward(GPT):
     ("options", "message"),
     [
         ({"num_drafted": 0}, "num_drafted must be at least 1, not 0"),
-        ({"temperature": -1.0}, "temperature must be 0"),
+        ({"temperature": -1.0}, "temperature must be finite and at least 0"),
         ({"max_new_tokens": 40}, "a sequence of 41 tokens is longer than the model's 32"),
         ({"draft": DRAFT.clone(vocab_size=9)}, "the model has 5 tokens and the draft 9"),
         ({"draft": Forward(vocab_size=VOCAB)}, "a dict cannot be rewound"),
