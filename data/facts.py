@@ -25,6 +25,7 @@ class Facts:
 
     examples: Mapping[str, int] = _of_each_split()  # number of examples, set by `data.load`
     vocab_size: int | None = None  # number of token ids
+    pad_id: int | None = None  # id of the padding token
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
     class_names: tuple[str, ...] = ()  # in the order of their indices
@@ -49,6 +50,7 @@ class Facts:
             "image_size": self.image_size and max(self.image_size),
             "channels": self.channels,
             "vocab_size": self.vocab_size,
+            "pad_id": self.pad_id,
             "max_length": self.sequence_length,
         }
 

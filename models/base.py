@@ -130,7 +130,7 @@ class Model(nn.Module):
     @property
     def data_options(self) -> dict[str, Any]:
         """The fields that the data determine unless the config sets them; None for fields that the model lacks."""
-        names = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
+        names = ("num_classes", "image_size", "channels", "vocab_size", "pad_id", "max_length")
         return {name: self.settings.get(name) for name in names}
 
     @property

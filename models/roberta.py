@@ -20,6 +20,7 @@ class RoBERTa(BERT):
     """
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
+    FROM_DATA = (*BERT.FROM_DATA, "pad_id")
 
     vocab_size: Count = 50_265
     num_segments: Natural = 1

@@ -65,7 +65,7 @@ class TextTask(Task):
 
     def facts(self, tokenizer: Tokenizer, **others: Any) -> Facts:
         """Return the metadata common to text tasks, and `others`."""
-        sizes = {"vocab_size": tokenizer.vocab_size, "sequence_length": self.sequence_length}
+        sizes = {"vocab_size": tokenizer.vocab_size, "pad_id": tokenizer.pad, "sequence_length": self.sequence_length}
         return Facts(**sizes, **self._token_facts(tokenizer), **others)
 
     def _token_facts(self, tokenizer):

@@ -38,6 +38,13 @@ def test_loss_is_the_sum_of_masked_lm_and_sentence_losses(tiny):
     np.testing.assert_allclose(aux["sentence_accuracy"].compute(), right, rtol=1e-6)
 
 
+def test_padding_of_roberta_is_that_of_its_tokenizer(tiny):
+    changes = {"tokenizer": "bpe", "tokenizer.vocab_size": 300, "task.name": "masked_lm", "model.head": "masked_lm"}
+    experiment = Experiment(tiny("roberta", SMALL | changes))
+    assert experiment.model.pad_id == experiment.tokenizer.pad != 1
+    assert Experiment(tiny("roberta", SMALL | changes | {"model.pad_id": 7})).model.pad_id == 7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "changes"), [("bart", BART), ("t5", T5), ("bert", BERT)], ids=["bart", "t5", "bert"])
 @pytest.mark.usefixtures("no_report")
