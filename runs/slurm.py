@@ -100,7 +100,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     for run in runs:
         number = jobs.get(run.name)
         run.look()
-        ended = "not submitted" if number is None else f"failed ({number})"
+        ended = "not submitted" if number is None else f"failed or canceled (job {number})"
         run.state = "done" if run.is_done() else queue.get(number, ended).lower()
     with Table() as table:
         table.show(runs)
