@@ -79,6 +79,7 @@ class Trials:
                 f"{path} is damaged ({type(error).__name__}: {str(error)[:100]}): restore it, or delete it to make the "
                 "search choose its values again."
             ) from error
+        self._check_objective(known)
         # constant_liar avoids the values of runs in progress.
         self.sampler = partial(optuna.samplers.TPESampler, n_startup_trials=search.startup, constant_liar=True)
         self.states = optuna.trial.TrialState
@@ -101,6 +102,17 @@ class Trials:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
                 run.look()
 
+    def _check_objective(self, known):
+        """Raise ValueError if the trials have values of another metric, or the search has another direction."""
+        maximize, metric = self.study.direction.name == "MAXIMIZE", self.search.metric
+        if not any(one.values or one.intermediate_values for one in known):
+            self.study.set_user_attr("metric", metric)
+        before = self.study.user_attrs.get("metric", metric)  # earlier versions did not record it
+        if (before, maximize) != (metric, self.search.maximize):
+            pairs = (maximize, before), (self.search.maximize, metric)
+            old, new = (f"{'highest' if high else 'lowest'} {name}" for high, name in pairs)
+            raise ValueError(f"{self.workdir} holds a search for the {old}, not for the {new}: choose another workdir.")
+
     def add(self, trial: Any) -> Run:
         """Return the run of a trial; a trial that already has its values keeps them.
 
@@ -110,7 +122,15 @@ class Trials:
         for key, values in self.search.space.items():
             seed = random.Random(f"{self.search.seed} {trial.number} {key}").getrandbits(32)
             self.study.sampler = self.sampler(seed=seed)
-            changes[key] = values.suggest(trial, key)
+            try:
+                changes[key] = values.suggest(trial, key)
+            except ValueError:
+                if key not in trial.params:
+                    raise
+                raise ValueError(
+                    f"{key} has other choices or another type than in the search in {self.workdir}: undo the change of "
+                    "search(), or choose another workdir."
+                ) from None
         name = f"trial_{trial.number:03}"
         run = Run(name, self.workdir / name, changes, self.config_of(changes))
         self.trials[run] = trial

@@ -67,6 +67,8 @@ def exported(tmp_path):
     def read(model, variables, cls, like=None, missing=frozenset()):
         folder = tmp_path / "exported"
         convert.save(folder, model, variables)
+        config, weights = folder / "config.json", folder / "model.safetensors"
+        assert weights.stat().st_mode == config.stat().st_mode  # others may read both
         again, restored = convert.load(folder)
         assert again == model
         jax.tree.map(np.testing.assert_array_equal, restored, variables)

@@ -209,6 +209,12 @@ def test_lock_of_a_killed_search_is_deleted(tmp_path, monkeypatch):
     assert len(list(Trials(Search(SPACE, trials=1), dict, tmp_path).todo())) == 1
 
 
+def test_metric_may_change_while_no_run_has_it(tmp_path):
+    Trials(Search(SPACE, metric="test/loss"), dict, tmp_path)
+    ended((trials := Trials(Search(SPACE), dict, tmp_path)).add(trials.study.ask()), "done", 1.0)
+    assert Trials(Search(SPACE), dict, tmp_path).study.user_attrs == {"metric": "validation/loss"}
+
+
 def test_search_stops_if_the_runs_do_not_have_its_metric(tmp_path):
     trials = Trials(Search(SPACE, trials=2), dict, tmp_path)
     run = next(trials.todo())
@@ -257,6 +263,12 @@ def test_invalid_search_raises(tmp_path, monkeypatch):
     for space in ({"x": SPACE["x"]}, SPACE | {"y": SPACE["x"]}):
         with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
             run_search(COMMAND, Search(space), dict, tmp_path / "b", finish)
+    for kind in (Choice("good", "ugly"), Floats(0, 1)):
+        with pytest.raises(ValueError, match=r"kind has other choices or another type .*: undo the change"):
+            run_search(COMMAND, Search(SPACE | {"kind": kind}), dict, tmp_path / "b", finish)
+    for objective in ({"metric": "test/loss"}, {"highest": True}):
+        with pytest.raises(ValueError, match="a search for the lowest validation/loss, not for the "):
+            run(tmp_path / "b", **objective)
     (tmp_path / "b" / "trial_000" / "config.json").write_text('{"total_steps": 9}')
     with pytest.raises(ValueError, match=r"trial_000 holds a run of another config \(total_steps was 9, is 8\): undo"):
         run_search(COMMAND, Search(SPACE), lambda changes: {"total_steps": 8}, tmp_path / "b", finish)
