@@ -26,9 +26,10 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
-        with naming(path), _locked(temporary) as file:
+        with naming(path), _locked(temporary):
             yield temporary
-            os.fsync(file.fileno())
+            with open(temporary, "rb", opener=_opened) as written:  # a library may have replaced the file
+                os.fsync(written.fileno())
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import flax.linen as nn
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from lineage import models
 from lineage.configs.atomic import replacing, write_atomic
@@ -81,30 +81,18 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     _match(_merge(kinds), {path: value.shape for path, value in params.items()})
     dtype = str(next(iter(params.values())).dtype)
     config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
+    # safetensors would write the elements of a non-contiguous array in the wrong order.
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as temporary, temporary.open("wb") as file:
-        _write_tensors(tensors, file)
+    with replacing(target := folder / "model.safetensors") as path:
+        mode = path.stat().st_mode
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{target} cannot be written: {error}.") from None
+        path.chmod(mode)  # the library has replaced the file by one that only its owner can read
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
-
-
-def _write_tensors(tensors: dict[str, np.ndarray], file: BinaryIO) -> None:
-    """Write contiguous arrays to an open file in the format of safetensors.
-
-    `safetensors.numpy.save_file` would replace the file by another one, which only its owner can read and which is not
-    flushed to the disk.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, array in tensors.items():
-        kind = array.dtype.name.replace("float", "F").replace("int", "I").upper()  # such as BF16
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": (end, end := end + array.nbytes)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # aligns the arrays
-    file.write(len(text).to_bytes(8, "little") + text)
-    for array in tensors.values():
-        file.write(array.reshape(-1).view(np.uint8))
 
 
 def model_type(model: nn.Module) -> str:
