@@ -145,7 +145,7 @@ class BERT(StackModel):
 
         Args:
             tokens: see `__call__`.
-            segments: segment id of each token, the index of its text in a pair; None: 0.
+            segments: segment id of each token, the index of its text in a pair; None, or with one segment: 0.
             mask: True for real tokens, False for padding, which is masked out in attention.
             positions: positions of the tokens; None: 0 to T-1.
         """
@@ -154,7 +154,7 @@ class BERT(StackModel):
         positions = self.positions(tokens) if positions is None else positions
         x = self.embed(tokens) + take_rows(self.position(), positions + self.first_position)
         if self.num_segments:
-            x = x + self.segment(jnp.zeros_like(tokens) if segments is None else segments)
+            x = x + self.segment(jnp.zeros_like(tokens) if segments is None or self.num_segments == 1 else segments)
         drop = self.embed_dropout
         x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x

@@ -210,13 +210,14 @@ class SentencePairPretraining(MaskedLM):
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         check_length(length, 5, "two texts and three special tokens")
+        room = length - encoded.num_added(tokenizer, 2)
         documents = self.texts(content)
         streams = {name: self.encode(part, tokenizer) for name, part in documents.items()}
-        splits = {name: Chunks(stream, length - 3) for name, stream in streams.items()}
+        splits = {name: Chunks(stream, room) for name, stream in streams.items()}
         order = self.pairing == "sentence_order"
         if not order and any(len(part.stops) == part.stops[0] for part in splits.values()):
             raise ValueError("Next-sentence prediction needs several documents in each split, for negative pairs.")
-        pair = PairSentences(length - 3, tokenizer, mask, order)
+        pair = PairSentences(room, tokenizer, mask, order)
         return Examples(splits, self.facts(tokenizer), pair, pair)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:

@@ -98,7 +98,7 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
     for origin, question in enumerate(questions):
         ids, where = contexts[question.context]
         words = asked[origin][: min(MAX_QUESTION, length // 2)]
-        room = length - len(words) - 3
+        room = length - len(words) - encoded.num_added(tokenizer, 2)
         for first in encoded.window_starts(len(ids), room, stride):
             part, offsets = ids[first : first + room], where[first : first + room]
             row, second = encoded.join(tokenizer, words, part)

@@ -162,7 +162,7 @@ class TextEncoder:
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
-        room = self.task.sequence_length - 1 - len(ids)  # without the special tokens
+        room = self.task.sequence_length - encoded.num_added(self.tokenizer, len(ids))
         if sum(map(len, ids)) <= room:
             return [list(ids)]
         if self.task.long_text == "segments":

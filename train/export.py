@@ -57,13 +57,15 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
-        content, task = experiment.tokenizer.to_str(), experiment.task
+        content, task, facts = experiment.tokenizer.to_str(), experiment.task, experiment.facts
         if task.generates or any(task.ends):
             first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
-            content = experiment.tokenizer.exported(experiment.facts.begin_token if first is None else first, last)
+            content = experiment.tokenizer.exported(facts.begin_token if first is None else first, last)
         write_atomic(folder / tokenizers.FILE, content)
-        added = {token["content"] for token in json.loads(content)["added_tokens"]}
-        names = {role: name for role, some in tokenizers.SPECIAL.items() for name in some if name in added}
+        added = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
+        roles = {role: getattr(experiment.tokenizer, role) for role in tokenizers.SPECIAL}
+        roles["begin_of_text"] = facts.begin_token
+        names = {role: added[id] for role, id in roles.items() if id in added}
         companions.save_tokenizer(folder, names, experiment.model)
     return sorted(path for path in folder.iterdir() if path != mark)
 

@@ -99,9 +99,18 @@ class ContextWindows(Encoded):
 
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the sequence of one or two texts, and the position at which the second text starts."""
-    sequence = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
-    return np.array(sequence, np.int32), len(texts[0]) + 2
+    """Return the sequence of one or two texts, and the position at which the second text starts.
+
+    As many separators are between the texts as the tokenizer adds there, see `Tokenizer.separators`.
+    """
+    between = [tokenizer.sep] * (num_added(tokenizer, len(texts)) - len(texts))
+    sequence = [tokenizer.cls, *texts[0], *between, *(token for text in texts[1:] for token in (*text, tokenizer.sep))]
+    return np.array(sequence, np.int32), 1 + len(texts[0]) + len(between)
+
+
+def num_added(tokenizer: Tokenizer, texts: int) -> int:
+    """Return the number of special tokens that `join` adds to one or two texts."""
+    return 2 if texts == 1 else 2 + tokenizer.separators
 
 
 def collect(

@@ -14,7 +14,7 @@ import numpy as np
 
 from lineage.data import shuffle
 from lineage.data.content import Documents, check_length
-from lineage.data.examples.encoded import join, longest_first
+from lineage.data.examples.encoded import join, longest_first, num_added
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
@@ -138,7 +138,7 @@ class PairSentences:
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         length, coder = self.length, self.tokenizer
-        tokens = np.full((len(keys), length + 3), coder.pad, np.int32)
+        tokens = np.full((len(keys), length + num_added(coder, 2)), coder.pad, np.int32)
         segments, real = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)
         draws = shuffle.draw(keys, 5)
         label = (draws[:, 0] % np.uint64(2)).astype(np.int32)

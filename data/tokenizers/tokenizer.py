@@ -138,6 +138,16 @@ class Tokenizer:
         return before[0] if len(before) == 1 and after in ([], [self.end_of_text]) else None
 
     @cached_property
+    def separators(self) -> int:
+        """Number of tokens `sep` between two texts: 2 if the post-processor adds two, as RoBERTa's does, else 1."""
+        if self._backend.post_processor is None:
+            return 1
+        with self._errors():
+            text = self._backend.encode("a", add_special_tokens=False).ids if self._characters is None else []
+            two = text and [self.cls, *text, self.sep, self.sep, *text, self.sep]
+            return 2 if two and self._backend.encode("a", "a").ids == two else 1
+
+    @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
         """Tokens that the post-processor adds before and after a text."""
         if self._backend.post_processor is None:

@@ -15,8 +15,9 @@ PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
 FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields with only one supported value
-# Role of a special token in `tokenizer_config.json` -> its role in `lineage.data.tokenizers.SPECIAL`.
-ROLES = {"eos": "end_of_text", "unk": "unknown", "cls": "cls", "sep": "sep", "mask": "mask", "pad": "pad"}
+# Role of a special token in `tokenizer_config.json` -> its name in `lineage.data.Tokenizer`.
+ROLES = {"bos": "begin_of_text", "eos": "end_of_text", "unk": "unknown"}
+ROLES |= {role: role for role in ("cls", "sep", "mask", "pad")}
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -6,15 +6,16 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data import LabeledTexts
+from lineage.data import LabeledTexts, Question, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
-from lineage.tasks import TASKS
+from lineage.tasks import TASKS, question_answering
 from lineage.tasks.text_classification import (
     TextClassification,
     TextEncoder,
@@ -201,3 +202,24 @@ def test_token_layout_of_single_texts_and_pairs(tmp_path):
     (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
     with pytest.raises(ValueError, match="Rows have 1 and 2 texts: all must have the same number"):
         load(LabelFiles(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))
+
+
+@pytest.mark.parametrize("separators", [1, 2])
+def test_pairs_are_joined_as_the_tokenizer_does(separators):
+    """Check it for a post-processor with one separator between the texts, and with two, as that of RoBERTa."""
+    backend = library.Tokenizer.from_str(CODER.to_str())
+    cls, sep = ((backend.id_to_token(id), id) for id in (CODER.cls, CODER.sep))
+    bert, roberta = library.processors.BertProcessing, library.processors.RobertaProcessing
+    backend.post_processor = bert(sep, cls) if separators == 1 else roberta(sep, cls, add_prefix_space=False)
+    coder = Tokenizer(library.Tokenizer.from_str(backend.to_str()))
+    expected = backend.encode("w1 w2", " w3").ids
+    tokens, second = encoded.join(coder, *coder.encode_batch(["w1 w2", " w3"]))
+    assert tokens.tolist() == expected
+    assert second == expected.index(*coder.encode("w3"))
+    many = " ".join(WORDS)
+    pair = TextEncoder(TextClassification(sequence_length=16), coder, {}, 0).encode([(many, many)])
+    windows = question_answering.encode([Question("w1 w2", many, ())], coder, 16, 0)
+    for source in (pair, windows):
+        first = source.tokens[0].tolist()
+        assert (len(first), first.count(coder.sep)) == (16, separators + 1)
+    assert coder.exported(coder.cls, coder.sep) == coder.to_str()

@@ -168,3 +168,12 @@ def test_invalid_roberta_positions_raise(settings, variables, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | settings))
     with pytest.raises(ValueError, match=r"pad_token_id is .* and max_position_embeddings .*: they must be integers"):
         convert.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlmr"])
+def test_second_texts_have_the_only_segment(name):
+    model = models.build(name, depth=1, width=16, num_heads=2, vocab_size=8, max_length=8, head="none")
+    tokens = jnp.array([[2, 3, 4, 5]])
+    variables = model.init(jax.random.key(0), tokens)
+    both = (model.apply(variables, tokens, segments=segments) for segments in (None, jnp.array([[0, 0, 1, 1]])))
+    np.testing.assert_array_equal(*both)

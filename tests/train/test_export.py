@@ -137,6 +137,7 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
 def test_exported_language_model_reads_the_token_before_a_text(added, task, tiny, tmp_path):
     """Check the prompts of the run, of `transformers` and of the export that is read again, with a post-processor."""
     backend = tokenizers.Tokenizer.from_str(TOKENIZERS["bytes"]().train([], ("end_of_text", "cls")).to_str())
+    backend.add_special_tokens(["</s>"])  # another name for an end of text, which is not used
     begin, end = map(backend.token_to_id, ("<s>", "<|endoftext|>"))
     names = [("<s>", begin), ("<|endoftext|>", end)]
     first = processors.TemplateProcessing(single=added, special_tokens=names)
@@ -151,7 +152,9 @@ def test_exported_language_model_reads_the_token_before_a_text(added, task, tiny
     if before:
         assert transformers.AutoConfig.from_pretrained(tmp_path / "export").bos_token_id == begin
     expected = [*before, *b"1 Mai", *([end] if task == "conditional_lm" else [])]
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"] == expected
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer("1 Mai")["input_ids"] == expected
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (begin if before else None, end)
     for found in (experiment, trained.load(tmp_path / "export", task=task).experiment):
         prompt = found.task.request(found.tokenizer.encode("1 Mai"), found.tokenizer, found.facts).prompts
         assert prompt[0].tolist() == expected
