@@ -57,6 +57,7 @@ MAY_CHANGE = (
     "step_timeout_minutes",
     "task.cache_dir",
     "task.no_answer_threshold",
+    "task.unanswerable",
     "total_",
     "wandb",
     "weights",

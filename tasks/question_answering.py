@@ -30,8 +30,10 @@ class QuestionAnswering(EncoderTask):
 
     Attributes:
         stride: distance between the starts of consecutive windows of a long text, in tokens; 0: no overlap.
-        no_answer_threshold: predict "" if the no-answer score exceeds that of the best answer by at least this much
-            (only if some training question has no answer).
+        unanswerable: whether questions may have no answer; None: if some training question has none, which is not known
+            of a folder in the layout of `transformers`.
+        no_answer_threshold: predict "" if questions may have no answer, and the no-answer score exceeds that of the
+            best answer by at least this much.
     """
 
     reads = "questions"
@@ -43,6 +45,7 @@ class QuestionAnswering(EncoderTask):
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     stride: Natural = 0
+    unanswerable: bool | None = None
     no_answer_threshold: float = 0.0
 
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:
@@ -63,12 +66,12 @@ class QuestionAnswering(EncoderTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the no-answer score."""
-        found = []
+        found, possible = [], facts.has_unanswerable if self.unanswerable is None else self.unanswerable
         for best, no_answer in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
             scored = [{"text": text, "score": score} for score, text in best]
-            unanswerable = not best or (facts.has_unanswerable and no_answer - best[0][0] >= self.no_answer_threshold)
-            answer = {"prediction": "" if unanswerable else best[0][1], "n_best": scored}
-            found.append(answer | ({"no_answer_score": no_answer} if facts.has_unanswerable else {}))
+            has_none = not best or (possible and no_answer - best[0][0] >= self.no_answer_threshold)
+            answer = {"prediction": "" if has_none else best[0][1], "n_best": scored}
+            found.append(answer | ({"no_answer_score": no_answer} if possible else {}))
         return found
 
     def document(self, predictions: Iterable[dict[str, Any]]) -> dict[str, str]:

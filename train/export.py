@@ -66,7 +66,8 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         roles = {role: getattr(experiment.tokenizer, role) for role in tokenizers.SPECIAL}
         roles["begin_of_text"] = facts.begin_token
         names = {role: added[id] for role, id in roles.items() if id in added}
-        companions.save_tokenizer(folder, names, experiment.model)
+        longest = None if facts.start_token is None else facts.sequence_length  # of an encoder-decoder's input
+        companions.save_tokenizer(folder, names, experiment.model, experiment.model.max_length or longest)
     return sorted(path for path in folder.iterdir() if path != mark)
 
 

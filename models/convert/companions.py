@@ -133,12 +133,12 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     write_atomic(folder / PREPROCESSOR, json.dumps(config, indent=2) + "\n")
 
 
-def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any) -> None:
+def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any, length: int | None) -> None:
     """Write `tokenizer_config.json`: the special tokens by role, the maximum length and the model's inputs."""
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     config |= {f"{theirs}_token": names[ours] for theirs, ours in ROLES.items() if ours in names}
-    if model.max_length is not None:
-        config["model_max_length"] = model.max_length
+    if length is not None:
+        config["model_max_length"] = length
     if model.num_segments > 1:  # `transformers` 5 omits them by default
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")

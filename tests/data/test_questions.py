@@ -138,19 +138,21 @@ def test_several_answers_match_exhaustive_search():
 
 
 def test_unanswerable_questions_need_a_null_answer():
-    """Check that "" is predicted by the threshold, and only if training questions may have no answer."""
+    """Check that "" is predicted by the threshold, and only if questions may have no answer."""
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("Why?", CONTEXT, [])]
     source = encode(asked, CODERS["words"], 64, 0)
     outputs = np.stack(oracle_logits(source), axis=-1)
 
-    def predicted(facts, threshold=0.0):
-        found = QuestionAnswering(no_answer_threshold=threshold).predict(outputs, source, facts)
+    def predicted(facts, threshold=0.0, **options):
+        found = QuestionAnswering(no_answer_threshold=threshold, **options).predict(outputs, source, facts)
         return [each["prediction"] for each in found]
 
     assert predicted(Facts(has_unanswerable=True)) == ["Normans", ""]
     assert predicted(Facts(has_unanswerable=True), -10.0) == ["", ""]  # the sums are 10 and 0, or 0 and 10
     assert predicted(Facts(has_unanswerable=True), 10.5)[1] != ""
     assert predicted(Facts())[1] != ""
+    assert predicted(Facts(has_unanswerable=True), unanswerable=False)[1] != ""
+    assert predicted(Facts(), unanswerable=True) == ["Normans", ""]
     task = QuestionAnswering(sequence_length=64)
     for count in (1, 2):
         facts = task.examples({"train": asked[:count]}, CODERS["words"], 0).facts

@@ -128,7 +128,9 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     assert getattr(found, "decoder_start_token_id", None) == start == (end if model in ("t5", "bart") else None)
     adopted = adoption.config_of(tmp_path / "export", task).task
     assert adopted.get("start_token", "end_of_text") == "end_of_text"
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")("1 Mai")["input_ids"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer.model_max_length == 48
+    tokens = tokenizer("1 Mai")["input_ids"]
     assert tokens == [*experiment.tokenizer.encode("1 Mai"), *([] if task == "causal_lm" else [end])]
 
 
