@@ -72,6 +72,15 @@ def test_coco_with_a_list_for_a_name(tmp_path):
         COCO(str(path)).images_with_boxes()
 
 
+def test_name_with_half_of_a_surrogate_pair(tmp_path):
+    (path := tmp_path / "a.json").write_text(json.dumps({"images": [
+        {"id": number, "file_name": name} for number, name in enumerate(("a.png", "\ud800.png"))],
+        "annotations": [], "categories": []}))  # fmt: skip
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(FileNotFoundError, match=r"\ud800\.png, which .*a\.json names"):
+        COCO(str(path)).images_with_boxes()
+
+
 NESTED = "[" * 100_000
 JSON_READERS = {
     "squad.json": read_questions,
