@@ -14,7 +14,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from lineage.data.inputs import from_files
-from lineage.data.sources import files
+from lineage.data.sources import files, parquet
 from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.files import inside
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
@@ -304,6 +304,19 @@ def scanned(count):
     Image.new("L", (64, 64), 128).save(buffer := io.BytesIO(), "JPEG", progressive=True)
     content = buffer.getvalue()
     return content[:-2] + content[content.rindex(b"\xff\xda") : -2] * count + content[-2:]
+
+
+def test_large_value_of_many_rows_of_parquet(tmp_path, monkeypatch):
+    path, sizes, values = tmp_path / "a.parquet", [], parquet._values
+    image = png(np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8))
+    pa.parquet.write_table(pa.table({"image": [image] * 800, "label": [0] * 800}), path)
+    monkeypatch.setattr(parquet, "_RECENT", recent := parquet._Recent())
+    assert Parquet(str(path)).images().splits["train"][700]["image"].shape == (300, 300, 3)
+    assert recent._size < 2 * len(image)
+    monkeypatch.setattr(parquet, "BATCH", (1024, 10 * len(image)))
+    monkeypatch.setattr(parquet, "_values", lambda batch, key: sizes.append(batch.nbytes) or values(batch, key))
+    list(Parquet(str(path)).values("train", ["image"]))
+    assert len(image) < max(sizes) < 12 * len(image)
 
 
 def test_many_scans_of_an_image():
