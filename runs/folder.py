@@ -234,9 +234,8 @@ def discard(workdir: Path, force: bool = False) -> None:
 
 def discard_artifacts(workdir: Path) -> None:
     """Delete the artifacts of a run without checkpoints, which would be taken for those of a new run in its folder."""
-    for pattern in MADE:
-        for path in (workdir / ARTIFACTS).glob(pattern):
-            path.unlink(missing_ok=True)
+    for path in [path for pattern in MADE for path in (workdir / ARTIFACTS).glob(pattern)]:
+        path.unlink(missing_ok=True)
 
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
