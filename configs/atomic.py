@@ -21,8 +21,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     for left in path.parent.glob(".*.[0-9]*.partial"):
-        with contextlib.suppress(OSError), open(left, "rb", opener=_opened) as file:  # BlockingIOError: it is in use
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), open(left, "rb", opener=without_links) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is in use
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
@@ -38,7 +38,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 def _locked(path: Path) -> BinaryIO:
     """Create and lock a file; if another process takes it for a leftover before it is locked, create it again."""
     while True:
-        file = os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+        file = os.fdopen(without_links(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
@@ -46,7 +46,7 @@ def _locked(path: Path) -> BinaryIO:
         file.close()
 
 
-def _opened(path: str, flags: int) -> int:
+def without_links(path: str, flags: int) -> int:
     """Open a file without following a link, and without waiting for the writer of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 

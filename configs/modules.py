@@ -12,6 +12,8 @@ import cloudpickle
 
 def import_module(name: str) -> types.ModuleType:
     """Import a module of `config.imports` by name, or a Python file by path; a file is executed only once."""
+    if not isinstance(name, str):
+        raise ValueError(f"imports has {str(name)[:60]}: it must be the name of a module or the path of a file.")
     if not name.endswith(".py"):
         try:
             return importlib.import_module(name)

@@ -74,8 +74,9 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
         warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         figure = draw(*args)
         for text in figure.findobj(Text):
-            if len(text.get_text()) > LONGEST_TEXT:
-                text.set_text(f"{text.get_text()[:LONGEST_TEXT]}…")
+            shown = text.get_text().encode(errors="replace").decode()  # JSON can contain lone surrogates
+            if len(shown) > LONGEST_TEXT or shown != text.get_text():
+                text.set_text(f"{shown[:LONGEST_TEXT]}…" if len(shown) > LONGEST_TEXT else shown)
         picture = io.BytesIO()
         figure.savefig(picture, dpi=150, facecolor="white")
         write_atomic(folder / f"{name}.png", picture.getvalue())

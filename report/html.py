@@ -34,6 +34,8 @@ POLICY = (
     "default-src 'none'; img-src data:; style-src-elem '{style}'; style-src-attr 'unsafe-inline'; script-src '{script}'"
     "; base-uri 'none'; form-action 'none'"
 )
+# Characters that change the direction of the text that follows: if unpaired, also of the numbers beside a name.
+DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 PAGE = Markup("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -57,7 +59,7 @@ def write(
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in content.items()}
     policy = POLICY.format(**{name: f"sha256-{value}" for name, value in hashes.items()})
     code = {name: Markup(text) for name, text in content.items()}  # noqa: S704, files of this package
-    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code)
+    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code).translate(DIRECTIONS)
     return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can contain lone surrogates
 
 

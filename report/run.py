@@ -65,17 +65,15 @@ def write_report(workdir: str | os.PathLike) -> Path:
         found = curves.by_metric(metrics)
         charts = _charts(found, settings, folder, history.left_out)
     with html.explained(files / "cost.json"):
-        costs = html.section("Cost", _cost(cost), "cards")
+        parameters, costs = flatten(cost).get("parameters.total"), html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
-        header = _header(name, run, cost, settings, found)
+        header = _header(name, run, parameters, settings, found)
     parts = artifacts.sections(files, folder)
     configuration = html.section("Configuration", _config(settings))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
-def _header(
-    name: str, run: Mapping[str, Any], cost: Mapping[str, Any], settings: Mapping[str, Any], found: Curves
-) -> Markup:
+def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mapping[str, Any], found: Curves) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = html.command(facts.pop("command")) if "command" in facts else Markup()
@@ -98,7 +96,7 @@ def _header(
     _, speed = found.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if isinstance(parameters := flatten(cost).get("parameters.total"), int | float):
+    if isinstance(parameters, int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     bad = [step for step, loss in zip(*found.get("train/loss", ((), ()))) if not np.isfinite(loss)]
     if bad:

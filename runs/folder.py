@@ -81,6 +81,8 @@ def make(workdir: Path) -> None:
     """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
     if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
+    if (workdir / ARTIFACTS).is_symlink():  # in somebody else's folder, it may lead to the files of another run
+        raise ValueError(f"{workdir / ARTIFACTS} is a link, and files in it would be replaced: delete the link.")
     if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints
         raise ValueError(f"the workdir {workdir.absolute()} has {min(bad)!r} in its path: choose another workdir.")
     try:
@@ -233,9 +235,8 @@ def discard(workdir: Path, force: bool = False) -> None:
 
 def discard_artifacts(workdir: Path) -> None:
     """Delete the artifacts of a run without checkpoints, which would be taken for those of a new run in its folder."""
-    for pattern in MADE:
-        for path in (workdir / ARTIFACTS).glob(pattern):
-            path.unlink(missing_ok=True)
+    for path in [path for pattern in MADE for path in (workdir / ARTIFACTS).glob(pattern)]:
+        path.unlink(missing_ok=True)
 
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:

@@ -96,7 +96,8 @@ def lock(file: int, shared: bool = False) -> bool:
 
 @contextlib.contextmanager
 def _opened(path, flags=os.O_RDONLY):
-    number = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe would block without a writer
+    # A link in somebody else's folder may lead to the user's own file. A pipe would block without a writer.
+    number = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if flags & os.O_CREAT else 0), 0o666)
     try:
         yield number
     finally:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import write_record
+from lineage.configs.atomic import without_links, write_record
 from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures
 from lineage.runs.locks import LOCK, locked_file
@@ -32,7 +32,7 @@ class Task:
     def __call__(self) -> None:
         """Run the command until it ends, by itself or after a signal; raise RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        with (Path(self.folder) / LOG).open("ab", buffering=0) as log:
+        with open(Path(self.folder) / LOG, "ab", buffering=0, opener=without_links) as log:
             if os.environ.get("SLURM_PROCID", "0") == "0":
                 log.write(os.fsencode(f"{PROMPT}{shlex.join(self.command)}\n"))
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -15,6 +15,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+from lineage.configs.atomic import without_links
 from lineage.runs.folder import read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
@@ -182,7 +183,10 @@ class Launcher:
             return
         slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
         cpus, environment = self.shares[slot]
-        with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab", buffering=0) as log:
+        with (
+            open(run.folder / CLAIM, "w", opener=without_links) as claim,
+            open(run.folder / LOG, "ab", buffering=0, opener=without_links) as log,
+        ):
             lock(claim.fileno())
             command = run.command(self.command)
             log.write(os.fsencode(f"{PROMPT}{shlex.join(command)}\n"))

@@ -280,7 +280,7 @@ def inside(folder: str | Path, name: str, source: str | Path) -> Path:
 
     Raises ValueError for a file in another folder, and for a name that is too long for most file systems.
     """
-    if max(map(len, os.fsencode(name).split(b"/"))) > 255:
+    if max(map(len, name.encode(errors="replace").split(b"/"))) > 255:
         raise ValueError(f"{source} names the file {name[:200]!r}, whose name is too long.")
     root, path = os.path.abspath(folder), os.path.abspath(os.path.join(folder, name))
     if os.path.commonpath([root, path]) != root:

@@ -23,6 +23,7 @@ from lineage.data.transforms.pillow import Picture, common_channels
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
 SEEN = 10  # number of training images that are looked at for color; each may be in another row group
 CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
+BATCH = 1024, 1 << 28  # rows that are decompressed together, and bytes that they need if all have the largest value
 
 
 @SOURCES.register("parquet")
@@ -48,9 +49,10 @@ class Parquet(Table):
         number = 0
         with _opened(file, lambda: f" after row {number}") as table:
             check_columns(file, keys, _columns(table.schema_arrow))
-            for group in range(table.num_row_groups):
-                _check_size(file, table.metadata.row_group(group), keys)
-            for batch in table.iter_batches(1024, columns=list(dict.fromkeys(keys))):
+            groups = (table.metadata.row_group(group) for group in range(table.num_row_groups))
+            largest = max((_check_size(file, group, keys) for group in groups), default=0)
+            size = max(min(BATCH[0], BATCH[1] // max(largest, 1)), 1)
+            for batch in table.iter_batches(size, columns=list(dict.fromkeys(keys))):
                 for values in zip(*(_values(batch, key) for key in keys)):
                     number += 1
                     yield number, values
@@ -191,6 +193,8 @@ class _Recent:
                 return self._groups[key]
         with _opened(file) as table:
             _check_size(file, table.metadata.row_group(number), [column])
+            texts = [one.path_in_schema for one in _chunks(table.metadata.row_group(number), [column]) if _is_text(one)]
+        with _opened(file, read_dictionary=texts) as table:  # a value that many rows share is in memory once
             found = table.read_row_group(number, columns=[column]).column(column)
         with self._lock:
             self._size += 0 if key in self._groups else found.nbytes
@@ -204,12 +208,12 @@ _RECENT = _Recent()
 
 
 @contextlib.contextmanager
-def _opened(file: str, where: Callable[[], str] = str) -> Iterator[Any]:
+def _opened(file: str, where: Callable[[], str] = str, **options: Any) -> Iterator[Any]:
     """Yield pyarrow's `ParquetFile`; raise ValueError with the path and `where()` for an error of pyarrow."""
     import pyarrow.parquet  # imported here because it is slow to import
 
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
+        with pyarrow.parquet.ParquetFile(file, **options) as table:
             yield table
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:200]
@@ -226,11 +230,22 @@ def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
             writer.write_table(pyarrow.Table.from_pylist(part, schema))
 
 
-def _check_size(file: str, group: Any, keys: Sequence[str]) -> None:
-    """Raise ValueError if a row group's columns, which are decompressed together, need too much memory."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    wanted = [column for column in columns if any(f"{column.path_in_schema}.".startswith(f"{key}.") for key in keys)]
-    check_bytes(sum(column.total_uncompressed_size for column in wanted), file)
+def _check_size(file: str, group: Any, keys: Sequence[str]) -> int:
+    """Return how many bytes a row group's columns need; raise ValueError if these are too many."""
+    needed = sum(chunk.total_uncompressed_size for chunk in _chunks(group, keys))
+    check_bytes(needed, file)
+    return needed
+
+
+def _chunks(group: Any, keys: Sequence[str]) -> list[Any]:
+    """Return the metadata of some columns of a row group, and of those in them."""
+    chunks = (group.column(number) for number in range(group.num_columns))
+    return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{key}.") for key in keys)]
+
+
+def _is_text(chunk: Any) -> bool:
+    """Return whether pyarrow can read a column as indices into a list of its different values."""
+    return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
 
 
 def _groups(file: str, column: str) -> np.ndarray:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from os.path import isdir, isfile
 from typing import Any
 
 import numpy as np
@@ -290,6 +291,8 @@ def find_builder(name: str, data_dir: str = "") -> Any:
             f"`tfds build {name} --data_dir={root} --file_format=array_record` (needs the extra `prepare`)."
         )
     newest = max(versions, key=lambda text: [int(part) if part.isdecimal() else -1 for part in text.split(".")])
+    if odd := [path for path in (folder / newest).glob("*") if not (isfile(path) or isdir(path))]:
+        raise ValueError(f"{odd[0]} is not a regular file.")  # opening a pipe would wait forever
     _check_classes(folder / newest / "features.json")
     try:
         found = tensorflow_datasets.builder_from_directory(folder / newest)

@@ -368,6 +368,8 @@ def test_missing_imports_are_named(tmp_path):
     config, _ = cli.load("vit_digits")
     with pytest.raises(ModuleNotFoundError, match="imports has 'no_module': No module named 'no_module'"):
         cli.override(config, {"imports": "no_module"})
+    with pytest.raises(ValueError, match=r"imports has \[1, 2\]: it must be the name of a module"):
+        cli.override(config, {"imports": "[[1, 2]]"})
     path = tmp_path / "config.json"
     path.write_text('{"imports": ["no_module"]}')
     with pytest.raises(ValueError, match=rf"{path} cannot be read as a config: .* imports has 'no_module'"):

@@ -211,7 +211,7 @@ def test_every_model_key_is_documented(name):
 @pytest.mark.parametrize(
     ("allowed", "text", "inside", "outside"),
     [
-        (Range(1), "1 or more", (1, 2.5, (1, 3), None), (0.9, (1, 0), math.nan)),
+        (Range(1), "1 or more", (1, 2.5, (1, 3), None), (0.9, (1, 0), ([1, 2],), math.nan)),
         (Range(above=0, below=1), "above 0 and below 1", (0.5, ()), (0, 1)),
         (Range(0, high=1), "0 or more and at most 1", (0, 1), (-0.1, 1.1, math.inf)),
         (Range(1, other=-1), "1 or more, or -1", (1, -1), (0, -2)),
@@ -296,6 +296,13 @@ def test_values_of_another_type_raise(value, kind):
     with pytest.raises(ValueError, match=rf"^key is {value!r}: it must be of type {kind.__name__}\.$"):
         typed("key", value, kind)
     assert typed("key", "None", kind, optional=True) is None
+
+
+@pytest.mark.parametrize("value", ["1e22", "-1e22", 2**63])
+def test_integers_of_more_than_64_bits_raise(value):
+    with pytest.raises(ValueError, match=rf"^key is {value}: it must have at most 64 bits\.$"):
+        typed("key", value, int)
+    assert typed("key", str(2**63 - 1), int) == 2**63 - 1
 
 
 @pytest.mark.parametrize(

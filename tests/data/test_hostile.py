@@ -14,7 +14,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 from lineage.data.inputs import from_files
-from lineage.data.sources import files
+from lineage.data.sources import files, parquet
 from lineage.data.sources.boxes import COCO, VOC
 from lineage.data.sources.files import inside
 from lineage.data.sources.lines import SQuAD, read_pairs, read_questions, read_sentences
@@ -69,6 +69,15 @@ def test_coco_with_a_list_for_a_name(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"images": [{"id": 1, "file_name": ["a"]}], "annotations": [], "categories": []}))
     with pytest.raises(ValueError, match=r"a\.json has an image without `id` and `file_name`"):
+        COCO(str(path)).images_with_boxes()
+
+
+def test_name_with_half_of_a_surrogate_pair(tmp_path):
+    (path := tmp_path / "a.json").write_text(json.dumps({"images": [
+        {"id": number, "file_name": name} for number, name in enumerate(("a.png", "\ud800.png"))],
+        "annotations": [], "categories": []}))  # fmt: skip
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(FileNotFoundError, match=r"\ud800\.png, which .*a\.json names"):
         COCO(str(path)).images_with_boxes()
 
 
@@ -295,6 +304,19 @@ def scanned(count):
     Image.new("L", (64, 64), 128).save(buffer := io.BytesIO(), "JPEG", progressive=True)
     content = buffer.getvalue()
     return content[:-2] + content[content.rindex(b"\xff\xda") : -2] * count + content[-2:]
+
+
+def test_large_value_of_many_rows_of_parquet(tmp_path, monkeypatch):
+    path, sizes, values = tmp_path / "a.parquet", [], parquet._values
+    image = png(np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8))
+    pa.parquet.write_table(pa.table({"image": [image] * 800, "label": [0] * 800}), path)
+    monkeypatch.setattr(parquet, "_RECENT", recent := parquet._Recent())
+    assert Parquet(str(path)).images().splits["train"][700]["image"].shape == (300, 300, 3)
+    assert recent._size < 2 * len(image)
+    monkeypatch.setattr(parquet, "BATCH", (1024, 10 * len(image)))
+    monkeypatch.setattr(parquet, "_values", lambda batch, key: sizes.append(batch.nbytes) or values(batch, key))
+    list(Parquet(str(path)).values("train", ["image"]))
+    assert len(image) < max(sizes) < 12 * len(image)
 
 
 def test_many_scans_of_an_image():

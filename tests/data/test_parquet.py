@@ -223,13 +223,13 @@ def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
     part, read, recent = Parquet(path).images().splits["train"], [], parquet._Recent()
     monkeypatch.setattr(parquet, "_RECENT", recent)
     opened = parquet._opened
-    monkeypatch.setattr(parquet, "_opened", lambda file: read.append(file) or opened(file))
+    monkeypatch.setattr(parquet, "_opened", lambda file, **options: read.append(file) or opened(file, **options))
 
     def groups_read(*indices):
         read.clear()
         for index in indices:
             assert int(np.mean(part[index]["image"])) == index
-        return len(read)
+        return len(read) / 2  # for the metadata and for the content
 
     assert groups_read(0, 4, 8, 1, 5, 6, 0) == 3
     size = recent._size

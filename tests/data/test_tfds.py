@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -360,3 +361,13 @@ def test_modules_that_a_data_set_names_are_not_imported(prepare, tmp_path, monke
         with pytest.raises(ValueError, match=r"features\.json has a class of the module 'stranger': import it first"):
             find_builder("prose", str(tmp_path))
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["features.json", "dataset_info.json", "prose-train.array_record-00000-of-00001"])
+def test_pipe_in_a_data_set_is_named(prepare, tmp_path, name):
+    prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"one"}]})
+    (path,) = tmp_path.glob(f"prose/*/{name}")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=rf"{name} is not a regular file"):
+        find_builder("prose", str(tmp_path))

@@ -139,6 +139,7 @@ def test_browser_refuses_other_scripts(tmp_path, browse):
         ("run.json", {"seconds": "long"}),
         ("run.json", {"device": "cpu", "device_count": [1], "git": {"commit": 5}}),
         ("cost.json", {"memory": {"first": 10**400}}),
+        ("cost.json", json.loads('{"a":' * 200 + "1" + "}" * 200)),
         ("written_test.json", {"rows": 5, "bleu": 1.0, "signature": "", "by_length": []}),
         ("written_test.json", {"bleu": None}),
         ("samples.jsonl", {"step": 1, "text": 5}),
@@ -158,7 +159,6 @@ def test_browser_refuses_other_scripts(tmp_path, browse):
         ("attention_text.npz", {"tokens": np.array(["a"]), "attention": np.zeros(3)}),
         ("attention_image.npz", {"weights": np.zeros(3)}),
         ("../metrics.jsonl", {"step": 1, "train/loss": "low"}),
-        ("../metrics.jsonl", {"step": 1, "train/\ud800": 1.0}),
     ],
 )
 def test_odd_artifacts_are_named(tmp_path, name, content):
@@ -212,7 +212,17 @@ def test_pictures_behind_a_link_are_kept(tmp_path):
 def test_half_of_a_surrogate_pair_is_shown(tmp_path):
     run = write_run(tmp_path, "text")
     (run / "artifacts/samples.jsonl").write_text(json.dumps({"step": 1, "text": "ab\ud800cd"}))
-    assert "ab?cd" in write_report(run).read_text()
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "train/\ud800f": 1.0, "test/\ud800f": 2.0}) + "\n")
+    assert "ab?cd" in (page := write_report(run).read_text())
+    assert ">?f</text>" in page
+    assert ">Test ?f</text>" in compare([run]).read_text()
+
+
+def test_names_do_not_change_the_direction_of_numbers(tmp_path):
+    run = write_run(tmp_path, "a\u202eb\u2066c")
+    for page in (write_report(run), compare([run])):
+        assert "a\ufffdb\ufffdc" in (text := page.read_text())
+        assert not set(text) & {*"\u202e\u2066"}
 
 
 def write_small(folder):
@@ -457,10 +467,10 @@ def test_metrics_are_read_once_for_all_of_their_names(tmp_path):
 
 
 def test_names_written_from_right_to_left_do_not_reverse_numbers(tmp_path):
-    run = write_run(tmp_path, "a\u202eb")
+    run = write_run(tmp_path, "\u05d0b")
     body = write_report(run).read_text()
-    assert "<b><bdi>a\u202eb</bdi></b> → <bdi>a\u202eb 2</bdi> <small>90%</small>" in body
-    assert ">100% a\u202eb 2<" in body
+    assert "<b><bdi>\u05d0b</bdi></b> → <bdi>\u05d0b 2</bdi> <small>90%</small>" in body
+    assert ">100% \u05d0b 2<" in body
 
 
 def test_cells_have_no_formulas_for_any_separator():

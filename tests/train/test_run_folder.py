@@ -25,6 +25,8 @@ from lineage.data.sources import SOURCES
 from lineage.models.vit import ViT
 from lineage.runs import command as command_line
 from lineage.runs import folder, locks, process, provenance
+from lineage.runs.live import LOG, Run
+from lineage.runs.sweep import Launcher
 from lineage.train import distributed, loop
 
 
@@ -37,6 +39,25 @@ def test_second_run_in_a_workdir_raises(tmp_path):
         pass
     with locks.locked(tmp_path):  # released
         pass
+
+
+@pytest.mark.parametrize("name", [locks.LOCK, locks.CLAIM, LOG])
+def test_files_behind_links_in_a_run_folder_are_kept(tmp_path, name):
+    (own := tmp_path / "own").write_text("own")
+    (run := tmp_path / "run").mkdir()
+    (run / name).symlink_to(own)
+
+    def start():
+        with locks.locked(run):
+            pass
+        Launcher(["true"], 1, print).begin(Run("run", run))
+
+    with pytest.raises(OSError, match=name):
+        start()
+    assert own.read_text() == "own"
+    (run / "artifacts").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="run/artifacts is a link"):
+        folder.make(run)
 
 
 @pytest.mark.parametrize("name", ["layers=[0,2]", "why?", "a*", "a\\b"])
