@@ -21,8 +21,8 @@ from lineage.configs.arguments import parse
 from lineage.configs.commands import DEFAULT
 from lineage.configs.storage import local
 from lineage.runs import process, remote
-from lineage.runs.command import LAUNCH, displayed
-from lineage.runs.folder import CONFIG, default_workdir, folder_of, last_step, plain, saved_config
+from lineage.runs.command import LAUNCH, default_workdir, displayed, folder_of
+from lineage.runs.folder import CONFIG, last_step, plain, saved_config
 from lineage.runs.supervisor import SUPERVISED, supervise
 
 Options = argparse.Namespace

@@ -28,7 +28,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     try:
         with naming(path), _locked(temporary):
             yield temporary
-            with open(temporary, "rb", opener=_opened) as written:  # a library may have replaced the file
+            with open(temporary, "rb", opener=without_links) as written:  # a library may have replaced the file
                 os.fsync(written.fileno())
             temporary.replace(path)
     finally:

@@ -64,19 +64,6 @@ MAY_CHANGE = (
 )
 
 
-def default_workdir(file: str) -> str:
-    """Return outputs/CONFIG or outputs/CONFIG_ARGUMENT, with underscores for the slashes of the argument."""
-    path, _, argument = file.partition(":")
-    return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
-
-
-def folder_of(run: str | None) -> str | None:
-    """Return the folder of a run that is given by its path, or by the name of an experiment as outputs/NAME."""
-    if not run or "/" in run.partition(":")[0] or storage.is_remote(run) or os.path.exists(run):
-        return run
-    return default_workdir(run)
-
-
 def make(workdir: Path) -> None:
     """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
     if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
