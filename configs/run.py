@@ -147,7 +147,7 @@ class Cluster(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Options):
-    """Text generation, at evaluations and by the command `generate`.
+    """Text generation, at evaluations and by the commands `generate` and `predict`.
 
     Attributes:
         prompt: text to continue, or input of an encoder-decoder.
@@ -161,8 +161,8 @@ class Sampling(Options):
         min_new_tokens: minimum number of new tokens.
         forced_first_token: token id with which a text starts; None disables it.
         best_of: number of samples from which the one with the highest mean log-probability is kept.
-        contrast: workdir of a weaker run whose log-probability is subtracted (`generate` only).
-        draft: workdir of a smaller run for speculative decoding (`generate` only).
+        contrast: workdir of a weaker run whose log-probability is subtracted (not at evaluations).
+        draft: workdir of a smaller run for speculative decoding (not at evaluations).
         num_drafted: tokens that the draft model proposes at a time.
         num_beams: number of beams; above 1, beam search, which needs temperature 0.
         length_penalty: length penalty of beam search; above 0 prefers longer texts.
