@@ -39,7 +39,7 @@ class Facts:
     characters_per_token: Mapping[str, float] = _of_each_split()  # mean of documents
     bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
-    begin_token: int | None = None  # token before each text of a language model, such as Llama's <s>
+    begin_token: int | None = None  # token before each text, such as <s> of Llama and BART
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 
     @property

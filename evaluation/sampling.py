@@ -163,7 +163,8 @@ class Sampler:
         return [self._text(row[start:stop]) for row, start, stop in rows]
 
     def _text(self, tokens):
-        return self.context.tokenizer.decode(tokens[~np.isin(tokens, self._stop_tokens)])
+        hidden = [token for token in (*self._stop_tokens, self._first_token) if token is not None]
+        return self.context.tokenizer.decode(tokens[~np.isin(tokens, hidden)])
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
@@ -197,9 +198,16 @@ class Sampler:
     def _settings(self):
         """The arguments of `generate` that the config sets."""
         settings = self.context.sampling.to_dict() | {"seed": self.context.seed, "stop_tokens": self._stop_tokens}
+        if settings["forced_first_token"] is None:
+            settings["forced_first_token"] = self._first_token
         for key in ("num_samples", "prompt", "draft", "contrast", "best_of", "num_drafted"):
             del settings[key]
         return settings | {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
+
+    @property
+    def _first_token(self):
+        """The token before the target of an encoder-decoder, such as BART's <s>; None if there is none."""
+        return None if self.context.facts.start_token is None else self.context.facts.begin_token
 
     @property
     def _stop_tokens(self):

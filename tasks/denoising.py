@@ -8,6 +8,7 @@ import numpy as np
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import corruption, pairs
+from lineage.data.tokens import Stream, tokenize
 from lineage.tasks.base import TASKS, InputExamples, MaskRate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
@@ -20,7 +21,8 @@ class CorruptionTask(EncoderDecoderTask, DocumentTask):
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
         settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *settings))
+        inputs = [pairs.after(facts.begin_token, tokens) for tokens in tokenizer.encode_marked(rows)]
+        return InputExamples(pairs.encode_inputs(inputs, *settings))
 
 
 @TASKS.register("denoising")
@@ -32,15 +34,21 @@ class Denoising(CorruptionTask):
         noise: steps that corrupt a text, such as "permute_sentences | infill(0.3, 3)".
     """
 
+    begins = True
     special_tokens = ("pad", "mask", "end_of_text")
 
     noise: str = ""
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length = self.sequence_length
-        check_length(length, 2, "a token and the end")
-        noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
-        return self.windows(content, tokenizer, length - 1, noise)
+        begin = self.begin_token(tokenizer)
+        added = 1 if begin is None else 2
+        check_length(length, 1 + added, "a token and those before and after it")
+        noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text, begin)
+        return self.windows(content, tokenizer, length - added, noise)
+
+    def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
+        return tokenize(documents, tokenizer, self.cache_dir, workers)  # without the token before each text
 
     def first_token(self, tokenizer: Tokenizer) -> int:
         return tokenizer.end_of_text

@@ -66,7 +66,7 @@ class EncoderDecoderTask(TextTask):
         return token_loss(model, logits, batch, self.label_smoothing)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
-        inputs = np.append(tokens, tokenizer.end_of_text).astype(np.int32)[None]
+        inputs = np.append(pairs.after(facts.begin_token, tokens), tokenizer.end_of_text).astype(np.int32)[None]
         return Request(np.array([[facts.start_token]]), inputs=(inputs, np.ones(inputs.shape, bool)))
 
     def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
@@ -79,8 +79,8 @@ class PairTask(TextTask):
     """Base class of tasks on pairs of texts.
 
     Attributes:
-        sequence_length: maximum number of tokens of an input, and of a target, with its end token; longer pairs are
-            omitted in training and truncated in evaluation.
+        sequence_length: maximum number of tokens of an input, and of a target, with those before and after the text;
+            longer pairs are omitted in training and truncated in evaluation.
         truncate: whether to truncate longer pairs in training, too.
     """
 
@@ -117,6 +117,7 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
         start_token: role of the first token of the decoder: "end_of_text", or "pad" as in the checkpoints of T5.
     """
 
+    begins = True
     optional_tokens = ("end_of_text",)
 
     start_token: Literal["end_of_text", "pad"] = "end_of_text"

@@ -51,7 +51,7 @@ class TextTask(Task):
         return self._token_facts(found) | {"sequence_length": self.sequence_length}
 
     def begin_token(self, tokenizer: Tokenizer) -> int | None:
-        """Return the token that a language model reads before each text; None if there is none.
+        """Return the token that a language model or an encoder-decoder reads before each text; None if there is none.
 
         It is the one that the tokenizer adds, or for a trained model the one in its training data.
         """

@@ -5,8 +5,7 @@
     lineage train --config=bart_cnn_dailymail --config.init.path=bart-large
 
 The settings are those of the authors' code, except that its batches of 2,048 tokens on 8 devices, accumulated 4 times,
-are batches of 64 pairs here. Inputs and targets do not start with the token <s>. The paper reports 44.16, 21.28 and
-40.90 for ROUGE-1, ROUGE-2 and ROUGE-L (here Lsum).
+are batches of 64 pairs here. The paper reports 44.16, 21.28 and 40.90 for ROUGE-1, ROUGE-2 and ROUGE-L (here Lsum).
 """
 
 from lineage.configs import base

@@ -11,7 +11,7 @@ import numpy as np
 from lineage.data import shuffle
 from lineage.data.content import check_length
 from lineage.data.examples.masking import present
-from lineage.data.examples.pairs import shifted, with_end
+from lineage.data.examples.pairs import after, shifted, with_end
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.calls import parse_calls
@@ -185,12 +185,14 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
 class AddNoise:
     """Transform that adds noise to windows to make the inputs; the targets are the windows themselves.
 
-    The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, including the end.
+    The token `begin`, if any, is before both. The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`,
+    including the end.
     """
 
     steps: Sequence[Noise]
     length: int
     end: int
+    begin: int | None = None
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         tokens, real = batch["tokens"], present(batch)
@@ -199,7 +201,8 @@ class AddNoise:
             new, random = text[kept], shuffle.generator(key)
             for step in self.steps:
                 new = step(new, random) if len(new) else new
-            noisy.append(new)
+            noisy.append(after(self.begin, new))
         inputs, inputs_mask = with_end(noisy, self.length, self.end)
-        targets, mask = pack(tokens, real, self.length, self.end)
+        whole = [after(self.begin, text[kept]) for text, kept in zip(tokens, real)]
+        targets, mask = with_end(whole, self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.end)

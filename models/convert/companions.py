@@ -159,5 +159,5 @@ def save_token_ids(folder: Path, begin: int | None, end: int | None, pad: int | 
         config["bos_token_id"] = end if begin is None else begin
     config |= {"eos_token_id": end, "pad_token_id": pad}
     if start is not None:
-        config |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+        config |= {"decoder_start_token_id": start, "forced_bos_token_id": begin, "forced_eos_token_id": None}
     write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""Language models read the token that a tokenizer adds before each text, such as Llama's <s>."""
+"""Language models and BART read the token that a tokenizer adds before each text, <s>."""
 
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+import torch
+import transformers
 from tokenizers.processors import TemplateProcessing
 
 from lineage import models
@@ -19,7 +21,7 @@ from lineage.data.sources.base import Source
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.tasks import TASKS
-from lineage.train import expert_mixture, loop
+from lineage.train import expert_mixture, loop, trained
 from lineage.train.experiment import Experiment
 from tests.data.conftest import load, train
 
@@ -53,9 +55,8 @@ def test_documents(options, tokenizer):
     assert sorted(follows) == sorted(text.encode()[0] for text in TEXTS)
 
 
-@pytest.mark.parametrize("name", ["masked_lm", "sequence_to_sequence"])
-def test_other_tasks_do_not_read_it(name, tokenizer):
-    data = load(Texts(), TASKS[name](sequence_length=20), tokenizer, batch_size=3)
+def test_other_tasks_do_not_read_it(tokenizer):
+    data = load(Texts(), TASKS["masked_lm"](sequence_length=20), tokenizer, batch_size=3)
     batch = data.splits["test"].source.take(np.arange(1))
     assert data.facts.begin_token is None
     assert not any((value == tokenizer.cls).any() for value in batch.values())
@@ -75,6 +76,50 @@ def test_pairs(tokenizer):
         assert task.request(tokenizer.encode(text), tokenizer, data.facts).prompts.tolist() == [expected]
         targets = batch["targets"][row][batch["mask"][row]].tolist()
         assert targets == [*TEXTS[::-1][row].encode(), tokenizer.end_of_text]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sequence_to_sequence", {}), ("denoising", {"noise": "infill(0.3, 3)"})]
+)
+def test_inputs_and_targets_of_encoder_decoders(name, options, tokenizer):
+    task = TASKS[name](sequence_length=20, **options)
+    data = load(Texts(), task, tokenizer, batch_size=3)
+    batch, end = data.splits["test"][0], tokenizer.end_of_text
+    read = task.input_examples(TEXTS, tokenizer, data.facts).source.take(np.arange(1))
+    targets = batch["targets"][0][batch["mask"][0]]
+    for tokens in (targets, *(one["inputs"][0][one["inputs_mask"][0]] for one in (batch, read))):
+        assert (tokens[0], tokens[-1]) == (tokenizer.cls, end)
+        assert list(tokens).count(tokenizer.cls) == 1
+    assert batch["tokens"][0, :2].tolist() == [end, tokenizer.cls]
+    assert task.request(np.array([5]), tokenizer, data.facts).inputs[0].tolist() == [[tokenizer.cls, 5, end]]
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_bart_answers_as_in_transformers(num_beams, tokenizer, tmp_path):
+    """Check the tokens before inputs and targets with the texts that a model generates."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.exported(tokenizer.cls, tokenizer.end_of_text))
+    names = {"eos_token": "<|endoftext|>", "pad_token": "<pad>", "bos_token": "<s>"}
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    theirs.save_pretrained(tmp_path)
+    start, end = tokenizer.cls, tokenizer.end_of_text
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "max_position_embeddings": 64, "init_std": 1.0}
+    sizes |= {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    ids = {"bos_token_id": start, "eos_token_id": end, "decoder_start_token_id": end, "forced_bos_token_id": start}
+    torch.manual_seed(0)
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "pad_token_id": tokenizer.pad, "forced_eos_token_id": None}
+    config = transformers.BartConfig(**sizes)
+    reference = transformers.BartForConditionalGeneration(config).eval()
+    reference.save_pretrained(tmp_path)
+    settings = {"max_new_tokens": 12, "num_beams": num_beams, "do_sample": False, "early_stopping": False} | ids
+    expected = []
+    for text in TEXTS:
+        found = reference.generate(torch.tensor([theirs(text)["input_ids"]]), **settings)
+        expected.append(theirs.decode(found[0], skip_special_tokens=True))
+    changes = {"max_new_tokens": 12, "num_beams": num_beams, "temperature": 0}
+    changes = {f"sampling.{name}": str(value) for name, value in changes.items()}
+    ours = trained.load(tmp_path, task="sequence_to_sequence", changes=changes)
+    assert [each["prediction"] for each in ours.predict(TEXTS)] == expected
+    assert ours.generate(TEXTS[0]) == expected[:1]
 
 
 def test_questions_to_experts(tokenizer, monkeypatch):
