@@ -159,7 +159,8 @@ class Sampling(Options):
         repetition_penalty: penalty for tokens that have occurred; above 1, they are less likely.
         no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 disables it.
         min_new_tokens: minimum number of new tokens.
-        forced_first_token: token id with which a text starts; None disables it.
+        forced_first_token: token id with which a text starts; None: of encoder-decoders, the token before targets, if
+            there is one.
         best_of: number of samples from which the one with the highest mean log-probability is kept.
         contrast: workdir of a weaker run whose log-probability is subtracted (not at evaluations).
         draft: workdir of a smaller run for speculative decoding (not at evaluations).
