@@ -54,10 +54,11 @@ class MaskedLM(DocumentTask):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        return self.windows(content, tokenizer, self.sequence_length, mask)
+        check_length(self.sequence_length, 1 + len(mask.ends))
+        return self.windows(content, tokenizer, self.sequence_length - len(mask.ends), mask)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length))
+        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length, joined=tokenizer.encloses))
 
     def model_options(self) -> dict[str, Any]:
         return super().model_options() | {"num_classes": 2}

@@ -32,6 +32,8 @@ class MaskTokens:
     tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
     of a word are selected or none, as long as whole words fit.
 
+    If the tokenizer adds [CLS] and [SEP] around a text, windows are enclosed in them and have two more tokens.
+
     The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), `masked_positions` and
     `targets` (the original tokens) int32 [B, M], and `mask` bool [B, M], False where fewer tokens could be selected.
     """
@@ -41,10 +43,20 @@ class MaskTokens:
             raise ValueError("Masking needs a tokenizer with a mask token: this one has none.")
         self.rate, self.mask_token, self.vocab_size = rate, tokenizer.mask, tokenizer.vocab_size
         self.special = tokenizer.special
+        self.ends = (tokenizer.cls, tokenizer.sep) if tokenizer.encloses else ()
         self.word_marks = tokenizer.word_marks if whole_words else None
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        return self.hide(batch["tokens"], present(batch), keys)
+        return self.hide(*self._enclosed(batch["tokens"], present(batch)), keys)
+
+    def _enclosed(self, tokens, real):
+        """Return tokens and the mask of those that are not padding, both [B, T], with the tokens around texts."""
+        if not self.ends:
+            return tokens, real
+        count = real.sum(axis=1, keepdims=True)
+        tokens, places = np.pad(tokens, ((0, 0), (1, 1))), np.arange(tokens.shape[1] + 2)
+        tokens[:, :1], last = self.ends[0], self.ends[1]
+        return np.where(places == count + 1, np.int32(last), tokens), places < count + 2
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
         """Mask tokens int32 [B, T]; `real` bool [B, T] is False for padding."""
