@@ -163,7 +163,9 @@ class Sampler:
         return [self._text(row[start:stop]) for row, start, stop in rows]
 
     def _text(self, tokens):
-        return self.context.tokenizer.decode(tokens[~np.isin(tokens, self._stop_tokens)])
+        begin = self.context.facts.begin_token  # which an encoder-decoder generates
+        hidden = self._stop_tokens if begin is None else (*self._stop_tokens, begin)
+        return self.context.tokenizer.decode(tokens[~np.isin(tokens, hidden)])
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""

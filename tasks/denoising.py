@@ -1,13 +1,15 @@
 """Restoration of corrupted texts: the pre-training of BART and of T5."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import corruption, pairs
+from lineage.models import Model
 from lineage.tasks.base import TASKS, InputExamples, MaskRate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
@@ -17,10 +19,14 @@ from lineage.tasks.text import DocumentTask
 class CorruptionTask(EncoderDecoderTask, DocumentTask):
     """Base class of tasks that restore a text."""
 
+    def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
+        return super().known_facts(model, tokenizer) | {"begin_token": tokenizer().begin_of_text}
+
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
         """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
         settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
-        return InputExamples(pairs.encode_inputs(tokenizer.encode_marked(rows), *settings))
+        inputs = [pairs.after(facts.begin_token, tokens) for tokens in tokenizer.encode_marked(rows)]
+        return InputExamples(pairs.encode_inputs(inputs, *settings))
 
 
 @TASKS.register("denoising")

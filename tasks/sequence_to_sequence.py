@@ -66,7 +66,7 @@ class EncoderDecoderTask(TextTask):
         return token_loss(model, logits, batch, self.label_smoothing)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
-        inputs = np.append(tokens, tokenizer.end_of_text).astype(np.int32)[None]
+        inputs = np.append(pairs.after(facts.begin_token, tokens), tokenizer.end_of_text).astype(np.int32)[None]
         return Request(np.array([[facts.start_token]]), inputs=(inputs, np.ones(inputs.shape, bool)))
 
     def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
@@ -118,6 +118,7 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
     """
 
     optional_tokens = ("end_of_text",)
+    begins = True
 
     start_token: Literal["end_of_text", "pad"] = "end_of_text"
 

@@ -122,12 +122,16 @@ def encode(
     begin: int | None = None,
     kind: type[EncodedPairs] = EncodedPairs,
 ) -> EncodedPairs:
-    """Encode pairs of texts, with `begin`, if any, before each input; `drop` omits pairs that do not fit."""
+    """Encode pairs of texts; `drop` omits pairs that do not fit.
+
+    The token `begin`, if any, is before each input and, for a model with an encoder, before each target.
+    """
     check_length(length, 2, "a token and the end")
     if tokenizer.end_of_text is None:
         raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)
     inputs = [after(begin, tokens) for tokens in inputs]
+    targets = targets if start is None else [after(begin, tokens) for tokens in targets]
     kept = [i for i in range(len(inputs)) if not drop or kind.size(inputs[i], targets[i]) <= length]
     if not kept:
         raise ValueError(f"None of {len(inputs)} pairs fits task.sequence_length, which is {length}: increase it.")

@@ -1,4 +1,4 @@
-"""Language models read the token that a tokenizer adds before each text, such as Llama's <s>."""
+"""Language models and encoder-decoders read the token that a tokenizer adds before each text, such as Llama's <s>."""
 
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -53,9 +53,9 @@ def test_documents(options, tokenizer):
     assert sorted(follows) == sorted(text.encode()[0] for text in TEXTS)
 
 
-@pytest.mark.parametrize("name", ["masked_lm", "sequence_to_sequence"])
-def test_other_tasks_do_not_read_it(name, tokenizer):
-    data = load(Texts(), TASKS[name](sequence_length=20), tokenizer, batch_size=3)
+@pytest.mark.parametrize(("name", "options"), [("masked_lm", {}), ("denoising", {"noise": "infill(0.3, 3)"})])
+def test_other_tasks_do_not_read_it(name, options, tokenizer):
+    data = load(Texts(), TASKS[name](sequence_length=20, **options), tokenizer, batch_size=3)
     batch = data.splits["test"].source.take(np.arange(1))
     assert data.facts.begin_token is None
     assert not any((value == tokenizer.cls).any() for value in batch.values())
@@ -75,6 +75,28 @@ def test_pairs(tokenizer):
         assert task.request(tokenizer.encode(text), tokenizer, data.facts).prompts.tolist() == [expected]
         targets = batch["targets"][row][batch["mask"][row]].tolist()
         assert targets == [*TEXTS[::-1][row].encode(), tokenizer.end_of_text]
+
+
+def test_encoder_decoders(tokenizer):
+    """Check that inputs and targets begin with the token, as BART's do, and texts to complete in a folder."""
+    task = TASKS["sequence_to_sequence"](sequence_length=40)
+    data = load(Texts(), task, tokenizer, batch_size=3)
+    batch = data.splits["test"].source.take(np.arange(3))
+    read = task.input_examples(TEXTS, tokenizer, data.facts).source.take(np.arange(3))
+    denoising = TASKS["denoising"](sequence_length=40)
+    model = models.build("bart", depth=1, width=8, num_heads=1, vocab_size=tokenizer.vocab_size, max_length=40)
+    facts = Facts(**denoising.known_facts(model, lambda: tokenizer))
+    marked = denoising.input_examples(TEXTS, tokenizer, facts).source.take(np.arange(3))
+    for row, text in enumerate(TEXTS):
+        expected = [tokenizer.cls, *text.encode(), tokenizer.end_of_text]
+        for found in (batch, read, marked):
+            assert found["inputs"][row][found["inputs_mask"][row]].tolist() == expected
+        assert task.request(tokenizer.encode(text), tokenizer, data.facts).inputs[0].tolist() == [expected]
+        targets = batch["targets"][row][batch["mask"][row]].tolist()
+        assert targets == [tokenizer.cls, *TEXTS[::-1][row].encode(), tokenizer.end_of_text]
+    sampler = object.__new__(Sampler)
+    sampler.context = SimpleNamespace(tokenizer=tokenizer, facts=data.facts)
+    assert sampler._text(np.array([tokenizer.cls, *b"ab", tokenizer.end_of_text])) == "ab"
 
 
 def test_questions_to_experts(tokenizer, monkeypatch):
