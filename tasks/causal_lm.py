@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lineage.configs.registry import Natural
-from lineage.data import ExampleSource, Facts, Loader, Tokenizer
+from lineage.data import Documents, ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.examples.packing import Packed
 from lineage.data.examples.pairs import Prompts, after
-from lineage.data.tokens import Stream
+from lineage.data.tokens import Stream, tokenize
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result
@@ -51,6 +51,9 @@ class CausalLM(DocumentTask):
         if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
             raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
         return InputExamples(Prompts(prompts))
+
+    def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
+        return tokenize(documents, tokenizer, self.cache_dir, workers, self.begin_token(tokenizer))
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         return Packed(stream, length) if self.packing else super().part(stream, length, evaluation)

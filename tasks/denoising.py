@@ -8,7 +8,6 @@ import numpy as np
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import corruption, pairs
-from lineage.data.tokens import Stream, tokenize
 from lineage.tasks.base import TASKS, InputExamples, MaskRate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
@@ -46,9 +45,6 @@ class Denoising(CorruptionTask):
         check_length(length, 1 + added, "a token and those before and after it")
         noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text, begin)
         return self.windows(content, tokenizer, length - added, noise)
-
-    def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
-        return tokenize(documents, tokenizer, self.cache_dir, workers)  # without the token before each text
 
     def first_token(self, tokenizer: Tokenizer) -> int:
         return tokenizer.end_of_text

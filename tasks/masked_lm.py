@@ -37,6 +37,7 @@ class MaskedLM(DocumentTask):
 
     needs = ("masked_lm",)
     head = "masked_lm"
+    begins = True
     # Includes the tokens for fine-tuning.
     special_tokens = ("end_of_text", "cls", "sep", "pad", "mask")
     optional_tokens = ("end_of_text",)
@@ -53,11 +54,17 @@ class MaskedLM(DocumentTask):
     whole_words: bool = False
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        return self.windows(content, tokenizer, self.sequence_length, mask)
+        mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words, self.begin_token(tokenizer))
+        check_length(self.sequence_length, 1 + len(mask.ends))
+        return self.windows(content, tokenizer, self.sequence_length - len(mask.ends), mask)
 
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length))
+        return InputExamples(masked_texts(rows, tokenizer, self.sequence_length, joined=facts.begin_token is not None))
+
+    def begin_token(self, tokenizer: Tokenizer) -> int | None:
+        if self.known or not self.begins:
+            return super().begin_token(tokenizer)
+        return tokenizer.cls if tokenizer.encloses else None
 
     def model_options(self) -> dict[str, Any]:
         return super().model_options() | {"num_classes": 2}
@@ -196,6 +203,7 @@ class SentencePairPretraining(MaskedLM):
     needs = ("pretraining",)
     head = "pretraining"
     special_tokens = ("pad", "cls", "sep", "mask", "end_of_text")
+    begins = False  # pairs have tokens around them with any tokenizer
     ends = ("cls", "sep")
     optional_tokens = ()
     inputs = ("tokens", "segments", "tokens_mask")

@@ -119,7 +119,7 @@ class DocumentTask(TextTask):
 
     def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
         """Return the tokens of documents; see `lineage.data.tokens.tokenize`."""
-        return tokenize(documents, tokenizer, self.cache_dir, workers, self.begin_token(tokenizer))
+        return tokenize(documents, tokenizer, self.cache_dir, workers)
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         """Return the examples of a split for training or evaluation."""

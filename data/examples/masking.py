@@ -32,19 +32,31 @@ class MaskTokens:
     tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
     of a word are selected or none, as long as whole words fit.
 
+    With `begin`, that token is before each window and the token `sep` after it, so that it has two more tokens.
+
     The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), `masked_positions` and
     `targets` (the original tokens) int32 [B, M], and `mask` bool [B, M], False where fewer tokens could be selected.
     """
 
-    def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
+    def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False, begin: int | None = None):
         if tokenizer.mask is None:
             raise ValueError("Masking needs a tokenizer with a mask token: this one has none.")
         self.rate, self.mask_token, self.vocab_size = rate, tokenizer.mask, tokenizer.vocab_size
         self.special = tokenizer.special
+        self.ends = () if begin is None else (begin, tokenizer.sep)
         self.word_marks = tokenizer.word_marks if whole_words else None
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        return self.hide(batch["tokens"], present(batch), keys)
+        return self.hide(*self._enclosed(batch["tokens"], present(batch)), keys)
+
+    def _enclosed(self, tokens, real):
+        """Return tokens and the mask of those that are not padding, both [B, T], with the tokens around windows."""
+        if not self.ends:
+            return tokens, real
+        tokens, last = np.pad(tokens, ((0, 0), (1, 1))), real.sum(axis=1) + 1
+        tokens[:, 0] = self.ends[0]
+        tokens[np.arange(len(tokens)), last] = self.ends[1]
+        return tokens, (np.arange(tokens.shape[1]) <= last[:, None]) & real[:, :1]
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
         """Mask tokens int32 [B, T]; `real` bool [B, T] is False for padding."""

@@ -137,6 +137,11 @@ class Tokenizer:
         before, after = self._added
         return before[0] if len(before) == 1 and after in ([], [self.end_of_text]) else None
 
+    @property
+    def encloses(self) -> bool:
+        """True if the post-processor adds the tokens `cls` and `sep` around a text, as that of BERT does."""
+        return self._added == ([self.cls], [self.sep])
+
     @cached_property
     def separators(self) -> int:
         """Number of tokens `sep` between two texts: 2 if the post-processor adds two, as RoBERTa's does, else 1."""

@@ -77,7 +77,8 @@ def _resizing(config, side):
     if kind.startswith("ConvNext"):  # of ResNets too; it crops images below 384 pixels and squashes larger ones
         if not 0 < (fraction := config.get("crop_pct") or 224 / 256) <= 1:
             raise ValueError(f"crop_pct is {str(fraction)[:60]}: it must be above 0 and at most 1")
-        return {"image_size": side, "evaluation_crop": 1.0 if side >= 384 else fraction, "squash": side >= 384}
+        resized = max(int(side / fraction), side)
+        return {"image_size": side, "evaluation_crop": side / resized if side < 384 else 1.0, "squash": side >= 384}
     # A single number as the size means both sides in some processors.
     size = config["size"]
     found = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}

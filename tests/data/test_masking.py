@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import tokenizers
 
 from lineage.configs import schema
-from lineage.data import shuffle
+from lineage.data import Tokenizer, shuffle
+from lineage.data.examples.encoded import ROLES
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
 from lineage.data.sources.packages import Digits
 from lineage.data.sources.text import Text
@@ -142,6 +144,25 @@ def test_masks_change_in_each_training_epoch_but_not_in_evaluation(tmp_path):
     evaluation = loaded.splits["validation"]
     for name, value in evaluation[0].items():
         np.testing.assert_array_equal(value, evaluation[0][name])
+
+
+def test_windows_and_inputs_are_enclosed_as_the_tokenizer_does(tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
+    backend = tokenizers.Tokenizer.from_str(train("words", WORDS, (*ROLES, "end_of_text")).to_str())
+    cls, sep = map(backend.token_to_id, ("<s>", "</s>"))
+    backend.post_processor = tokenizers.processors.BertProcessing(("</s>", sep), ("<s>", cls))
+    task = MaskedLM(sequence_length=10)
+    loaded = load(Text(f"{tmp_path}/a.txt"), task, Tokenizer(backend), batch_size=4)
+    expected = np.array(backend.encode(" ".join(WORDS[:8])).ids)
+    batches = loaded.splits["validation"]
+    batch, last = batches[0], batches[len(batches) - 1]
+    assert (batch["tokens"][:, [0, 9]] == [cls, sep]).all()
+    assert batch["tokens_mask"].all()
+    assert not np.isin(batch["targets"][batch["mask"]], [cls, sep]).any()
+    sizes = last["tokens_mask"].sum(axis=1)
+    assert [row[size - 1] for row, size in zip(last["tokens"], sizes) if size] == [sep]  # one example and padding
+    inputs = task.input_examples([" ".join(WORDS[:8])], loaded.tokenizer, loaded.facts).source
+    np.testing.assert_array_equal(inputs.take(np.array([0]))["tokens"], expected[None])
 
 
 def test_masking_needs_a_mask_token():

@@ -1,4 +1,4 @@
-"""Language models and BART read the token that a tokenizer adds before each text, <s>."""
+"""Language models, BART and BERT read the token that a tokenizer adds before each text, such as <s>."""
 
 from dataclasses import asdict, replace
 from types import SimpleNamespace

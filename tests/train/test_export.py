@@ -274,7 +274,7 @@ def test_image_processor_crops_as_the_task_does(crop, resample, squash, tmp_path
         {"image_processor_type": "DeiTImageProcessor", "size": 20, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "CLIPImageProcessor", "size": 16, "crop_size": 16, "do_center_crop": True},
         {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}, "do_normalize": False},
-        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16, "crop_pct": 0.8},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16, "crop_pct": 0.7},
         {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 16}},
     ],
     ids=["ViT", "number", "DeiT", "CLIP", "not normalized", "ConvNext", "default crop"],
