@@ -87,7 +87,7 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
     process.keep_freed()
     from lineage.train.distributed import joined
 
-    return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
+    return joined(options.coordinator, options.num_processes, options.process, options.heartbeat, vars(options))
 
 
 def configured(options: Options) -> tuple[ConfigDict, list[dict[str, Any]]]:

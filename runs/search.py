@@ -151,7 +151,9 @@ class Trials:
             trial.report(values[step], step)
             self.reported[run].add(step)
         if run.state == "running":
-            return run not in self.repeated and bool(trial.should_prune())
+            # Optuna counts the trials that have ended: a trial that was interrupted may be resumed after later ones.
+            may_prune = run not in self.repeated and trial.number >= self.search.startup
+            return may_prune and trial.should_prune()
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))

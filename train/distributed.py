@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from lineage.runs.process import ERROR, StopSignal, end_at_once
 # several processes.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
 
+OWN = ("coordinator", "process", "line", "traceback")  # options that may differ between the processes of a run
 RESUME = "Run the same command on every host to resume from the last checkpoint."
 
 
@@ -45,7 +47,11 @@ def check_devices() -> None:
 
 @contextlib.contextmanager
 def joined(
-    coordinator: str | None = None, num_processes: int | None = None, process: int | None = None, heartbeat: int = 60
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process: int | None = None,
+    heartbeat: int = 60,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Connect the processes of a run for the block; enter it before JAX initializes its devices.
 
@@ -55,8 +61,10 @@ def joined(
     Args:
         coordinator: "HOST:PORT" of process 0; "auto" lets JAX detect it.
         heartbeat: seconds without a heartbeat after which a process is declared dead and all processes end.
+        options: options of the command, which must be the same for all processes apart from those in `OWN`.
 
     Raises:
+        ValueError: the arguments are incomplete, or the options of a process differ.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -83,6 +91,7 @@ def joined(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
         # Results are the same in all processes; process 0 prints them.
         with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
+            check_same("the command", str({key: options[key] for key in options if key not in OWN}))
             yield
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import sys
 import time
 import uuid
@@ -175,6 +176,11 @@ class Events:
             from tensorboardX.proto import event_pb2, summary_pb2
 
         self._path, self._event, self._summary = path, event_pb2.Event, summary_pb2.Summary
+        # TensorBoard reads the files in the order of the times in their names, but the clock may have been set back.
+        earlier = (re.search(r"\.tfevents\.(\d{10})\.", one.name) for one in path.parent.glob(f"{path.name}.out.*"))
+        newest = max((int(found[1]) for found in earlier if found), default=0)
+        if newest >= int(time.time()):
+            path = path.with_name(f"{path.name}.out.tfevents.{newest + 1}")
         # Two runs that start in the same second must not share a file.
         with naming(path):
             self._writer = EventsWriter(str(path), f".{uuid.uuid4().hex[:8]}")

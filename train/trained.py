@@ -1,5 +1,6 @@
 """Use of trained models for predictions, features and text generation, without the training data."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
 from lineage.runs import remote
-from lineage.runs.folder import CONFIG, check_config, check_tokenizer
+from lineage.runs.folder import CONFIG, check_config, check_tokenizer, plain
 from lineage.runs.process import for_terminal, say
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
@@ -94,6 +95,7 @@ class Trained:
             about: metadata that must match to continue an existing file.
             options: options of `predictions`.
         """
+        distributed.check_same("the model or its inputs", json.dumps(about, sort_keys=True))
         with remote.written("" if jax.process_index() else path) as place:
             with distributed.agreed():
                 output = prediction.Output(place, about) if place else None
@@ -234,6 +236,8 @@ def restore(
     devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, saved_facts=Facts.load(folder / FACTS))
     state = experiment.restore(checkpoint)
+    if not alone:
+        distributed.check_same("the config or the checkpoint", f"{int(state.step)} {plain(config)}")
     if any(key.startswith("experts.") for key in changes):
         prompt = config.sampling.prompt if prompted else None
         state, message = expert_mixture.choose(experiment, state, prompt)

@@ -183,6 +183,15 @@ def test_process_that_stays_alone_says_so(start_all):
     assert re.search("^error: .* a process of this run was lost or did not start: .* Run the same", output, re.M)
 
 
+@pytest.mark.thorough
+def test_processes_with_different_commands_end(start_all):
+    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}"
+    processes = start_all(2, "launch.py", "evaluate", "outputs/none", *several, "--config.seed={number}")
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [1, 1], outputs
+    assert all("error: the command of process 1 differs from that of process 0" in output for output in outputs)
+
+
 @pytest.mark.slow
 def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     clock = "--config.checkpoint.every_minutes=1e-9", "--config.save_every_steps=100", "--config.checkpoint.keep=99"

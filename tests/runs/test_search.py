@@ -236,6 +236,16 @@ def test_runs_that_are_worse_than_the_median_are_pruned(highest, pruned, tmp_pat
     assert [trials.observe(run) for run in others] == pruned
 
 
+def test_first_trials_are_not_pruned_if_later_ones_end_before_them(tmp_path):
+    trials = Trials(Search(SPACE, trials=3, startup=2), dict, tmp_path)
+    first, *others = trials.todo()
+    for run in others:
+        ended(run, "done", 2.0)
+        trials.observe(run)
+    ended(first, "running", 3.0)
+    assert trials.observe(first) is False
+
+
 def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
     commands = []
 

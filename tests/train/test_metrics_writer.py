@@ -39,11 +39,14 @@ def _train(workdir, start, stop, resume_step):
 
 
 def _events(workdir):
-    """Return (purge steps, {tag: {step: value}}) of the TensorBoard files, without values hidden by a later purge."""
+    """Return (purge steps, {tag: {step: value}}) of the TensorBoard files, without values hidden by a later purge.
+
+    TensorBoard reads them in the order of their names.
+    """
     from tensorboardX.proto.event_pb2 import Event
 
     purges, values = [], {}
-    for path in sorted(workdir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(workdir.glob("events.out.tfevents.*")):
         data, at = path.read_bytes(), 0
         while at < len(data):
             (length,) = struct.unpack_from("<Q", data, at)
@@ -55,6 +58,15 @@ def _events(workdir):
             for value in event.summary.value:
                 values.setdefault(value.tag, {})[event.step] = value.simple_value
     return purges, values
+
+
+def test_events_of_later_starts_follow_if_the_clock_goes_back(tmp_path, monkeypatch):
+    for start, seconds in enumerate((1_800_000_000, 1_700_000_000, 1_700_000_000, 1_800_000_001)):
+        monkeypatch.setattr("time.time", lambda seconds=seconds: seconds)
+        _train(tmp_path, 5 * start, 5 * start + 5, 5 * start)
+    purges, values = _events(tmp_path)
+    assert purges == [0, 6, 11, 16]
+    assert [*values["train/loss"]] == [*range(1, 21)]
 
 
 def test_time_of_earlier_starts(tmp_path):
