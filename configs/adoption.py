@@ -33,6 +33,7 @@ def is_run(path: str | Path) -> bool:
 def check_imports(path: str | Path) -> None:
     """Raise ValueError if a folder has a run whose `imports` would be executed: another run may name the folder."""
     names = read_json(Path(path) / CONFIG).get("imports", ()) if is_run(path) else ()
+    names = names if isinstance(names, list | tuple) else [names]
     if unknown := [name for name in map(str, names) if not modules.is_imported(name)]:
         named = f"--config.imports={','.join(unknown)}"
         raise ValueError(f"the run in {path} would execute {unknown[0]!r}: give {named} if you trust it.")
@@ -44,7 +45,7 @@ def model_of(path: str, trusted: bool = False) -> Model:
         return convert.describe(path)[0]
     if not trusted:
         check_imports(path)
-    config, sizes = base.from_json(read_json(Path(path) / CONFIG)), Facts.load(Path(path) / FACTS).model_options
+    config, sizes = base.read(Path(path) / CONFIG), Facts.load(Path(path) / FACTS).model_options
     known = schema.build(TASKS, config.task).model_options()
     return schema.build(MODELS, config.model, **known | {key: size for key, size in sizes.items() if size is not None})
 

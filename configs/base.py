@@ -4,7 +4,9 @@ An experiment's file calls `get_config` and sets the keys that differ from the d
 dataclasses whose fields are the keys of their sections (see `REGISTRIES`).
 """
 
+import json
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,6 +17,7 @@ from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS
 from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
+from lineage.runs.folder import MOST, regular
 from lineage.tasks import TASKS
 from lineage.train.adapters import ADAPTERS
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
@@ -101,6 +104,15 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
     schema.update(config, values)
     _each_part(schema.release, config)
     return config
+
+
+def read(path: str | Path) -> ConfigDict:
+    """Return the config in a run's `config.json`; raise ValueError if it is not one."""
+    try:
+        return from_json(json.loads(regular(Path(path), MOST).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ModuleNotFoundError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"{path} cannot be read as a config: {said}") from error
 
 
 def resolved(config: ConfigDict) -> ConfigDict:

@@ -3,7 +3,6 @@
 import ast
 import difflib
 import inspect
-import json
 import re
 import textwrap
 import traceback
@@ -30,11 +29,7 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """
     path, argument = find(file)
     if path.endswith(".json"):
-        try:
-            return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ModuleNotFoundError) as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ValueError(f"{path} cannot be read as a config: {said}") from error
+        return base.read(path).lock(), []
     arguments = [argument] if argument else []
     try:
         module = modules.execute(Path(path))

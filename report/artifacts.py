@@ -29,6 +29,7 @@ MOST_SAMPLES = 1 << 28  # bytes of a file of samples
 MOST_TEXT = 1 << 24  # bytes of an array of texts, at least 8 for each
 MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix or a picture
 MOST_POINTS = 1 << 16  # of all curves of a chart
+MOST_LENGTHS = 1000  # of inputs by whose length BLEU is shown
 PICTURES = ("image", "masked", "painted")  # names of arrays [N, h, w, c]
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
@@ -182,11 +183,12 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
     """Return BLEU by the length of the input, and the first generated texts next to their references."""
     written = read_json(path)
     head = html.table_row("input", "generated", "reference", tag="th")
-    rows = [html.table_row(*texts) for texts in written["rows"][: MOST["written"]]]
+    texts = [[str(text)[: MOST["characters"]] for text in row[:3]] for row in written["rows"][: MOST["written"]]]
+    rows = [html.table_row(*row) for row in texts]
     shown = Markup("<div class='card scroll'>{}</div>").format(html.table([head, *rows]))
-    about = html.note(f"BLEU {written['bleu']:.2f}, {written['signature']}.")
+    about = html.note(f"BLEU {written['bleu']:.2f}, {str(written['signature'])[:1000]}.")
     alt = f"BLEU by the length of the input, {written['bleu']:.2f} for all lengths."
-    data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"]]
+    data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"][:MOST_LENGTHS]]
     chart = html.card(figures.bleu_by_length, {"": data[1:]}, name=path.stem, folder=folder, alt=alt, data=data)
     return html.section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 

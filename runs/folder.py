@@ -29,7 +29,8 @@ OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json",
 MADE = (FACTS, "cost.json", SAMPLES, "written_*.json")
 MADE += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MOST, LONGEST = 1 << 28, 10**7  # bytes of a JSON file, and of a line of metrics or samples
+MOST, MOST_DATA = 1 << 24, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
+LONGEST = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
@@ -68,8 +69,9 @@ def make(workdir: Path) -> None:
     """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
     if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
-    if (workdir / ARTIFACTS).is_symlink():  # in somebody else's folder, it may lead to the files of another run
-        raise ValueError(f"{workdir / ARTIFACTS} is a link, and files in it would be replaced: delete the link.")
+    for path in (workdir / ARTIFACTS, workdir / "checkpoints"):
+        if path.is_symlink():  # in somebody else's folder, it may lead to the files of another run
+            raise ValueError(f"{path} is a link, and files in it would be replaced or deleted: delete the link.")
     if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints
         raise ValueError(f"the workdir {workdir.absolute()} has {min(bad)!r} in its path: choose another workdir.")
     try:
@@ -89,7 +91,8 @@ def regular(path: Path, most: float = math.inf) -> Path:
 def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        return unsealed(dict(json.loads(regular(path, MOST).read_text(encoding="utf-8")))) if path.exists() else {}
+        content = regular(path, MOST_DATA if path.name == DATA else MOST)
+        return unsealed(dict(json.loads(content.read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
 

@@ -124,6 +124,7 @@ def _read_state(folder, target, damage):
     record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
     args = ocp.args.PyTreeRestore(target, restore_args=places)
     with _reader(folder, damage) as reader:
+        check_size(reader.metadata(folder / "state").item_metadata.tree, folder)
         return reader.restore(folder / "state", args=args), record["hashes"]
 
 

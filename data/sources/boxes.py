@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,8 @@ class BoxedImages(ExampleSource):
             yield f"{outside.sum():,} of {len(boxes):,} boxes are partly outside of their images, such as {file}."
         if len(boxes) and boxes.max() <= 1:
             yield f"all {len(boxes):,} boxes lie in the first pixel of their images: they must be in pixels."
+        if twice := [file for file, count in Counter(self.files).items() if count > 1]:
+            yield f"{twice[0]} is listed several times, and counts as often ({len(twice)} such images)."
 
     def check(self, index: int) -> None:
         picture = Picture(self.files[index], 3)
@@ -221,8 +224,8 @@ def _coco_images(path: str, content: dict[str, Any], categories: Mapping[int, st
     objects: dict[Any, list] = {image: [] for image in images}
     for index, annotation in enumerate(content["annotations"], 1):
         try:
-            left, top, width, height = map(float, annotation["bbox"])
-            if not (min(width, height) >= 0 and all(abs(side) < LIMIT for side in (left, top, width, height))):
+            left, top, width, height = sides = list(map(float, [] + annotation["bbox"]))  # TypeError for a text
+            if not (min(width, height) >= 0 and all(abs(side) < LIMIT for side in sides)):
                 raise ValueError
             box, crowd = (left, top, left + width, top + height), FLAGS[annotation.get("iscrowd", 0)]
             objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))

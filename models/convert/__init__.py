@@ -27,6 +27,7 @@ MAX_DEPTH = 1000  # maximum number of layers of a model in a folder
 MAX_BLOCKS = 200  # maximum number of blocks of all its stages, which are not scanned
 MAX_STAGES = 64  # maximum number of values of a setting
 DTYPES = "F64", "F32", "F16", "BF16"  # of the tensors in a file
+MAX_TENSORS = 100_000  # maximum number of tensors of a model
 SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
@@ -281,7 +282,7 @@ def _match(expected, actual):
             raise ValueError(f"tensors are {what}: {', '.join(sorted(names)[:3])}{more}")
     for name, shape in expected.items():
         if actual[name] != shape:
-            raise ValueError(f"tensor {name} has shape {actual[name]}: it must be {shape}.")
+            raise ValueError(f"tensor {name} has shape {_short(actual[name])}: it must be {shape}.")
 
 
 def _files(folder):
@@ -301,6 +302,8 @@ def _files(folder):
             file = safe_open(path, "numpy")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {str(error)[:200]}.") from None
+        if (count := len(files) + len(file.keys())) > MAX_TENSORS:
+            raise ValueError(f"the files have {count:,} tensors: they must have at most {MAX_TENSORS:,}.")
         if twice := files.keys() & file.keys():
             raise ValueError(f"tensor {min(twice)} is in two files, one of which is {path.name}: it must be in one.")
         files |= dict.fromkeys(file.keys(), file)

@@ -45,7 +45,7 @@ def preprocessing(folder: Path) -> dict[str, Any]:
     config = read_json(folder / PREPROCESSOR)
     try:
         return _preprocessing(config)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {str(error)[:200]}.") from None
 
 

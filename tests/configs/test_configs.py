@@ -4,13 +4,14 @@ import dataclasses
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import pytest
 from ml_collections import ConfigDict
 
-from lineage.configs import base, cli, modules, schema
+from lineage.configs import adoption, base, cli, modules, schema
 from lineage.data import SOURCES
 from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
@@ -283,8 +284,18 @@ def test_config_json_round_trip(config, tmp_path):
 def test_damaged_config_json_is_named(content, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=f"^{path} cannot be read as a config: .+"):
-        cli.load(str(path))
+    (tmp_path / "checkpoints").mkdir()
+    for read, name in ((cli.load, path), (partial(adoption.model_of, trusted=True), tmp_path)):  # of init.path
+        with pytest.raises(ValueError, match=f"^{path} cannot be read as a config: .+"):
+            read(str(name))
+
+
+@pytest.mark.parametrize("imports", [None, 5, {"a": 1}])
+def test_imports_that_are_no_list_are_refused(imports, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"imports": imports}))
+    with pytest.raises(ValueError, match="would execute"):
+        adoption.check_imports(tmp_path)
 
 
 @pytest.mark.parametrize("value", [None, True, 2.5, "many", [2]])

@@ -92,6 +92,15 @@ def test_boxes_in_another_format(box, note, tmp_path):
     assert not [*COCO(coco(tmp_path, annotations=[])).images_with_boxes().splits["train"].notes()]
 
 
+def test_images_that_are_listed_twice(tmp_path):
+    """Check a note on an image that counts twice, as the metrics do not tell."""
+    images = [{"id": id, "file_name": "000000000139.png"} for id in (139, 140)]
+    (note,) = COCO(coco(tmp_path, images=images, annotations=[])).images_with_boxes().splits["train"].notes()
+    assert (
+        note == f"{tmp_path}/train2017/000000000139.png is listed several times, and counts as often (1 such images)."
+    )
+
+
 @pytest.mark.parametrize(
     ("folder", "annotations", "images_path"),
     [
@@ -143,6 +152,7 @@ def test_splits_of_coco(tmp_path):
         ({"annotations": [annotation(139, 1, [1, 2, -3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, float("nan"), 3, 4])]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"bbox": [1, 2, 3]}]}, "annotation 1 is not valid"),
+        ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"bbox": "1234"}]}, "annotation 1 is not valid"),
         ({"annotations": [annotation(139, 1, [1, 2, 3, 4]) | {"iscrowd": "0"}]}, "annotation 1 is not valid"),
         ({"annotations": [7]}, "annotation 1 is not valid"),
     ],

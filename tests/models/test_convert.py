@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from lineage.models import convert
 from lineage.models.convert.family import rearrange
@@ -298,7 +298,13 @@ def test_incompatible_tensors_raise(edit, message, folder):
         ("config.json", b"[]", r"config\.json holds a list: it must be a JSON object"),
         ("model.safetensors", b"", r"model\.safetensors is not a safetensors file"),
         ("model.safetensors", b"nothing of the kind", r"model\.safetensors is not a safetensors file"),
+        (
+            "model.safetensors",
+            save(dict.fromkeys(map(str, range(100_001)), np.zeros(0))),
+            r"the files have 100,001 tensors: they must have at most 100,000",
+        ),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_corrupt_files_raise(name, content, message, folder):
     path = folder()

@@ -384,6 +384,21 @@ def test_number_and_length_of_samples_are_limited(tmp_path):
     assert "&lt;old&gt;" not in body
 
 
+def test_long_rows_of_generated_texts_are_shortened(tmp_path):
+    write_small(tmp_path)
+    written = {
+        "rows": [["t" * 99_999] * 5],
+        "bleu": 1.0,
+        "signature": "s" * 99_999,
+        "by_length": [[1, 9, 5, 1.0]] * 9999,
+    }
+    (tmp_path / "artifacts/written_test.json").write_text(json.dumps(written))
+    body = write_report(tmp_path).read_text()
+    assert re.findall("t{500,}", body) == ["t" * 20_000] * 3
+    assert "s" * 1001 not in body
+    assert body.count("1%2C9%2C5%2C1") + body.count("1,9,5,1") == 1000
+
+
 def test_names_that_differ_in_their_punctuation_have_their_own_figures(tmp_path):
     values = {f"{split}/{name}": 1.0 for split in ("train", "a_b", "a.b") for name in ("top_5", "top.5", "top__5")}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1} | values) + "\n")

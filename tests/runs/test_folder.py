@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lineage.configs import base
 from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
 from lineage.runs import folder, slurm
 from lineage.runs.command import LAUNCH
@@ -127,6 +128,15 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
     read = reads.get(name, lambda path: folder.read_record(path.parents[1]))
     with pytest.raises(ValueError, match=f"{path} is not a regular file|{path} cannot be read"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json"])
+def test_large_files_of_json_are_not_read(name, tmp_path):
+    """Check files of lists, which need 20 times as much memory."""
+    (path := tmp_path / name).write_bytes(b" " * (folder.MOST + 1))
+    for read in (folder.read_json, base.read):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most 16,777,216 bytes"):
+            read(path)
 
 
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J", "x%j", "x\\y"])

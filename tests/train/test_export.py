@@ -305,6 +305,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
         {"image_mean": "abc"},
         {"image_mean": [float("nan")] * 3},
         {"image_std": [0.0] * 3},
+        {"image_mean": [10**400] * 3},
         {"resample": 1},
         {"rescale_factor": 1 / 127.5},
         {"do_rescale": False},
