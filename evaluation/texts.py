@@ -52,7 +52,7 @@ class Generation(Evaluator):
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
-        texts = [context.tokenizer.decode(tokens) for tokens in source.inputs]
+        texts = [context.tokenizer.decode(tokens[tokens != split.facts.begin_token]) for tokens in source.inputs]
         by_length = bleu_by_length(outputs, references, [len(line.split()) for line in texts])
         written = {"bleu": score, "signature": signature, "by_length": by_length}
         context.artifacts[f"written_{split.label}"] = written | {"rows": list(zip(texts, outputs, references))}

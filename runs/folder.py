@@ -29,7 +29,7 @@ OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json",
 MADE = (FACTS, "cost.json", SAMPLES, "written_*.json")
 MADE += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MOST, MOST_DATA = 1 << 24, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
+MOST, MOST_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
 LONGEST = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
@@ -69,9 +69,8 @@ def make(workdir: Path) -> None:
     """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
     if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
-    for path in (workdir / ARTIFACTS, workdir / "checkpoints"):
-        if path.is_symlink():  # in somebody else's folder, it may lead to the files of another run
-            raise ValueError(f"{path} is a link, and files in it would be replaced or deleted: delete the link.")
+    if (workdir / ARTIFACTS).is_symlink():  # in somebody else's folder, it may lead to the files of another run
+        raise ValueError(f"{workdir / ARTIFACTS} is a link, and files in it would be replaced: delete the link.")
     if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints
         raise ValueError(f"the workdir {workdir.absolute()} has {min(bad)!r} in its path: choose another workdir.")
     try:

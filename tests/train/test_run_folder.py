@@ -55,11 +55,9 @@ def test_files_behind_links_in_a_run_folder_are_kept(tmp_path, name):
     with pytest.raises(OSError, match=name):
         start()
     assert own.read_text() == "own"
-    for kept in ("artifacts", "checkpoints"):
-        (run / kept).symlink_to(tmp_path)
-        with pytest.raises(ValueError, match=f"run/{kept} is a link"):
-            folder.make(run)
-        (run / kept).unlink()
+    (run / "artifacts").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="run/artifacts is a link"):
+        folder.make(run)
 
 
 @pytest.mark.parametrize("name", ["layers=[0,2]", "why?", "a*", "a\\b"])
