@@ -312,7 +312,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
         {"size": {"height": 16, "width": 8}},
         {"size": 8, "crop_size": {"height": 8, "width": 4}, "do_center_crop": True},
     ],
-    ids=str,
+    ids=lambda about: str(about)[:60],
 )
 def test_wrong_preprocessing_raises(about, tmp_path):
     (path := tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
