@@ -16,9 +16,8 @@ import pytest
 
 from lineage.report import figures
 from lineage.report.comparison import finish
-from lineage.runs.live import Run
-from lineage.runs.locks import CLAIM, MovedError, held, is_locked, locked, locked_file
-from lineage.runs.sweep import Job, Launcher, found, plan, run_names, run_sweep
+from lineage.runs.locks import CLAIM, MovedError, held, is_locked
+from lineage.runs.sweep import plan, run_names, run_sweep
 from tests.tiers import tiered
 
 # Fake run: takes steps, saves every other one, resumes from the last save, stops on SIGTERM, fails on request, and
@@ -366,116 +365,6 @@ def test_run_of_an_earlier_sweep_may_finish_before_its_turn(start, tmp_path):
     assert sweep(tmp_path, overrides, 20, parallel=1) == 0  # sequentially
     assert sorted(ran(tmp_path)) == ["1", "2"]
     assert [row["state"] for row in table(tmp_path)] == ["done", "done"]
-
-
-class Process:
-    """Process of a run that has ended with an exit code, or is in progress."""
-
-    def __init__(self, code=None):
-        self.code, self.told = code, 0
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        self.told += 1
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Return a run in progress."""
-    (tmp_path / "a").mkdir()
-    return Run("a", tmp_path / "a", config={"seed": 1}, state="running")
-
-
-def launched(run, job, observe=lambda run: False):
-    launcher = Launcher([], 1, observe)
-    launcher.jobs[run] = job
-    return launcher
-
-
-@pytest.mark.parametrize(
-    ("code", "stopping", "pruned", "state"),
-    [
-        (0, False, False, "done"),
-        (0, True, True, "done"),
-        (75, False, False, "stopped"),
-        (75, False, True, "pruned"),
-        (1, False, False, "failed (1)"),
-        (-9, False, False, "failed (-9)"),
-        (1, True, False, "stopped"),
-        (None, True, False, "running"),
-    ],
-)
-def test_state_of_a_run_whose_process_ended(code, stopping, pruned, state, run):
-    seen = []
-    launcher = launched(run, Job(0, 7, Process(code), pruned), seen.append)
-    launcher.poll(run, stopping)
-    assert run.state == state
-    assert (launcher.jobs.keys() == {run}, seen) == ((True, []) if code is None else (False, [run]))
-
-
-def test_state_of_a_run_that_another_process_started(run):
-    launcher = launched(run, Job(0, 7))
-    with locked(run.folder):
-        launcher.poll(run, stopping=True)
-        assert run.state == "running"  # until it has saved
-        launched(run, Job()).poll(run, stopping=True)
-        assert run.state == "stopped"  # a run started by hand is not told to stop
-    run.state = "running"
-    launcher.poll(run, stopping=False)
-    assert (run.state, list(launcher.again), launcher.jobs) == ("waiting", [run], {})
-    (run.folder / "artifacts").mkdir()
-    (run.folder / "artifacts" / "run.json").write_text(json.dumps({"config": run.config}))
-    launcher.jobs[run] = Job(0, 7)
-    launcher.poll(run, stopping=False)
-    assert (run.state, launcher.jobs) == ("done", {})
-
-
-def test_run_that_ended_before_its_turn_is_not_started(run):
-    """Check a run of an earlier sweep, which has ended since this one began."""
-    (run.folder / "artifacts").mkdir()
-    (run.folder / "artifacts" / "run.json").write_text(json.dumps({"config": run.config}))
-    seen = []
-    launcher = Launcher([], 1, seen.append)
-    launcher.begin(run)
-    assert (run.state, seen, launcher.jobs) == ("done", [run], {})
-
-
-def test_pruned_run_is_told_to_stop_once(run):
-    process = Process()
-    launcher = launched(run, Job(0, 7, process), lambda run: run.step >= 2)
-    for step, told in ((1, 0), (2, 1), (3, 1)):
-        with (run.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step}) + "\n")
-        launcher.poll(run, stopping=False)
-        assert (process.told, launcher.jobs[run].pruned) == (told, bool(told))
-
-
-def test_stopping_a_run_of_another_process(run, monkeypatch):
-    told = []
-    monkeypatch.setattr(os, "kill", lambda *arguments: told.append(arguments))
-    Job(0, 7).stop()
-    Job().stop()
-    assert told == [(7, signal.SIGTERM)]
-    host = os.uname().nodename
-    (run.folder / CLAIM).write_text(f"3 7 {host}\n")
-    assert found(run.folder) == Job()  # it has ended
-    with locked_file(run.folder / CLAIM):
-        assert found(run.folder) == Job(3, 7)
-        (run.folder / CLAIM).write_text(f"3 7 not-{host}\n")
-        assert found(run.folder) == Job()  # its process is on another machine
-        (run.folder / CLAIM).write_text("3")
-        assert found(run.folder) == Job()
-
-
-def test_error_of_the_sweep_stops_its_runs(run, monkeypatch):
-    process = Process()
-    launcher = launched(run, Job(0, 7, process))
-    monkeypatch.setattr(launcher, "poll", lambda run, stopping: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        launcher.run([], [run])
-    assert process.told == 1
 
 
 def test_second_sweep_in_the_same_folder_raises(start, tmp_path):
