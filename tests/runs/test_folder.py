@@ -135,7 +135,7 @@ def test_large_files_of_json_are_not_read(name, tmp_path):
     """Check files of lists, which need 20 times as much memory."""
     (path := tmp_path / name).write_bytes(b" " * (folder.MOST + 1))
     for read in (folder.read_json, base.read):
-        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most 16,777,216 bytes"):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {folder.MOST:,} bytes"):
             read(path)
 
 
