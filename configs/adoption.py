@@ -136,8 +136,7 @@ def _preparation(path, model):
         return found | given
     if Path(path).suffix == ".npz":
         return found
-    start = "pad" if companions.starts_with_padding(Path(path)) else "end_of_text"
-    return found | {"start_token": start} | companions.preprocessing(Path(path))
+    return found | {"start_token": companions.start_token(Path(path))} | companions.preprocessing(Path(path))
 
 
 def config_of(folder: Path, task: str) -> ConfigDict:

@@ -28,14 +28,21 @@ class Command:
     groups: Sequence[Group] = ()
 
 
+def count(text: str) -> int:
+    """Return the integer in a text; ValueError if it is negative or the text is none."""
+    if (value := int(text)) < 0:
+        raise ValueError
+    return value
+
+
 def _option(usage: str, text: str, **settings: Any) -> Option:
     """Return an option or a positional argument from its name and the placeholder of its value, if any.
 
-    The placeholders N, I and SECONDS stand for integers.
+    The placeholders N, I and SECONDS stand for integers from 0 on.
     """
     name, _, value = usage.partition(" ")
     if value:
-        settings |= {"metavar": value} | ({"type": int} if value in ("N", "I", "SECONDS") else {})
+        settings |= {"metavar": value} | ({"type": count} if value in ("N", "I", "SECONDS") else {})
     elif not settings:
         settings["action"] = "store_true"
     return name, settings | {"help": text}

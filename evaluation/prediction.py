@@ -21,7 +21,9 @@ import numpy as np
 from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import Facts, Loader
 from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import BOXES, Inputs, Readable, skip
+from lineage.data.inputs import Inputs
+from lineage.data.inputs.images import BOXES, Readable
+from lineage.data.inputs.rows import skip
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.parquet import write_features
 from lineage.data.transforms.pillow import png

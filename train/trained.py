@@ -18,7 +18,8 @@ from lineage.configs.storage import local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
-from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source, skip
+from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source
+from lineage.data.inputs.rows import skip
 from lineage.data.sources.folder import is_image
 from lineage.data.sources.tables import CSV
 from lineage.evaluation import prediction

@@ -28,11 +28,18 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(str(names[str(number)]) for number in range(len(names)))
 
 
-def starts_with_padding(folder: Path) -> bool:
-    """Return whether the first token of a decoder's input is the padding token, as in T5's checkpoints."""
+def start_token(folder: Path) -> str:
+    """Return the role of the first token of a decoder's input: "pad", as in T5's checkpoints, or "end_of_text"."""
     config = read_json(folder / "config.json")
-    start = config.get("decoder_start_token_id")
-    return start is not None and start == config.get("pad_token_id", 0)
+    start, end = config.get("decoder_start_token_id"), config.get("eos_token_id")
+    if start is not None and start == config.get("pad_token_id", 0):
+        return "pad"
+    if None not in (start, end) and start not in (end if isinstance(end, list) else [end]):
+        raise ValueError(
+            f"{folder}/config.json: decoder_start_token_id is {str(start)[:60]}: it must be that of the padding or of "
+            "the end of a text."
+        )
+    return "end_of_text"
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:

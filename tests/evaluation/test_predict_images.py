@@ -13,7 +13,8 @@ from PIL import Image
 from lineage.configs import cli
 from lineage.data import EvaluationBatches, Facts, Loader
 from lineage.data.content import Arrays
-from lineage.data.inputs import Readable, skip
+from lineage.data.inputs.images import Readable
+from lineage.data.inputs.rows import skip
 from lineage.data.sources import shapes
 from lineage.data.sources.packages import Digits
 from lineage.data.transforms import boxes

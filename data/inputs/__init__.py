@@ -1,0 +1,134 @@
+"""Inputs of predictions: texts, words, questions and images, from files or from the content of a source."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lineage.configs.storage import local
+from lineage.data.content import LabeledTexts, PairedTexts, Subset, splits_of
+from lineage.data.inputs.images import BOXES, MemoryImages, images_of
+from lineage.data.inputs.rows import KINDS, rows_of
+from lineage.data.loader import ExampleSource
+from lineage.data.sources import SOURCES
+from lineage.data.sources.boxes import BoxedImages
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of one kind of content, in order: texts of documents or pairs, tuples of texts to classify,
+    `TaggedSentence`s, `Question`s, or examples with an `image`."""
+
+    rows: Sequence[Any] | ExampleSource
+    about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
+    categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
+
+    def __post_init__(self):
+        ids = Counter(repr(each[key]) for each in self.about for key in ("id", "image_id") if key in each)
+        if twice := [each for each, count in ids.items() if count > 1]:
+            raise ValueError(f"Several inputs have the id {twice[0][:80]}: their ids must differ.")
+
+    def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
+        """Return some of the rows."""
+        if isinstance(self.rows, ExampleSource):
+            return Subset(self.rows, np.arange(start, min(stop, len(self.rows))))
+        return self.rows[start:stop]
+
+
+def is_source(text: str) -> bool:
+    """Return whether a text is a source, such as "labels:PATH", or its name; raise ValueError if it is also a file."""
+    if text in SOURCES and Path(text).exists():
+        raise ValueError(f"--inputs is {text!r}, a source and also a file or folder: for the latter, write ./{text}.")
+    return text.partition(":")[0] in SOURCES
+
+
+def from_source(content: Any, kind: str, split: str = "") -> Inputs:
+    """Return the inputs in a split of the content that a source provides; "" selects its only split."""
+    splits = splits_of(content)
+    if split not in splits and (split or len(splits) > 1):
+        raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
+    part = splits[split or next(iter(splits))]
+    if isinstance(part, PairedTexts):
+        part = part.inputs
+    elif isinstance(part, LabeledTexts):
+        part = part.texts
+    rows = part if isinstance(part, ExampleSource) else list(part)
+    if isinstance(part, BoxedImages) and part.ids:
+        return Inputs(rows, [{"image_id": id} for id in part.ids], part.categories)
+    return Inputs(rows, _about(rows, kind))
+
+
+def from_files(
+    path: str,
+    kind: str,
+    columns: Sequence[str] = (),
+    channels: int | None = None,
+    bad: int = 0,
+    quotes: bool = True,
+) -> Inputs:
+    """Return the inputs in a file or folder.
+
+    Args:
+        path: a file of texts; for words also a .conllu; for questions also a .json of SQuAD; for images a file, a
+            folder, or a .txt with their paths or a .json of COCO and, after a comma, the folder of the images. It may
+            be remote, see `lineage.configs.storage`.
+        kind: kind of content, see `Source`.
+        columns: names of columns instead of those of `KINDS`; two for pairs of texts to classify.
+        channels: number of channels of images.
+        bad: maximum number of bad lines or rows in whose place the inputs have their ValueErrors.
+        quotes: whether fields of a .csv or .tsv may be in double quotes, see the source `csv`.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, has no such
+    column, or has more bad lines; the message names the line.
+    """
+    path = local(path, ())
+    if kind not in KINDS:
+        return Inputs(*images_of(path, kind, channels))
+    names = tuple(columns or KINDS[kind].columns)
+    KINDS[kind].check(names, f"--columns={','.join(names)}")
+    rows = rows_of(path, KINDS[kind], names, bad, quotes)
+    if not len(rows):
+        raise ValueError(f"{path} is empty: there is no input.")
+    return Inputs(rows, _about(rows, kind))
+
+
+def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
+    """Return the inputs in a list.
+
+    Args:
+        values: texts; texts, or pairs of texts, to classify; lists of words, or texts of words; pairs of a question and
+            a context; or images: paths, arrays uint8 [h, w, c], or Pillow's.
+        kind: kind of content, see `Source`.
+        channels: number of channels of images.
+    """
+    whole = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
+    given, values = values, [] if whole else list(values)  # a Series in its order, whatever its index
+    if not values:
+        raise ValueError(f"The inputs are {str(given)[:60]!r}: they must be a list of at least one input.")
+    known = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
+    for number, value in enumerate(values):
+        if not isinstance(value, known) or isinstance(value, Mapping | Set):
+            allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
+            raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
+    if kind not in KINDS:
+        return Inputs(MemoryImages(values, channels), _about(values, kind))
+    reading = KINDS[kind]
+    single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
+    for number, row in enumerate(single):
+        reading.check(row, f"input {number}")
+    rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
+    return Inputs(rows, _about(rows, kind))
+
+
+def _about(rows, kind):
+    """Return the entries that identify each row (see `Kind.about`), if the kind has any; {} for errors."""
+    if kind == BOXES:
+        return [{"image_id": number} for number in range(len(rows))]
+    if kind not in KINDS or not (about := KINDS[kind].about):
+        return ()
+    return [{} if isinstance(row, ValueError) else about(number, row) for number, row in enumerate(rows)]
