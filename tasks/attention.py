@@ -21,9 +21,9 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
     For a model with only an encoder or only a decoder, the key is "attention".
     """
     run = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
-    found = run(variables, *inputs).attention
-    names = {} if len(found) > 1 else {"encoder": "attention", "decoder": "attention"}
-    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
+    layers = run(variables, *inputs).attention
+    names = {} if len(layers) > 1 else {"encoder": "attention", "decoder": "attention"}
+    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in layers.items()}
 
 
 def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.ndarray, facts: Facts) -> Pictures:

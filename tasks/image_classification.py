@@ -85,14 +85,14 @@ class ImageClassification(LabeledImageTask):
             for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
                 mistakes.append((scores[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
-        found: Pictures = {}
+        artifacts: Pictures = {}
         if confusion is not None:
-            found[f"confusion_{split.name}"] = {"counts": np.asarray(confusion.counts), "class_names": names}
+            artifacts[f"confusion_{split.name}"] = {"counts": np.asarray(confusion.counts), "class_names": names}
         if mistakes:
             probability, image, label, prediction = map(np.stack, zip(*mistakes))
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
-            found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
-        return found | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
+            artifacts[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
+        return artifacts | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class CheckedLabels(ExampleSource):
         return len(self.source)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        found = self.source.take(indices)
-        labels = np.asarray(found["label"])
+        examples = self.source.take(indices)
+        labels = np.asarray(examples["label"])
         if len(wrong := np.flatnonzero((labels < 0) | (labels >= self.num_classes))):
             label, where = labels[wrong[0]], f"Example {indices[wrong[0]]} of the split {self.split!r}"
             given = "no label (-1)" if label == -1 else f"the label {label}"
             raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
-        return found
+        return examples
 
     def check(self, index: int) -> None:
         self.source.check(index)

@@ -26,9 +26,9 @@ def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, la
 def fused_loss(model: nn.Module, batch: Batch, label_smoothing: float, *inputs: Array, **options: Array) -> Result:
     """Return the `token_loss` of a model that computes its own loss; `inputs` and `options` are its arguments."""
     targets = Targets(batch["targets"], batch["mask"], label_smoothing if model.has_rng("dropout") else 0.0)
-    found = model(*inputs, targets=targets, **options)
-    _, weight, aux = sums(found.loss, batch["mask"], {"accuracy": found.correct})
-    return found.total, weight, aux
+    losses = model(*inputs, targets=targets, **options)
+    _, weight, aux = sums(losses.loss, batch["mask"], {"accuracy": losses.correct})
+    return losses.total, weight, aux
 
 
 def class_loss(

@@ -92,7 +92,7 @@ class MaskedLM(DocumentTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
-        found, tokenizer = [], inputs.tokenizer
+        predictions, tokenizer = [], inputs.tokenizer
         for tokens, *best in zip(inputs.tokens, *outputs):
             is_mask = tokens == tokenizer.mask
             probabilities, ids = (values[: is_mask.sum()] for values in best)
@@ -103,8 +103,8 @@ class MaskedLM(DocumentTask):
                 for mask in zip(ids, probabilities)
             ]
             text = tokenizer.decode(filled[is_mask | ~tokenizer.special[tokens]])
-            found.append({"prediction": text, "masks": masks})
-        return found
+            predictions.append({"prediction": text, "masks": masks})
+        return predictions
 
     def features(self, model: Model, batch: Batch) -> Any:
         return mean_hidden(model, batch)
@@ -169,8 +169,8 @@ class MaskedLMDistillation(MaskedLM):
         def mean(losses):
             """Return the mean over the real tokens [B, T] of each text, for each masked token [B, M]."""
             real = batch["tokens_mask"]
-            each = (losses * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
-            return jnp.broadcast_to(each, targets.shape)
+            means = (losses * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+            return jnp.broadcast_to(means, targets.shape)
 
         if self.all_tokens:
             soft = mean(soft)
