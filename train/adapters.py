@@ -218,7 +218,7 @@ class SVF(MatrixAdapter):
 
     def mixture(self, weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
         """Return 1 + sum_k weight_k (z_k - 1) of the factors z_k of several experts (arXiv 2501.06252, section 3.2)."""
-        return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)
+        return jax.tree.map(lambda *z: 1 + sum(weight * (factor - 1) for weight, factor in zip(weights, z)), *experts)
 
     def same_base(self, frozen: Any, other: Any) -> bool:
         """Return whether two adapted models have the same singular vectors and values."""

@@ -145,10 +145,10 @@ def in_turns(items: Iterator[Any]) -> Iterator[Any]:
     while True:
         with agreed():
             item = next(items, None)
-        for each in shared(item):
-            if each is None:
+        for shared_item in shared(item):
+            if shared_item is None:
                 return
-            yield each
+            yield shared_item
 
 
 def check_same(what: str, text: str) -> None:

@@ -40,8 +40,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
                 raise ValueError(f"the workdir {workdir} is in the folder of the data, {path}: choose another workdir.")
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
-        least = f"at least {done:,}, the last step in {workdir}"
-        raise ValueError(f"the length of the run is {total:,} steps: it must be {least}.")
+        allowed = f"at least {done:,}, the last step in {workdir}"
+        raise ValueError(f"the length of the run is {total:,} steps: it must be {allowed}.")
     # Marks the folder as a run folder. Earlier versions wrote the config without the values of variants.
     folder.keep_config(base.resolved(config), workdir, force_config, earlier=config)
     experiment.check()

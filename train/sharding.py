@@ -84,7 +84,7 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
 
 def _divisible(axes, sizes, mesh):
     """Return the mesh axes of each dimension; None if it is not divisible by them."""
-    return [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, sizes)]
+    return [axis if size % num_parts(mesh, _flat(axis)) == 0 else None for axis, size in zip(axes, sizes)]
 
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return tuple(one for one in _flat(axis) if one != "fsdp")
+    return tuple(name for name in _flat(axis) if name != "fsdp")
 
 
 def placed(tree: Any, places: Any) -> Any:
