@@ -52,19 +52,19 @@ def read(path: Path, most: int = MOST_BYTES) -> Arrays:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > MOST_BYTES:
             raise ValueError(f"its arrays have {size:,} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
-            found = dict(arrays)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
     except Exception as error:  # archives raise exceptions of many types
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} cannot be read ({said}): move it away to write the page without it.") from None
-    for name, array in found.items():
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be read ({reason}): move it away to write the page without it.") from None
+    for name, array in arrays.items():
         size, limit = array.size, most
         if array.dtype.kind not in "biuf":
             size, limit = max(8 * array.size, array.nbytes), MOST_TEXT
         axes = 3 if name in PICTURES else 2
         if size > limit or math.prod(array.shape[-axes:]) > MOST_WEIGHTS:
             raise ValueError(f"{name} has shape {array.shape}, which is too large for a page")
-    return found
+    return arrays
 
 
 def _confusion(path: Path, folder: Path) -> Markup:
@@ -116,8 +116,8 @@ def _objects(path: Path, folder: Path) -> Markup:
     for n, image in enumerate(data["image"][: MOST["pictures"]]):
         boxes = {kind: data[kind][data[kind][:, 0] == n][: MOST["boxes"], 1:] for kind in ("truth", "found")}
         pictures.append(partial(figures.objects, image=image, names=names, **boxes))
-        for kind, found in boxes.items():
-            rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
+        for kind, objects in boxes.items():
+            rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in objects.tolist()]
     shown = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
     about = html.note("True boxes are dotted; detected ones have their probability and class.")
     alt = f"{len(pictures)} images with {len(data['truth'])} true and {len(data['found'])} detected boxes."

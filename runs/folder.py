@@ -128,9 +128,9 @@ def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     if len(line) == LONGEST:
         raise ValueError(f"{path}, line {number}, has more than {LONGEST:,} bytes.")
     try:
-        found = json.loads(line)
-        found["step"] + 0
-        return found
+        parsed = json.loads(line)
+        parsed["step"] + 0
+        return parsed
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
 
@@ -182,8 +182,8 @@ def last_step(workdir: Path) -> int:
 
 def checkpoints(workdir: Path) -> list[Path]:
     """Return the folders of the checkpoints in a run folder, oldest first."""
-    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
-    return sorted(found, key=lambda path: int(path.name))
+    paths = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
+    return sorted(paths, key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def discard(workdir: Path, force: bool = False) -> None:
     Raises:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
-    found, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
-    if found and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
-        raise ValueError(f"{workdir / found[0]} does not belong to a run: {advice}.")
+    existing, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
+    if existing and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
+        raise ValueError(f"{workdir / existing[0]} does not belong to a run: {advice}.")
     for name in ("tokenizer.json", "facts.json"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -275,8 +275,8 @@ def _own_files(workdir):
     if teacher:
         root = Path(storage.local(teacher))
         record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
-        found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
-        places |= {storage.name(file): file for file in found}
+        files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
+        places |= {storage.name(file): file for file in files}
     return {name: _digest(file) for name, file in places.items() if file.is_file()}
 
 

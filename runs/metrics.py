@@ -70,10 +70,10 @@ class GrowingMetrics:
     def _add(self, line: bytes, is_last: bool) -> bool:
         """Parse a line and keep it; return False if it is the last one and damaged."""
         try:
-            found = parse_line(line, self.path, self._number + 1)
+            parsed = parse_line(line, self.path, self._number + 1)
         except ValueError:
             if is_last:  # incomplete because the process was killed while writing
                 return False
             raise
-        self.lines.append({key: math.nan if value is None else value for key, value in found.items()})
+        self.lines.append({key: math.nan if value is None else value for key, value in parsed.items()})
         return True

@@ -80,6 +80,6 @@ def reached(workdir: Path) -> int:
 def reason(code: int) -> str:
     """Describe an exit code."""
     if code < 0:
-        names = {each.value: each.name for each in signal.Signals}  # without most real-time signals
+        names = {member.value: member.name for member in signal.Signals}  # without most real-time signals
         return f"killed by {names.get(-code, f'signal {-code}')}"
     return f"exit code {code}: no progress" if code == HUNG else f"exit code {code}"
