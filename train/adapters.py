@@ -7,7 +7,6 @@ unaware of adapters: the adapter computes the model's parameters from the traine
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Count, Range, Registry, check_expressions, check_matches, check_ranges
+from lineage.configs.registry import Count, Range, Registry, check_expressions, check_matches, check_ranges, matches
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> numbers of its input and output axes
@@ -108,10 +107,10 @@ class MatrixAdapter(Adapter):
         flat = flatten_dict(params, sep="/")
         check_matches("adapter.patterns", self.patterns, kernels, "matrix")
         check_matches("adapter.trained", self.trained, flat)
-        direct = {path for path in flat if any(re.search(pattern, path) for pattern in self.trained)}
+        direct = {path for path in flat if matches(self.trained, path)}
         own, parts = {path: flat[path] for path in direct}, {}
         for number, path in enumerate(sorted(kernels)):
-            if path in direct or not any(re.search(pattern, path) for pattern in self.patterns):
+            if path in direct or not matches(self.patterns, path):
                 continue
             shape, (inputs, outputs) = flat[path].shape, kernels[path]
             at = len(shape) - inputs - outputs
