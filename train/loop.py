@@ -254,8 +254,8 @@ class TrainingLoop:
         except (Preempted, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except (Exception, KeyboardInterrupt):
-            used = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # donated to a failed step
-            if jax.process_count() == 1 and self.attempted < self.step and not used:
+            donated = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # to a step that failed
+            if jax.process_count() == 1 and self.attempted < self.step and not donated:
                 try:
                     self._log()
                     if int(self.state.step) != self.step:

@@ -76,7 +76,8 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
         axes = ()
     first = len(shape) - len(axes)
     kept = _divisible(axes, shape[first:], mesh)
-    if len(kept) > 1 and "fsdp" in _flat(kept[-1]) and shape[-1] // num_parts(mesh, _flat(kept[-1])) < MIN_WIDTH:
+    last = _flat(kept[-1]) if len(kept) > 1 else ()
+    if "fsdp" in last and shape[-1] // num_parts(mesh, last) < MIN_WIDTH:
         moved = _divisible(((*_flat(axes[0]), "fsdp"), *axes[1:-1], _without_fsdp(axes[-1])), shape[first:], mesh)
         kept = moved if "fsdp" in _flat(moved[0]) else kept
     return PartitionSpec(*[None] * first, *kept)
@@ -88,7 +89,9 @@ def _divisible(axes, sizes, mesh):
 
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    if axis is None:
+        return ()
+    return axis if isinstance(axis, tuple) else (axis,)
 
 
 def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
