@@ -193,10 +193,6 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
     return html.section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 
 
-def _image_attention(path: Path, folder: Path) -> Markup:
-    return image_attention(read(path), folder)
-
-
 def image_attention(arrays: Arrays, folder: Path) -> Markup:
     """Return the attention of the class token, or of the mean patch if there is none, by rollout and for each layer.
 
@@ -312,6 +308,6 @@ SECTIONS: dict[str, Callable[[Path, Path], Markup]] = {
     "painted_*.npz": _reconstructions,
     SAMPLES: _samples,
     "written_*.json": _generated_texts,
-    "attention_image.npz": _image_attention,
+    "attention_image.npz": lambda path, folder: image_attention(read(path), folder),
     "attention_text.npz": _text_attention,
 }
