@@ -22,7 +22,7 @@ from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed
 from lineage.tasks.prediction import probabilities_of, ranked
 
 MISTAKES = 24  # number of the most confident mistakes in the report
-MOST_CLASSES = 1000  # maximum number of classes of a confusion matrix, whose size is quadratic
+MAX_CLASSES = 1000  # maximum number of classes of a confusion matrix, whose size is quadratic
 
 
 @TASKS.register("image_classification")
@@ -70,11 +70,11 @@ class ImageClassification(LabeledImageTask):
         return ranked(probabilities_of(outputs, self.binary), facts.class_names)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
-        """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
+        """Return the confusion matrix of at most `MAX_CLASSES`, the most confident mistakes and attention weights."""
         model, facts = context.model, split.facts
         names = np.asarray(facts.class_names)
         predict = jax.jit(model.apply)
-        confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
+        confusion = Confusion.empty(len(names)) if len(names) <= MAX_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
             logits = np.asarray(predict(variables, batch["image"]))

@@ -168,7 +168,7 @@ def _check_history(path: Path) -> None:
 
 def _check_samples(path: Path) -> None:
     with path.open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, folder.LONGEST), b""), 1):
+        for number, line in enumerate(iter(partial(file.readline, folder.MAX_LINE), b""), 1):
             if line.endswith(b"\n"):  # the last line is incomplete if the process was killed while writing
                 unsealed(folder.parse_line(line, path, number))
 

@@ -17,7 +17,7 @@ from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
 UTILIZATION = 0.4  # fraction of the peak FLOP/s assumed for the estimated time of a step
-MOST_DEVICES = 1024  # maximum number of devices of a suggested change
+MAX_DEVICES = 1024  # maximum number of devices of a suggested change
 
 
 def describe(experiment: Experiment) -> str:
@@ -87,7 +87,7 @@ def candidates(config: Any, before: AbstractMesh) -> Iterator[tuple[AbstractMesh
     sizes, size, given = dict(before.shape), config.loader.batch_size, config.model.get("remat")
     remats = [given, *(["full"] if "remat" in config.model and given != "full" else [])]
     replicas = sizes["data"] * sizes["fsdp"]
-    while replicas * sizes["context"] * sizes["tensor"] <= MOST_DEVICES and size % replicas == 0:
+    while replicas * sizes["context"] * sizes["tensor"] <= MAX_DEVICES and size % replicas == 0:
         shards = [fsdp for fsdp in _doubled(sizes["fsdp"], replicas) if replicas % fsdp == 0]
         steps = [n for n in _doubled(config.grad_accum_steps, size // replicas) if size % (replicas * n) == 0]
 
