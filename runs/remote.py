@@ -46,7 +46,8 @@ def opened(workdir: str | os.PathLike, training: bool = False, primary: bool = T
         yield Path(workdir)
         return
     mirror = Mirror(os.fspath(workdir), "runs")
-    with (mirror.training() if training else mirror.reading()) if primary else contextlib.nullcontext():
+    use = mirror.training() if training else mirror.reading()
+    with use if primary else contextlib.nullcontext():
         yield mirror.folder
 
 

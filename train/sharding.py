@@ -89,9 +89,7 @@ def _divisible(axes, sizes, mesh):
 
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if axis is None:
-        return ()
-    return axis if isinstance(axis, tuple) else (axis,)
+    return tuple(jax.tree.leaves(axis))  # None has no leaves
 
 
 def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -257,8 +257,10 @@ def _check_sizes(settings, limit):
         numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if type(number) is int]
         if len(numbers) > MAX_STAGES:
             raise ValueError(f"{name} has {len(numbers):,} values: it must have at most {MAX_STAGES}.")
-        maximum = MAX_DEPTH if name.endswith("depth") else MAX_BLOCKS if name == "depths" else limit
-        if (sum(numbers) if name == "depths" else max(numbers, default=0)) > maximum:
+        largest, maximum = max(numbers, default=0), MAX_DEPTH if name.endswith("depth") else limit
+        if name == "depths":
+            largest, maximum = sum(numbers), MAX_BLOCKS
+        if largest > maximum:
             raise ValueError(f"{name} is {_short(value)}: it must be at most {maximum:,} for the weights in the files.")
     size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
     width = max(settings.get(name) or 1 for name in ("width", "decoder_width"))

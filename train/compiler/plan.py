@@ -186,7 +186,9 @@ class Plan:
         if FREE.fullmatch(operation.kind):
             return 0.0, True, operation.kind
         flops, wide = self.module.products(operation)
-        kind = ("f32 matmul" if wide else "matmul") if flops else operation.kind
+        kind = operation.kind
+        if flops:
+            kind = "f32 matmul" if wide else "matmul"
         cycles, microseconds = operation.number("estimated_cycles"), operation.number("exec_time_us")
         if self.chip.clock and cycles is not None:
             return cycles / self.chip.clock, True, kind
