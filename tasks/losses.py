@@ -1,7 +1,6 @@
 """Loss functions shared by several tasks."""
 
 from collections.abc import Mapping, Sequence
-from operator import mul
 from types import MappingProxyType
 
 import flax.linen as nn
@@ -72,7 +71,7 @@ def divergence(teacher: Float[Array, "*B V"], student: Float[Array, "*B V"], tem
 
 def weighted(weights: Sequence[float], losses: Mapping[str, Array], mask: Bool[Array, "..."], **means: Array) -> Result:
     """Return `(loss_sum, weight, metric states)` of a weighted sum of losses, and report each loss."""
-    return sums(sum(map(mul, weights, losses.values())), mask, means | losses)
+    return sums(sum(weight * loss for weight, loss in zip(weights, losses.values())), mask, means | losses)
 
 
 def sums(
