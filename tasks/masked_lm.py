@@ -119,11 +119,12 @@ class MaskedTexts(Encoded):
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
     """Encode texts that contain the name of the mask token; with `joined`, as `[CLS] text [SEP]`."""
-    whole, room = tokenizer.encode_marked(texts), length - 2 * joined
-    ids, cut = [tokens[:room] for tokens in whole], sum(len(tokens) > room for tokens in whole)
-    rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
+    encodings, room = tokenizer.encode_marked(texts), length - 2 * joined
+    cut = sum(len(tokens) > room for tokens in encodings)
+    rows = [encoded.join(tokenizer, ids[:room]) if joined else (ids[:room], length) for ids in encodings]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
-    positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
+    count = max(1, *map(len, places))
+    positions = padded(places, -(-count // 8) * 8).astype(np.int32)  # few different shapes to compile
     others = {"per_sequence": {"masked_positions": positions}, "tokenizer": tokenizer, "cut": cut}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
