@@ -126,7 +126,7 @@ def _answer(experiment, params, names, prompt):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
         batch, count = _examples(experiment)
-        rows = [asked(*row) for row in zip(batch["tokens"][:count], batch["mask"])]
+        rows = [input_tokens(*row) for row in zip(batch["tokens"][:count], batch["mask"])]
         texts = [tokenizer.decode(row[row != experiment.facts.begin_token]) for row in rows]
     else:
         texts = [prompt]
@@ -141,7 +141,7 @@ def _answer(experiment, params, names, prompt):
     return int(process_allgather(total, tiled=True).reshape(-1, len(names)).sum(axis=0).argmax())
 
 
-def asked(tokens: Int[np.ndarray, "T"], mask: Bool[np.ndarray, "T"]) -> Int[np.ndarray, "N"]:
+def input_tokens(tokens: Int[np.ndarray, "T"], mask: Bool[np.ndarray, "T"]) -> Int[np.ndarray, "N"]:
     """Return the tokens of an example that a question is about, given the mask of the tokens before its targets.
 
     They are those of the input, before the first target's; of a text without an input, all but the padding.

@@ -181,7 +181,7 @@ def load(
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         return restore(folder, checkpoint, changes, alone=alone)
-    config, devices = used(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
+    config, devices = with_changes(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
     experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
@@ -200,7 +200,7 @@ def language_model(path: str | Path) -> LanguageModel:
     return LanguageModel(model.experiment.model, model.variables, model.context.tokenizer, begin)
 
 
-def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+def with_changes(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     """Override the config of a trained model, and reset its mesh to the devices of this machine."""
     config.mesh.update(vars(Mesh()))
     cli.override(config, changes)
@@ -229,7 +229,7 @@ def restore(
         prompted: whether experts are chosen for `sampling.prompt` instead of the training data.
         alone: whether to use only the devices of this process instead of those of all processes.
     """
-    config = used(cli.load(file or str(folder / CONFIG))[0], changes)
+    config = with_changes(cli.load(file or str(folder / CONFIG))[0], changes)
     if not force:
         check_config(base.resolved(config), folder, earlier=config)
         check_tokenizer(folder)
