@@ -92,16 +92,16 @@ def arguments() -> argparse.Namespace:
 
 def environ(folder: Path, tiny: bool) -> dict[str, str]:
     """Return the environment of the processes: they share the device's memory and import the checkout's package."""
-    found = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
-    flags = found.get("XLA_FLAGS", "").split()
+    environment = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
+    flags = environment.get("XLA_FLAGS", "").split()
     if tiny:
-        found["OMP_NUM_THREADS"] = "1"  # waiting threads of PyTorch slow down the other processes
-    found["XLA_FLAGS"] = " ".join(flag for flag in flags if "host_platform_device_count" not in flag)
-    paths = [str(ROOT), *found.get("PYTHONPATH", "").split(os.pathsep)]
+        environment["OMP_NUM_THREADS"] = "1"  # waiting threads of PyTorch slow down the other processes
+    environment["XLA_FLAGS"] = " ".join(flag for flag in flags if "host_platform_device_count" not in flag)
+    paths = [str(ROOT), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     if importlib.util.find_spec("lineage") is None:  # not installed
         (folder / "lineage").symlink_to(ROOT)
         paths.append(str(folder))
-    return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def sides(name: str, options: argparse.Namespace, environment: dict[str, str], folder: Path) -> dict[str, "Worker"]:
@@ -114,8 +114,8 @@ def sides(name: str, options: argparse.Namespace, environment: dict[str, str], f
             changes[key.removeprefix(f"{name}:")] = value
     settings = section.resolved(changes) | {"on_cpu": options.tiny or options.cpu}
     settings |= {key: getattr(options, key) for key in ("nanogpt", "mode", "backend")}
-    found = ("lineage", "peer") if section.peer else ("lineage",)
-    return {side: Worker(side, section.job, settings, environment, folder / f"{name}.{side}.txt") for side in found}
+    names = ("lineage", "peer") if section.peer else ("lineage",)
+    return {side: Worker(side, section.job, settings, environment, folder / f"{name}.{side}.txt") for side in names}
 
 
 class Worker:

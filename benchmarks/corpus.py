@@ -65,8 +65,8 @@ def main() -> None:
                 peer = [sys.executable, "-c", PEER, text, tokenizer, folder / f"cache{number}", options.workers]
                 rows.setdefault("datasets map", []).append(measured(list(map(str, peer))))
     print(f"{size / 1e6:.0f} MB of text, {options.workers} workers, medians of {options.rounds} rounds")
-    for name, found in rows.items():
-        seconds, busy, memory = (statistics.median(values) for values in zip(*found))
+    for name, measurements in rows.items():
+        seconds, busy, memory = (statistics.median(values) for values in zip(*measurements))
         speeds = f"{size / seconds / 1e6:6.2f} MB/s {size / busy / 1e6:6.2f} MB per second of a core"
         print(f"{name:16} {speeds} {memory / 2**20:6.0f} MiB")
 
@@ -103,7 +103,7 @@ def family(process: int) -> list[int]:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     except OSError:
         return []
-    return [process, *(one for child in children for one in family(int(child)))]
+    return [process, *(member for child in children for member in family(int(child)))]
 
 
 def resident(process: int) -> int:

@@ -67,8 +67,8 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
         }
         return {key: (kernel**2).sum(axis=(1, 2)) ** 0.5 for key, kernel in kernels.items()}
 
-    found = [jax.device_get(norms(seed, next(batches))) for seed in range(seeds)]
-    return {key: np.mean([one[key] for one in found], axis=0) for key in found[0]}
+    samples = [jax.device_get(norms(seed, next(batches))) for seed in range(seeds)]
+    return {key: np.mean([sample[key] for sample in samples], axis=0) for key in samples[0]}
 
 
 if __name__ == "__main__":

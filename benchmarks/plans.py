@@ -10,6 +10,7 @@ No device is needed: see `lineage compile`.
 import argparse
 import json
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,11 @@ def compiled(name: str) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()[-500:]}")
     figures = json.loads(done.stdout[done.stdout.index("{") :])
-    kinds = sorted({one["kind"] for one in figures["collectives"]})
-    counts = {kind: sum(one["times"] for one in figures["collectives"] if one["kind"] == kind) for kind in kinds}
-    largest = {one["shape"]: one["bytes"] for one in figures["buffers"][:5]}
-    return {key: figures[key] for key in KEPT} | {"collectives": counts, "buffers": largest}
+    counts: Counter[str] = Counter()
+    for collective in figures["collectives"]:
+        counts[collective["kind"]] += collective["times"]
+    largest = {buffer["shape"]: buffer["bytes"] for buffer in figures["buffers"][:5]}
+    return {key: figures[key] for key in KEPT} | {"collectives": dict(sorted(counts.items())), "buffers": largest}
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -94,9 +96,9 @@ def table(record: dict[str, dict[str, Any]]) -> str:
     """Return a record as a Markdown table, in the order of `ROWS`."""
     lines = ["| plan | command: `lineage compile` | GiB | ms | MFU |", "|---|---|---|---|---|"]
     for name in [name for name in ROWS if name in record]:
-        one, command = record[name], " ".join(arguments(name))
-        memory = f"{one['peak'] / 2**30:.1f}" if one["fits"] else f"{one['peak'] / 2**30:.1f}, too much"
-        lines.append(f"| {name} | `{command}` | {memory} | {one['seconds'] * 1e3:.1f} | {one['utilization']:.1%} |")
+        row, command = record[name], " ".join(arguments(name))
+        memory = f"{row['peak'] / 2**30:.1f}" if row["fits"] else f"{row['peak'] / 2**30:.1f}, too much"
+        lines.append(f"| {name} | `{command}` | {memory} | {row['seconds'] * 1e3:.1f} | {row['utilization']:.1%} |")
     return "\n".join(lines)
 
 

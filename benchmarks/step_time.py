@@ -52,8 +52,8 @@ def main() -> None:
             worker.stop()
     print(f"ms per step on {os.cpu_count()} cores, median of {options.rounds} rounds of {options.seconds} s:")
     for name, seconds in zip(("lineage", Path(options.peer).name), zip(*rounds)):
-        middle, least, most = (1e3 * of(seconds) for of in (statistics.median, min, max))
-        print(f"{name:18s} {middle:8.1f}  (from {least:.1f} to {most:.1f})")
+        middle, fastest, slowest = (1e3 * statistic(seconds) for statistic in (statistics.median, min, max))
+        print(f"{name:18s} {middle:8.1f}  (from {fastest:.1f} to {slowest:.1f})")
     print(f"{'ratio':18s} {statistics.median(mine / theirs for mine, theirs in rounds):8.2f}")
 
 

@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("--key", required=True, help="dotted key of the config that distinguishes the lines")
     parser.add_argument("--metric", default="validation/loss", help="metric as in metrics.jsonl")
     options = parser.parse_args()
-    found = defaultdict(list)
+    points = defaultdict(list)
     for config in sorted(options.sweep.glob(f"*/{CONFIG}")):
         lines = [line for line in parse_metrics(config.parent / METRICS) if options.metric in line]
-        found[flatten(read_json(config))[options.key]].append([(line["step"], line[options.metric]) for line in lines])
-    curves = {name: np.array(runs) for name, runs in found.items()}
+        points[flatten(read_json(config))[options.key]].append([(line["step"], line[options.metric]) for line in lines])
+    curves = {name: np.array(runs) for name, runs in points.items()}
     curves = dict(sorted(curves.items(), key=lambda curve: curve[1][:, -1, 1].mean()))
     for name, runs in curves.items():
         last = runs[:, -1, 1].tolist()

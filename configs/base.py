@@ -17,7 +17,7 @@ from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS
 from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
-from lineage.runs.folder import MOST, regular
+from lineage.runs.folder import MAX_JSON, regular
 from lineage.tasks import TASKS
 from lineage.train.adapters import ADAPTERS
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
@@ -109,7 +109,7 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
 def read(path: str | Path) -> ConfigDict:
     """Return the config in a run's `config.json`; raise ValueError if it is not one."""
     try:
-        return from_json(json.loads(regular(Path(path), MOST).read_text(encoding="utf-8")))
+        return from_json(json.loads(regular(Path(path), MAX_JSON).read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ModuleNotFoundError) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ValueError(f"{path} cannot be read as a config: {said}") from error

@@ -5,7 +5,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget) -
             _write_arrays(out / f"{name}.npz", content)
         else:
             write_record(out / f"{name}.json", content)
-    write_record(out / "cost.json", budget.to_dict())
+    write_record(out / "cost.json", asdict(budget))
 
 
 def write_facts(workdir: Path, about: Mapping[str, Any]) -> None:

@@ -205,9 +205,9 @@ class Evaluation:
     def due(self, number: int | None) -> dict[str, Evaluator]:
         """Return the evaluators that run in evaluation `number`, see `__call__`."""
         return {
-            name: one
-            for name, one in self.evaluators.items()
-            if one.every and (number is None or not number % one.every)
+            name: evaluator
+            for name, evaluator in self.evaluators.items()
+            if evaluator.every and (number is None or not number % evaluator.every)
         }
 
     def check_metric(self, key: str, metric: str) -> None:
@@ -221,7 +221,7 @@ class Evaluation:
                 return
             if (names := evaluator.names(self.context, split)) is None:
                 return
-            known += [f"{split.label}/{one}" for one in names]
+            known += [f"{split.label}/{name}" for name in names]
         if not known:
             raise UnknownMetricError(f"{key} is {metric!r}, but nothing is evaluated: the data have no split for it.")
         if metric not in known:

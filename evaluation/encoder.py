@@ -41,8 +41,8 @@ class Encoder:
             raise ValueError(f"{folder}: the tokenizer has no [CLS] and [SEP], or <s> and </s>.")
         if (size := self.tokenizer.vocab_size) > model.vocab_size:
             raise ValueError(f"{folder}: the tokenizer has {size} tokens, more than the model's {model.vocab_size}.")
-        one, depth = isinstance(layer, int), model.depth
-        layers = [number + depth + 1 if number < 0 else number for number in ([layer] if one else layer)]
+        single, depth = isinstance(layer, int), model.depth
+        layers = [number + depth + 1 if number < 0 else number for number in ([layer] if single else layer)]
         if not layers or min(layers) < 0 or max(layers) > depth:
             raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
         params = variables["params"]
@@ -56,7 +56,7 @@ class Encoder:
         def forward(params, tokens, mask):
             states = hidden_states(self.model, {"params": params}, tokens, mask=mask)
             hidden = jnp.stack([states.embedding["encoder"], *states.layers["encoder"]])
-            return hidden[layers[0]] if one else power_means(hidden[np.array(layers)])
+            return hidden[layers[0]] if single else power_means(hidden[np.array(layers)])
 
         self._forward = partial(forward, params)
 
@@ -65,15 +65,15 @@ class Encoder:
         if self.model.space_first:
             texts = [f" {text}" if text else "" for text in texts]  # words are preceded by a space
         rows = [join(tokenizer, ids[: self.model.max_length - 2])[0] for ids in tokenizer.encode_batch(texts)]
-        found = {}
+        embedded = {}
         for batch, size in by_length(list(map(len, rows)), self.batch_size, _MULTIPLE, self.model.max_length):
             tokens = np.full((self.batch_size, size), tokenizer.pad or 0, np.int32)
             mask = np.zeros(tokens.shape, bool)
             for place, i in enumerate(batch):
                 tokens[place, : len(rows[i])], mask[place, : len(rows[i])] = rows[i], True
             vectors = np.asarray(self._forward(tokens, mask))
-            found |= {i: Embedded(rows[i], vectors[place, : len(rows[i])]) for place, i in enumerate(batch)}
-        return [found[i] for i in range(len(rows))]
+            embedded |= {i: Embedded(rows[i], vectors[place, : len(rows[i])]) for place, i in enumerate(batch)}
+        return [embedded[i] for i in range(len(rows))]
 
     def skip(self, stop_words: Collection[str] = ()) -> frozenset[int]:
         """Return the ids of punctuation, stop words and word-continuation pieces, for `skip` of `mover_score`."""

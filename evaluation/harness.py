@@ -43,12 +43,12 @@ def evaluate(
     manager = TaskManager(include_path=include_path)
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
         raise ValueError(f"The harness has no task {unknown[0]!r}.")
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         Harness(model), tasks=[*tasks], limit=limit, num_fewshot=num_fewshot, task_manager=manager, log_samples=False
     )
     if output:
-        write_output(output, json.dumps(found, indent=2, default=handle_non_serializable))
-    return make_table(found)
+        write_output(output, json.dumps(results, indent=2, default=handle_non_serializable))
+    return make_table(results)
 
 
 class Harness(TemplateLM):
@@ -74,10 +74,11 @@ class Harness(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = [(np.array(context), np.array(continuation)) for _, context, continuation in requests]
-        return [(each.log, each.is_greedy) for each in self.language_model.of_tokens(pairs)]
+        return [(likelihood.log, likelihood.is_greedy) for likelihood in self.language_model.of_tokens(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        return [each.log for each in self.language_model.of_texts([request.args[0] for request in requests])]
+        texts = [request.args[0] for request in requests]
+        return [likelihood.log for likelihood in self.language_model.of_texts(texts)]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.

@@ -26,8 +26,9 @@ class Detection(Evaluator):
             answer = step(variables, batch)
             del batch["image"]
             batch, answer = to_host((batch, answer))
-            for true, found in zip(*objects_of(batch, *answer, split.facts.num_classes)):
-                state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
+            for true, predicted in zip(*objects_of(batch, *answer, split.facts.num_classes)):
+                truth = {f"true_{name}": values for name, values in true.items()}
+                state = state.update(len(state.images), **predicted, **truth)
         result = coco(state)
         context.artifacts[f"precision_{split.label}"] = {"precision": result.curves()}
         values = result.summary()

@@ -80,11 +80,11 @@ class LanguageModel:
                 stop = min(start + self.length, len(whole))
                 rows.append(row)
                 windows.append((whole[max(stop - self.length - 1, 0) : start], whole[start:stop]))
-        found = [Likelihood(0.0, True, 0)] * len(texts)
+        totals = [Likelihood(0.0, True, 0)] * len(texts)
         for row, part in zip(rows, self.of_tokens(windows)):
-            log, is_greedy, tokens = found[row]
-            found[row] = Likelihood(log + part.log, is_greedy and part.is_greedy, tokens + part.tokens)
-        return found
+            log, is_greedy, tokens = totals[row]
+            totals[row] = Likelihood(log + part.log, is_greedy and part.is_greedy, tokens + part.tokens)
+        return totals
 
     def of_tokens(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Likelihood]:
         """Return the likelihood of token ids [N] after a context [M], for each pair; M is at least 1.
@@ -97,7 +97,7 @@ class LanguageModel:
                 end = self.tokenizer.decode(context)[-60:]
                 raise ValueError(f"Continuation {number} has no token: it must add one to its context, {end!r}.")
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
-        found = {}
+        likelihoods = {}
         for batch, size in by_length([len(row) - 1 for row in rows], self.batch_size, _MULTIPLE, self.length):
             tokens = np.zeros((self.batch_size, size + 1), np.int32)
             tokens[: len(batch)] = padded([rows[i] for i in batch], size + 1)
@@ -105,8 +105,8 @@ class LanguageModel:
             for place, i in enumerate(batch):
                 stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
                 own = slice(stop - count, stop)
-                found[i] = Likelihood(float(logs[place, own].sum()), bool(right[place, own].all()), count)
-        return [found[i] for i in range(len(rows))]
+                likelihoods[i] = Likelihood(float(logs[place, own].sum()), bool(right[place, own].all()), count)
+        return [likelihoods[i] for i in range(len(rows))]
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids int32 [N] of a text, after `begin` if there is one."""
@@ -177,15 +177,16 @@ def last_word_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, fl
     if short := [text for text in texts if " " not in text]:
         raise ValueError(f"The text {short[0]!r} has no last word: texts of LAMBADA have words with spaces between.")
     pairs = [(first, f" {last}") for first, _, last in (text.rpartition(" ") for text in texts)]
-    found = model.of_continuations(pairs)
-    nats = -np.mean([each.log for each in found])
-    return {"accuracy": float(np.mean([each.is_greedy for each in found])), "perplexity": perplexity(nats)}
+    likelihoods = model.of_continuations(pairs)
+    nats = -np.mean([word.log for word in likelihoods])
+    return {"accuracy": float(np.mean([word.is_greedy for word in likelihoods])), "perplexity": perplexity(nats)}
 
 
 def perplexity_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, float]:
     """Return the perplexity of all tokens of the texts, and the bits per UTF-8 byte."""
-    found = model.of_texts(texts)
-    nats, tokens = -sum(each.log for each in found), sum(each.tokens for each in found)
+    likelihoods = model.of_texts(texts)
+    nats = -sum(likelihood.log for likelihood in likelihoods)
+    tokens = sum(likelihood.tokens for likelihood in likelihoods)
     if not tokens:
         raise ValueError("The texts have no token to predict.")
     size = sum(len(text.encode()) for text in texts)
@@ -203,18 +204,18 @@ def detection_scores(
     predict.
     """
     texts, labels = [*machine, *human], np.arange(len(machine) + len(human)) < len(machine)
-    found = model.of_texts(texts)
-    if short := [text for text, each in zip(texts, found) if not each.tokens]:
+    likelihoods = model.of_texts(texts)
+    if short := [text for text, likelihood in zip(texts, likelihoods) if not likelihood.tokens]:
         raise ValueError(f"The text {short[0]!r} has no token to predict.")
-    nats = np.array([-each.log / each.tokens for each in found])
+    nats = np.array([-likelihood.log / likelihood.tokens for likelihood in likelihoods])
     bursts = np.array([sentence_burstiness(text) for text in texts])
     parts = {"perplexity": nats, "burstiness": bursts}
     parts["both"] = sum(part / (part.std() or 1) for part in parts.values())
     random, scores = np.random.default_rng(seed), {}
     drawn = [random.integers(0, len(labels), len(labels)) for _ in range(samples)]
     for name, values in parts.items():
-        some = [auroc(-values[chosen], labels[chosen]) for chosen in drawn]
-        low, high = np.nanquantile(some, [0.025, 0.975]) if samples else (math.nan, math.nan)
+        areas = [auroc(-values[chosen], labels[chosen]) for chosen in drawn]
+        low, high = np.nanquantile(areas, [0.025, 0.975]) if samples else (math.nan, math.nan)
         scores |= {f"auroc_{name}": auroc(-values, labels), f"auroc_{name}_low": low, f"auroc_{name}_high": high}
     return scores
 

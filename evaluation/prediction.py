@@ -101,16 +101,16 @@ def predictions(
             cut.append(batches.source.cut)
         if as_features:
             rows = context.rows(task.features, variables, batches)
-            found = [{"features": row} for row in rows.astype(np.float32).tolist()]
+            predicted = [{"features": row} for row in rows.astype(np.float32).tolist()]
         elif sampler:
-            found = task.predict(list(islice(texts, len(batches.source))), batches.source, facts)
+            predicted = task.predict(list(islice(texts, len(batches.source))), batches.source, facts)
         else:
-            found = task.predict(context.rows(task.outputs, variables, batches), batches.source, facts)
-        for number, prediction in enumerate(found):
+            predicted = task.predict(context.rows(task.outputs, variables, batches), batches.source, facts)
+        for number, prediction in enumerate(predicted):
             about = inputs.about[first + number] if inputs.about else {}
             failed = errors.get(first + number)
-            found[number] = {**about, **(prediction if failed is None else {"error": failed})}
-        yield found[max(start - first, 0) :]
+            predicted[number] = {**about, **(prediction if failed is None else {"error": failed})}
+        yield predicted[max(start - first, 0) :]
 
 
 def _encode(context, loader, sampler, rows, first):
@@ -201,24 +201,24 @@ class Output:
         """Count the predictions in the file, collect their errors, and drop a torn last line."""
         self._file.seek(0)
         size = 0
-        for each in self._file:
-            if not each.endswith(b"\n"):
+        for record in self._file:
+            if not record.endswith(b"\n"):
                 break
             try:
-                message = json.loads(each).get("error")
+                message = json.loads(record).get("error")
             except (ValueError, AttributeError, RecursionError):
                 where = f"{self.path}, line {self.count + 1}"
                 raise ValueError(f"{where} is damaged: delete the file to start again.") from None
             if message:
                 self.errors[self.count] = message
-            size, self.count = size + len(each), self.count + 1
+            size, self.count = size + len(record), self.count + 1
         self._file.truncate(size)
 
-    def write(self, found: Iterable[list[dict[str, Any]]]) -> None:
+    def write(self, parts: Iterable[list[dict[str, Any]]]) -> None:
         """Add predictions; images are written to .png files in a folder beside the file."""
         with self._file as file:
-            for some in found:
-                lines = [self._line(number, each) for number, each in enumerate(some, self.count)]
+            for part in parts:
+                lines = [self._line(number, prediction) for number, prediction in enumerate(part, self.count)]
                 file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes
                 file.flush()
                 os.fsync(file.fileno())
@@ -226,7 +226,7 @@ class Output:
                     raise ValueError(
                         f"{self.path} was moved, deleted or replaced while it was written: run the command again."
                     )
-                self.count += len(some)
+                self.count += len(part)
 
     @cached_property
     def _folder(self) -> Path:

@@ -124,9 +124,9 @@ def check_same_inputs(path: str, other: str, options: Options = NO_OPTIONS) -> N
     The names of images may be relative to different folders. Only what both sides name is compared: the images, and the
     order of ids and of the words of sentences.
     """
-    for number, (one, two) in enumerate(zip(*map(_images, (path, other))), 1):
-        if any(ours != theirs for ours, theirs in zip(one[::-1], two[::-1])):
-            names = f"{'/'.join(one)} in {path} and {'/'.join(two)} in {other}"
+    for number, (first, second) in enumerate(zip(*map(_images, (path, other))), 1):
+        if any(ours != theirs for ours, theirs in zip(first[::-1], second[::-1])):
+            names = f"{'/'.join(first)} in {path} and {'/'.join(second)} in {other}"
             raise ValueError(f"Entry {number} is {names}: predictions and references must be of the same images.")
     for key in ("id", "words"):
         ours, theirs = (_named(file, key, options) for file in (path, other))

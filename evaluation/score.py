@@ -119,7 +119,7 @@ def _entries(metric, predictions, references):
 def check(metric: str, where: str) -> None:
     """Raise ValueError unless a text is the name of a metric of `METRICS`, followed by its options, if any."""
     name, *options = metric.split() or [""]
-    if name not in (known := [name for name, one in METRICS.items() if not one.needs_model]):
+    if name not in (known := [name for name, declared in METRICS.items() if not declared.needs_model]):
         raise ValueError(f"{where} has {metric!r}: it must begin with one of {', '.join(known)}.")
     parse(name, options)
 
@@ -128,8 +128,8 @@ def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[
     """Return the values of a metric with its options, such as "rouge kinds=1,2", for texts with one reference each."""
     name, *options = metric.split()
     entries = (outputs, [references]) if needs_references(name) else (outputs,)
-    found = METRICS[name].compute(*entries, **parse(name, options))
-    return {key: float(value) for key, value in found.items() if key != "signature"}
+    values = METRICS[name].compute(*entries, **parse(name, options))
+    return {key: float(value) for key, value in values.items() if key != "signature"}
 
 
 def needs_references(name: str) -> bool:
@@ -147,7 +147,7 @@ def _content(path):
 def defaults(name: str) -> dict[str, Any]:
     """Return the options of a metric with their defaults."""
     parameters = inspect.signature(METRICS[name].compute).parameters.values()
-    found = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    found = {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     return found | (translation.options(name) if name in translation.SACREBLEU else {})
 
 

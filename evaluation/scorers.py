@@ -35,10 +35,10 @@ class Metric(NamedTuple):
 
 def _texts(entries: Entries) -> list[str]:
     """Return the only text of each entry."""
-    found = [entry[0] if isinstance(entry, list) and len(entry) == 1 else entry for entry in entries]
-    if wrong := [entry for entry in found if not isinstance(entry, str)]:
+    texts = [entry[0] if isinstance(entry, list) and len(entry) == 1 else entry for entry in entries]
+    if wrong := [entry for entry in texts if not isinstance(entry, str)]:
         raise ValueError(f"{str(wrong[0])[:80]} is not a single text: each entry must have one text.")
-    return found
+    return texts
 
 
 def _all_texts(columns: Sequence[Entries]) -> list[list[str]]:
@@ -57,21 +57,21 @@ def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="b
     """Compute a metric of sacreBLEU; with a `baseline` file, also the p-value of the difference from it."""
     outputs, rows = _texts(predictions), _all_texts(references)
     score = translation.corpus_score(name, outputs, rows, samples=samples, **settings)
-    found = {name: score.score, "signature": score.signature}
+    scores = {name: score.score, "signature": score.signature}
     if samples > 1:
-        found |= {"mean": score.mean, "interval": score.interval}
+        scores |= {"mean": score.mean, "interval": score.interval}
     if baseline:
         systems = {"baseline": _texts(read(baseline, PREDICTIONS)), "this": outputs}
         if len(systems["baseline"]) != len(outputs):
             count = len(systems["baseline"])
             raise ValueError(f"{baseline} has {count} texts and the predictions {len(outputs)}: they must be equal.")
-        both, found["signature"] = translation.compare(name, systems, rows, test=test, samples=samples, **settings)
-        found |= {"baseline": both["baseline"].score, "p_value": both["this"].p_value}
-    return found
+        both, scores["signature"] = translation.compare(name, systems, rows, test=test, samples=samples, **settings)
+        scores |= {"baseline": both["baseline"].score, "p_value": both["this"].p_value}
+    return scores
 
 
 def _d2l_bleu(predictions, references, *, order=2):
-    ours, theirs = ([text.split() for text in _texts(some)] for some in (predictions, _all_texts(references)))
+    ours, theirs = ([text.split() for text in _texts(column)] for column in (predictions, _all_texts(references)))
     return {"d2l_bleu": translation.d2l_bleu(ours, theirs, order)}
 
 
@@ -98,11 +98,11 @@ def _rouge(
         raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "perl": perl, "confidence": confidence, "seed": seed}
     texts, rows = _texts(predictions), _all_texts(references)
-    found = {}
+    scores = {}
     for kind, ends in summary.corpus_rouge(texts, rows, kinds, samples=samples, **options).items():
-        found |= {f"rouge{kind}_{part}": value for part, value in ends["mean"]._asdict().items()}
-        found |= {f"rouge{kind}_f_{end}": ends[end].f for end in ("low", "high")}
-    return found
+        scores |= {f"rouge{kind}_{part}": value for part, value in ends["mean"]._asdict().items()}
+        scores |= {f"rouge{kind}_f_{end}": ends[end].f for end in ("low", "high")}
+    return scores
 
 
 def _distinct(predictions, *, orders=(1, 2, 3)):
@@ -135,14 +135,14 @@ def _squad(predictions, references):
         truth = _single(references)
         try:
             asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
-            found = {str(item["id"]): ["" + answer["text"] for answer in item["answers"]] for item in asked}
+            by_id = {str(item["id"]): ["" + answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
             raise ValueError(f"the references are not in the format of SQuAD: {type(error).__name__} {error}") from None
-        if len(found) < len(asked):
-            raise ValueError(f"the references have {len(asked)} questions with {len(found)} ids: each needs its own.")
-        if missing := found.keys() - predictions.keys():
-            raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
-        predictions, references = [predictions[number] for number in found], [list(found.values())]
+        if len(by_id) < len(asked):
+            raise ValueError(f"the references have {len(asked)} questions with {len(by_id)} ids: each needs its own.")
+        if missing := by_id.keys() - predictions.keys():
+            raise ValueError(f"{len(missing)} of {len(by_id)} questions have no prediction, such as {min(missing)}.")
+        predictions, references = [predictions[number] for number in by_id], [list(by_id.values())]
     rows = list(zip(_texts(predictions), _all_texts(references)))
     groups = {"": rows}
     if not all(truth for _, truth in rows):
@@ -165,17 +165,17 @@ def _accuracy(predictions, references):
     numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
     counts = np.zeros((len(numbers), len(numbers)), int)
     np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
-    found = {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
-    return found | {"matthews": float(Matthews(counts, np.int64(0)).compute())}
+    scores = {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+    return scores | {"matthews": float(Matthews(counts, np.int64(0)).compute())}
 
 
 def _regression(predictions, references):
     """Compute the correlations of predicted values and labels, and their mean squared error."""
     try:
-        values, labels = (np.array(_texts(some), float) for some in (predictions, _single(references)))
+        values, labels = (np.array(_texts(entries), float) for entries in (predictions, _single(references)))
     except ValueError as error:
         raise ValueError(f"The values must be numbers: {error}.") from None
-    if infinite := [each for each in (*values, *labels) if not abs(each) <= np.finfo(np.float32).max]:
+    if infinite := [value for value in (*values, *labels) if not abs(value) <= np.finfo(np.float32).max]:
         raise ValueError(f"The values must be finite: one is {infinite[0]}.")
     return regression(values, labels)
 
@@ -187,14 +187,14 @@ def _tagging(predictions, references, *, scheme=""):
     """
     sides = predictions, _single(references)
     tags, truths = ([entry.split() if isinstance(entry, str) else entry for entry in side] for side in sides)
-    found = {"accuracy": word_accuracy(tags, truths)}
+    scores = {"accuracy": word_accuracy(tags, truths)}
     known = {tag for side in (tags, truths) for sentence in side for tag in sentence}
     letters = "O" in known and all(len(tag) == 1 for tag in known)
     if not (scheme or letters or any(is_chunk(tag) for tag in known - {"O"})):
-        return found
+        return scores
     state = Spans.empty().update(tags, truths, scheme or None)
-    found |= state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
-    return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
+    scores |= state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
+    return scores | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
 
 
 def _fill_mask(predictions, references):
@@ -206,12 +206,13 @@ def _fill_mask(predictions, references):
     for number, (row, truth) in enumerate(zip(predictions, _single(references)), 1):
         try:
             hidden = truth.get("masks", ()) if isinstance(truth, dict) else truth.split()
-            found = [[each["token"] for each in mask] for mask in row["masks"]]
-            hits += [[token in (one, one.strip()) for one in some] for token, some in zip(hidden, found, strict=True)]
+            candidates = [[candidate["token"] for candidate in mask] for mask in row["masks"]]
+            for token, texts in zip(hidden, candidates, strict=True):
+                hits.append([token in (text, text.strip()) for text in texts])
         except (AttributeError, KeyError, TypeError):
             raise ValueError(f"Text {number} is not a prediction with `masks` and its hidden tokens.") from None
         except ValueError:
-            raise ValueError(f"Text {number} has {len(found)} masks and {len(hidden)} hidden tokens.") from None
+            raise ValueError(f"Text {number} has {len(candidates)} masks and {len(hidden)} hidden tokens.") from None
     if not all(hits) or not hits:
         raise ValueError("The predictions have no masks: there is nothing to score.")
     return {"accuracy": float(np.mean([hit[0] for hit in hits])), "any_accuracy": float(np.mean(list(map(any, hits))))}
@@ -273,8 +274,8 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"the files are not in the formats of COCO: {type(error).__name__} {error}") from None
     state = Detections.empty(len(names))
-    for image, (found, true) in images.items():
-        boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))
+    for image, (predicted, true) in images.items():
+        boxes, classes, scores = map(np.array, zip(*predicted) if predicted else ((), (), ()))
         true_boxes, true_classes, crowd, areas, skipped = map(np.array, zip(*true) if true else ((),) * 5)
         sizes = {"true_crowd": crowd, "true_areas": areas, "true_ignored": skipped, "pixel": pixel}
         state = state.update(image, boxes, scores, classes, true_boxes, true_classes, **sizes)

@@ -56,12 +56,12 @@ class Generation(Evaluator):
         by_length = bleu_by_length(outputs, references, [len(line.split()) for line in texts])
         written = {"bleu": score, "signature": signature, "by_length": by_length}
         context.artifacts[f"written_{split.label}"] = written | {"rows": list(zip(texts, outputs, references))}
-        found = {"exact_match": exact, "bleu": score}
+        metrics = {"exact_match": exact, "bleu": score}
         if count:
-            found["free_running_accuracy"] = float(right / count)
+            metrics["free_running_accuracy"] = float(right / count)
         for metric in self.metrics:
-            found |= score_texts(metric, outputs, references)
-        return found
+            metrics |= score_texts(metric, outputs, references)
+        return metrics
 
 
 def _in_place(generated, targets, mask):
@@ -80,7 +80,7 @@ class QuestionAnswering(Evaluator):
     returns = ("exact_match", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        answers = [each["prediction"] for each in predicted(context, variables, split)]
+        answers = [row["prediction"] for row in predicted(context, variables, split)]
         references = [question.references for question in split.batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
@@ -108,7 +108,7 @@ class Regression(Evaluator):
     returns = ("pearson", "spearman", "mse")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        values, source = [each["value"] for each in predicted(context, variables, split)], split.batches.source
+        values, source = [row["value"] for row in predicted(context, variables, split)], split.batches.source
         return regression(values, source.per_sequence["label"][source.firsts])
 
 
@@ -127,7 +127,7 @@ class Tagging(Evaluator):
         names, source = np.array(split.facts.class_names), split.batches.source
         if not all(map(is_chunk, names)) or set(names) == {"O"}:
             return {}
-        tags = [each["tags"] for each in predicted(context, variables, split)]
+        tags = [row["tags"] for row in predicted(context, variables, split)]
         scores = Spans.empty().update(tags, tags_of(source.per_token["targets"], source, names)).compute()
         return {name: float(value) for name, value in scores._asdict().items()}
 
@@ -147,4 +147,4 @@ def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded, binary: b
     probabilities, first = probabilities_of(logits, binary), source.firsts
     labels = {"mean": pooled(probabilities, source), "max": np.maximum.reduceat(probabilities, first)}
     truth = source.per_sequence["label"][first]
-    return {f"{name}_pooled_accuracy": float((of.argmax(axis=-1) == truth).mean()) for name, of in labels.items()}
+    return {f"{name}_pooled_accuracy": float((rows.argmax(axis=-1) == truth).mean()) for name, rows in labels.items()}

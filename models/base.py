@@ -228,15 +228,19 @@ class Model(nn.Module):
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Collect the hidden states from the intermediates sown by a forward pass; see `hidden_states`."""
         states = HiddenStates({}, {}, {})
-        for group in [group for group in self.layer_groups if group.side != "backbone"]:
+        for group in self.layer_groups:
+            if group.side == "backbone":
+                continue
             for name in (f"{group.side}_embedding", "embedding"):
                 if name in sown:
                     states.embedding.setdefault(group.side, sown[name][0])
-            own, cross = (group.side, self.attention_path), ("cross", "cross_attention/attention")
-            targets = (states.layers, group.side, "hidden"), (states.attention, *own), (states.attention, *cross)
-            for target, name, path in targets:
+            for arrays, key, path in (
+                (states.layers, group.side, "hidden"),
+                (states.attention, group.side, self.attention_path),
+                (states.attention, "cross", "cross_attention/attention"),
+            ):
                 if values := sown.get(f"{group.path}/{path}"):
-                    target[name] = (*target.get(name, ()), *values[0])
+                    arrays[key] = (*arrays.get(key, ()), *values[0])
         return states
 
 

@@ -20,11 +20,11 @@ from lineage.models.layers.position import Learned
 from lineage.models.layers.quantized import take_rows
 
 Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
-# Heads that predict tokens, heads that use the pooled first token, and the number of outputs of each classifier.
-WORDS = ("masked_lm", "pretraining")
-POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
-OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
-OUTPUTS |= {"choice": 1, "replaced": 1}
+WORDS = ("masked_lm", "pretraining")  # heads that predict tokens
+POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")  # heads that use the pooled first token
+# Number of outputs of the classifier of a head; 0: it has none; that of other heads has `num_classes`.
+OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "choice": 1, "replaced": 1}
+OUTPUTS |= {"pretraining": 2, "next_sentence": 2, "question_answering": 2}
 Classifier = Literal["classification", "token_classification", "question_answering", "choice"]  # of most models
 
 

@@ -42,10 +42,6 @@ class Budget:
     memory: dict[str, dict[str, int]]
     textbook: dict[str, int]
 
-    def to_dict(self) -> dict[str, dict]:
-        """Return the budget as nested dictionaries for JSON."""
-        return dataclasses.asdict(self)
-
     def table(self) -> str:
         """Return the budget as aligned lines of text."""
         counts, forward, parts, textbook = self.parameters, self.flops["forward"], self.flops["parts"], self.textbook

@@ -20,20 +20,20 @@ def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inp
 
     `forward`, a function of the bound model and `args`, must call all layers; it is only traced.
     """
-    found = {}
+    inputs = {}
 
     def record(call, args, kwargs, context):
         module = context.module
         if isinstance(module, Linear):
             outputs = len(module.features)
-            found["/".join((*module.path, "kernel"))] = tuple(range(-outputs - module.axes, -outputs))
+            inputs["/".join((*module.path, "kernel"))] = tuple(range(-outputs - module.axes, -outputs))
         elif isinstance(module, Embed):
-            found["/".join((*module.path, "table"))] = (-1,)  # of the output layer, if the table is one
+            inputs["/".join((*module.path, "table"))] = (-1,)  # of the output layer, if the table is one
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
         jax.eval_shape(nn.init(forward, model), jax.random.key(0), *args)
-    return found
+    return inputs
 
 
 def quantize(params: Any, inputs: Inputs, kind: str) -> Any:

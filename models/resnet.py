@@ -80,8 +80,9 @@ class ResNet(ImageModel):
         conv = partial(Conv, standardized=self.norm == "group", padding=self.padding)
         block = partial(Residual, conv, norm, bottleneck=self.bottleneck, preactivation=self.preactivation)
         self.stem_conv = conv(self.stem_width, *((7, 2) if self.stem == "imagenet" else (3, 1)))
-        sizes = enumerate(zip(self.widths, self.depths))
-        self.stages = [[block(width, 2 if n and not i else 1) for i in range(depth)] for n, (width, depth) in sizes]
+        strides = (1, *[2] * (len(self.widths) - 1))  # of the first block of each stage
+        sizes = zip(self.widths, strides, self.depths)
+        self.stages = [[block(width, stride if i == 0 else 1) for i in range(depth)] for width, stride, depth in sizes]
         self.outer_norm = norm()  # of the stem, or of the last stage
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))

@@ -76,13 +76,12 @@ class Seq2Seq(Model):
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
         """The layers of the encoder, each with both directions, and of the decoder, the last with the attention."""
-        last = self.depth - 1
         encoder, decoder = [], []
         for i in range(self.depth):
             encoder.append(Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/"))
-            first = f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})"
-            after = "^(key|score|place|attentional|readout)" if i == last else ""
-            decoder.append(Layers(f"cells_{i}", 1, "decoder", stacked=False, first=first, last=after))
+            first = f"^start_{i}_" if i else "^(start_0_|fed/|decoder_embed/)"
+            last = "^(key|score|place|attentional|readout)" if i == self.depth - 1 else ""
+            decoder.append(Layers(f"cells_{i}", 1, "decoder", stacked=False, first=first, last=last))
         return (*encoder, *decoder)
 
     def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:

@@ -119,8 +119,8 @@ class T5(EncoderDecoder):
         mask = (mask or Mask()).replace(bias=bias)
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), mask=mask, cache=cache, **kwargs)
         x = self.drop(self.decoder_norm(x))
-        if self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs:
-            x = x * self.width**-0.5
+        scaled = self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+        x = x * self.width**-0.5 if scaled else x
         return self.embed.logits(x) if self.tied else self.head(x), cache
 
     def with_positions(self, side, x, positions):

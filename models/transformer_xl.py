@@ -131,8 +131,9 @@ def segment_scores(
         relative = jnp.einsum("SD,DHC->SHC", table.astype(kernel.dtype), kernel)
         # In float32 because the gradients of a vector are summed: in 16 bits, this is inexact, and slow on GPUs.
         rows = jnp.pad(relative[::-1].astype(jnp.float32), [(0, length - 1), (0, 0), (0, 0)])
-        found = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - np.arange(length))
-        return jnp.einsum("BTHC,TSHC->BHTS", query, found.astype(relative.dtype))
+        starts = length - 1 - np.arange(length)
+        vectors = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(starts)
+        return jnp.einsum("BTHC,TSHC->BHTS", query, vectors.astype(relative.dtype))
 
     def by_products(query, kernel):
         return distance_scores(query, kernel, jnp.arange(keys - length, keys)[None], keys, clamp_length)

@@ -21,15 +21,15 @@ from lineage.runs.folder import SAMPLES, parse_metrics, read_json, regular
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
-MOST = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
-MOST |= {"samples": 30, "texts": 100, "characters": 20_000, "confused": 12, "written": 30}
+LIMITS = {"mistakes": 36, "pictures": 36, "boxes": 300, "images": 6, "layers": 6, "explored": 3}
+LIMITS |= {"samples": 30, "texts": 100, "characters": 20_000, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
-MOST_BYTES = 1 << 30  # of all arrays of a file
-MOST_SAMPLES = 1 << 28  # bytes of a file of samples
-MOST_TEXT = 1 << 24  # bytes of an array of texts, at least 8 for each
-MOST_VALUES, MOST_WEIGHTS = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix or a picture
-MOST_POINTS = 1 << 16  # of all curves of a chart
-MOST_LENGTHS = 1000  # of inputs by whose length BLEU is shown
+MAX_BYTES = 1 << 30  # of all arrays of a file
+MAX_SAMPLES = 1 << 28  # bytes of a file of samples
+MAX_TEXT = 1 << 24  # bytes of an array of texts, at least 8 for each
+MAX_VALUES, MAX_MATRIX = 1 << 21, 1 << 25  # of an array that is shown completely, and of a matrix or a picture
+MAX_POINTS = 1 << 16  # of all curves of a chart
+MAX_LENGTHS = 1000  # of inputs by whose length BLEU is shown
 PICTURES = ("image", "masked", "painted")  # names of arrays [N, h, w, c]
 MAX_WEIGHTS = 1_000_000  # in a view of attention; every other layer or head is dropped until the weights fit
 
@@ -44,36 +44,36 @@ def sections(files: Path, folder: Path) -> list[Markup]:
     return parts
 
 
-def read(path: Path, most: int = MOST_BYTES) -> Arrays:
+def read(path: Path, max_values: int = MAX_BYTES) -> Arrays:
     """Return the arrays of a .npz file; raise ValueError if it is damaged, or if one of them has too many values."""
     regular(path)
     try:
         with zipfile.ZipFile(path) as archive:  # `np.load` would also read a file that is a single array
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise ValueError(f"its arrays have {size:,} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
-            found = dict(arrays)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
     except Exception as error:  # archives raise exceptions of many types
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} cannot be read ({said}): move it away to write the page without it.") from None
-    for name, array in found.items():
-        size, limit = array.size, most
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be read ({reason}): move it away to write the page without it.") from None
+    for name, array in arrays.items():
+        size, limit = array.size, max_values
         if array.dtype.kind not in "biuf":
-            size, limit = max(8 * array.size, array.nbytes), MOST_TEXT
+            size, limit = max(8 * array.size, array.nbytes), MAX_TEXT
         axes = 3 if name in PICTURES else 2
-        if size > limit or math.prod(array.shape[-axes:]) > MOST_WEIGHTS:
+        if size > limit or math.prod(array.shape[-axes:]) > MAX_MATRIX:
             raise ValueError(f"{name} has shape {array.shape}, which is too large for a page")
-    return found
+    return arrays
 
 
 def _confusion(path: Path, folder: Path) -> Markup:
     """Return the confusion matrix of a split, and a table of the most frequently confused pairs."""
-    key, data = path.stem, read(path, MOST_VALUES)
+    key, data = path.stem, read(path, MAX_VALUES)
     counts, names = data["counts"], data["class_names"].tolist()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = counts - np.diag(np.diag(counts))
-    worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]
+    worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: LIMITS["confused"]]]
     rows = [
         html.table_row(names[i], names[j], numbers=(f"{wrong[i, j]:,}", f"{share[i, j]:.1%}"))
         for i, j in worst
@@ -93,7 +93,7 @@ def _mistakes(path: Path, folder: Path) -> Markup:
     """Return the misclassified images with the highest confidence."""
     key, data = path.stem, read(path)
     tiles, names, rows = [], data["class_names"], [("true", "predicted", "probability")]
-    for i, image in enumerate(data["image"][: MOST["mistakes"]]):
+    for i, image in enumerate(data["image"][: LIMITS["mistakes"]]):
         truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
         picture = _png(image.repeat(scale, 0).repeat(scale, 1))
@@ -113,11 +113,11 @@ def _objects(path: Path, folder: Path) -> Markup:
     key, data = path.stem, read(path)
     pictures, names = [], data["class_names"].tolist()
     rows: list[Sequence[Any]] = [("image", "boxes", "class", "probability", "left", "top", "width", "height")]
-    for n, image in enumerate(data["image"][: MOST["pictures"]]):
-        boxes = {kind: data[kind][data[kind][:, 0] == n][: MOST["boxes"], 1:] for kind in ("truth", "found")}
+    for n, image in enumerate(data["image"][: LIMITS["pictures"]]):
+        boxes = {kind: data[kind][data[kind][:, 0] == n][: LIMITS["boxes"], 1:] for kind in ("truth", "found")}
         pictures.append(partial(figures.objects, image=image, names=names, **boxes))
-        for kind, found in boxes.items():
-            rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in found.tolist()]
+        for kind, objects in boxes.items():
+            rows += [(n + 1, kind, names[int(label)], *numbers) for label, *numbers in objects.tolist()]
     shown = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
     about = html.note("True boxes are dotted; detected ones have their probability and class.")
     alt = f"{len(pictures)} images with {len(data['truth'])} true and {len(data['found'])} detected boxes."
@@ -127,7 +127,7 @@ def _objects(path: Path, folder: Path) -> Markup:
 
 def _precision(path: Path, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
-    key, data = path.stem, read(path, MOST_POINTS)
+    key, data = path.stem, read(path, MAX_POINTS)
     about = html.note("Mean over all classes, by the IoU at which a box is correct. The area under a curve is the AP.")
     curves = data["precision"]
     thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
@@ -147,12 +147,12 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
     paths = sorted(path.parent.glob("painted_*.npz"))
     if path != paths[-1]:
         return Markup()
-    steps = {int(paths[i].stem.partition("_")[2]): read(paths[i]) for i in _spread(len(paths), MOST["layers"])}
+    steps = {int(paths[i].stem.partition("_")[2]): read(paths[i]) for i in _spread(len(paths), LIMITS["layers"])}
     first = next(iter(steps.values()))
     columns = {"original": first["image"], "masked": first["masked"]}
     columns |= {f"step {step:,}": arrays["painted"] for step, arrays in steps.items()}
     rows, errors = [], [("image", *columns)]
-    for n, original in enumerate(first["image"][: MOST["pictures"]]):
+    for n, original in enumerate(first["image"][: LIMITS["pictures"]]):
         images = [pictures[n] for pictures in columns.values()]
         rows.append([partial(figures.overlay, image=image, heat=None) for image in images])
         errors.append((n + 1, *(float(np.mean((image - original) ** 2)) for image in images)))
@@ -165,12 +165,12 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
 def _samples(path: Path, folder: Path) -> Markup:
     """Return a section with the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, list[Markup]] = defaultdict(list)
-    for sample in parse_metrics(regular(path, MOST_SAMPLES)):
+    for sample in parse_metrics(regular(path, MAX_SAMPLES)):
         texts, prompt = steps[sample["step"]], sample.get("prompt", "")
-        if len(texts) < MOST["texts"]:
-            parts = (text[: MOST["characters"]] for text in (prompt, sample["text"].removeprefix(prompt)))
+        if len(texts) < LIMITS["texts"]:
+            parts = (text[: LIMITS["characters"]] for text in (prompt, sample["text"].removeprefix(prompt)))
             texts.append(Markup("<pre class=sample><b>{}</b>{}</pre>").format(*parts))
-        if len(steps) > MOST["samples"]:
+        if len(steps) > LIMITS["samples"]:
             del steps[min(steps)]
     newest = sorted(steps, reverse=True)
     shown = html.join(
@@ -183,18 +183,14 @@ def _generated_texts(path: Path, folder: Path) -> Markup:
     """Return BLEU by the length of the input, and the first generated texts next to their references."""
     written = read_json(path)
     head = html.table_row("input", "generated", "reference", tag="th")
-    texts = [[str(text)[: MOST["characters"]] for text in row[:3]] for row in written["rows"][: MOST["written"]]]
+    texts = [[str(text)[: LIMITS["characters"]] for text in row[:3]] for row in written["rows"][: LIMITS["written"]]]
     rows = [html.table_row(*row) for row in texts]
     shown = Markup("<div class='card scroll'>{}</div>").format(html.table([head, *rows]))
     about = html.note(f"BLEU {written['bleu']:.2f}, {str(written['signature'])[:1000]}.")
     alt = f"BLEU by the length of the input, {written['bleu']:.2f} for all lengths."
-    data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"][:MOST_LENGTHS]]
+    data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"][:MAX_LENGTHS]]
     chart = html.card(figures.bleu_by_length, {"": data[1:]}, name=path.stem, folder=folder, alt=alt, data=data)
     return html.section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
-
-
-def _image_attention(path: Path, folder: Path) -> Markup:
-    return image_attention(read(path), folder)
 
 
 def image_attention(arrays: Arrays, folder: Path) -> Markup:
@@ -203,13 +199,13 @@ def image_attention(arrays: Arrays, folder: Path) -> Markup:
     Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
     section 3).
     """
-    weights, size = arrays["weights"][:, : MOST["images"]].astype(np.float64), tuple(map(int, arrays["grid"]))
-    images, from_class = arrays["image"][: MOST["images"]].mean(-1), bool(arrays["has_class_token"])
+    weights, size = arrays["weights"][:, : LIMITS["images"]].astype(np.float64), tuple(map(int, arrays["grid"]))
+    images, from_class = arrays["image"][: LIMITS["images"]].mean(-1), bool(arrays["has_class_token"])
 
     rollout = np.eye(weights.shape[-1])
     for layer in weights.mean(2):
         rollout = (layer + np.eye(len(layer[0]))) / 2 @ rollout
-    layers = _spread(len(weights), MOST["layers"])
+    layers = _spread(len(weights), LIMITS["layers"])
     columns = ["image", "rollout", *(f"layer {i + 1}" for i in layers)]
     rows, data = [], [("image", "row", "column", *columns[1:])]
     for n, image in enumerate(images):
@@ -220,7 +216,7 @@ def image_attention(arrays: Arrays, folder: Path) -> Markup:
     special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
     views = [
         view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
-        for n, image in enumerate(arrays["image"][: MOST["explored"]])
+        for n, image in enumerate(arrays["image"][: LIMITS["explored"]])
     ]
     query = "the class token" if from_class else "the mean patch"
     body = html.note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
@@ -298,9 +294,9 @@ def _png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` evenly spaced indices below `count`, with the first and the last."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+def _spread(count: int, limit: int) -> list[int]:
+    """Return at most `limit` evenly spaced indices below `count`, with the first and the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, limit))})
 
 
 # Functions that draw a file, by the pattern of its name, in the order of the report.
@@ -312,6 +308,6 @@ SECTIONS: dict[str, Callable[[Path, Path], Markup]] = {
     "painted_*.npz": _reconstructions,
     SAMPLES: _samples,
     "written_*.json": _generated_texts,
-    "attention_image.npz": _image_attention,
+    "attention_image.npz": lambda path, folder: image_attention(read(path), folder),
     "attention_text.npz": _text_attention,
 }

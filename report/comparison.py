@@ -50,18 +50,20 @@ def target_of(runs: Sequence[Run]) -> Target:
     those of known direction; ("", False) if there is none. The last value of a run counts.
     """
     settings = runs[0].settings
-    found = sorted((key for run in runs for key in results(run)), key=lambda key: not key.startswith("validation/"))
-    found = [best] if (best := settings.get("checkpoint.best")) else list(dict.fromkeys(found))
-    known = ((metric, curves.is_higher_better(metric, settings)) for metric in found)
-    return next(((metric, highest) for metric, highest in known if highest is not None), ("", False))
+    best, metrics = settings.get("checkpoint.best"), [key for run in runs for key in results(run)]
+    metrics.sort(key=lambda metric: not metric.startswith("validation/"))
+    for metric in [best] if best else metrics:
+        if (highest := curves.is_higher_better(metric, settings)) is not None:
+            return metric, highest
+    return "", False
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
     """Return the runs from best to worst; those without a result come last, in their order."""
     metric, highest = target
-    found = [run for run in runs if math.isfinite(result(run, metric))]
-    found.sort(key=lambda run: result(run, metric), reverse=highest)
-    return found + [run for run in runs if run not in found]
+    finished = [run for run in runs if math.isfinite(result(run, metric))]
+    finished.sort(key=lambda run: result(run, metric), reverse=highest)
+    return finished + [run for run in runs if run not in finished]
 
 
 def compare(folders: Sequence[Path]) -> Path:
@@ -118,11 +120,11 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     quantities = [key for key in quantities if key]
     drawn = {name: curves.by_metric(run.metrics) for name, run in reversed([*zip(ids, runs)])}  # the best is last
     for key in quantities[:MAX_CHARTS]:
-        found = {name: one[key] for name, one in drawn.items() if key in one}
-        if any(np.isfinite(values).any() for _, values in found.values()):
+        histories = {name: metrics[key] for name, metrics in drawn.items() if key in metrics}
+        if any(np.isfinite(values).any() for _, values in histories.values()):
             options = {"labels": {name: run.name for name, run in zip(ids, runs)}, "colors": colors, "legend": False}
             options["about"] = _remark(runs) if key == "train/loss" else ""
-            charts.append(adapted(curves.card(key, found, ids, folder, **options)))
+            charts.append(adapted(curves.card(key, histories, ids, folder, **options)))
     if len(quantities) > MAX_CHARTS:
         charts.append(html.note(f"Charts of {MAX_CHARTS} of {len(quantities)} metrics; the table of runs has all."))
     keys = differing(runs)
@@ -159,11 +161,11 @@ def shades(count: int) -> tuple[list[str], list[str]]:
 
 def _remark(runs: Sequence[Run]) -> str:
     """Describe the settings that change the training losses of the runs, and whether they differ between runs."""
-    found = Counter(curves.only_in_training(run.settings) for run in runs)
-    if len(found) == 1:
+    counts = Counter(curves.only_in_training(run.settings) for run in runs)
+    if len(counts) == 1:
         return curves.remark(runs[0].settings, "loss", [])
-    listed = "; ".join(f"{count} {f'with {names}' if names else 'without'}" for names, count in found.most_common(4))
-    return f"Not comparable between all runs: {listed}{'; others' if len(found) > 4 else ''}."
+    listed = "; ".join(f"{count} {f'with {names}' if names else 'without'}" for names, count in counts.most_common(4))
+    return f"Not comparable between all runs: {listed}{'; others' if len(counts) > 4 else ''}."
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -187,8 +189,8 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], fold
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
     rows = [html.table_row("run", "state", *keys, numbers=[*metrics, "steps", "time"], tag="th")]
     for place, run in enumerate(runs):
-        found, times = results(run), [run.facts().get("seconds", math.nan), run.last("time/seconds")]
-        numbers = [html.number(found[key]) if key in found else "" for key in metrics]
+        values, times = results(run), [run.facts().get("seconds", math.nan), run.last("time/seconds")]
+        numbers = [html.number(values[key]) if key in values else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(np.nanmax(times)) if np.isfinite(times).any() else ""]
         name, report = run.name, run.folder / "report.html"
         if report.is_file():
@@ -209,8 +211,8 @@ def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
 
 def results(run: Run) -> dict[str, float]:
     """Return the last value of each metric of a run's evaluations."""
-    found = {key: value for line in run.metrics for key, value in line.items()}
-    return {key: value for key, value in found.items() if key != "step" and not key.startswith(("train/", *MEASURED))}
+    newest = {key: value for line in run.metrics for key, value in line.items()}
+    return {key: value for key, value in newest.items() if key != "step" and not key.startswith(("train/", *MEASURED))}
 
 
 def result(run: Run, metric: str) -> float:
@@ -258,8 +260,8 @@ def plot(done: Sequence[Run], folder: Path) -> None:
     differ only in their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines
     than colors.
     """
-    found = dict.fromkeys(key for run in done for key in results(run))
-    splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))
+    measured = dict.fromkeys(key for run in done for key in results(run))
+    splits = ([key for key in measured if key.startswith(split)] for split in ("test/", "validation/"))
     metrics = next(filter(None, splits), [])
     keys = [key for key in differing(done) if key != "seed"]
     keys = distinguishing([{key: run.settings.get(key) for key in keys} for run in done])

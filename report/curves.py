@@ -93,7 +93,7 @@ def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:
     for line in metrics:
         for key, value in line.items():
             points.setdefault(key, []).append((line["step"], value))
-    return {key: _curve(*zip(*found)) for key, found in points.items() if key != "step"}
+    return {key: _curve(*zip(*pairs)) for key, pairs in points.items() if key != "step"}
 
 
 def _curve(steps: Sequence[Any], values: Sequence[Any]) -> figures.Curve:

@@ -219,8 +219,8 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
             words = {value: f"{value:.4g}" for value in (shown if len(shown) <= 6 else (shown[0], shown[-1]))}
         else:
             at = {value: n for n, value in enumerate(shown)}
-            some = shown[:: -(-len(shown) // 16)]  # labels that do not overlap
-            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in some}
+            labeled = shown[:: -(-len(shown) // 16)]  # labels that do not overlap
+            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in labeled}
         low, wide = min(at.values()), max(at.values()) - min(at.values())
         at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
         heights.append([at[value if numbers else str(value)] for value in values])

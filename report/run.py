@@ -62,18 +62,18 @@ def write_report(workdir: str | os.PathLike) -> Path:
     with html.explained(workdir / CONFIG):
         settings = flatten(config)
     with html.explained(workdir / METRICS):
-        found = curves.by_metric(metrics)
-        charts = _charts(found, settings, folder, history.left_out)
+        series = curves.by_metric(metrics)
+        charts = _charts(series, settings, folder, history.left_out)
     with html.explained(files / "cost.json"):
         parameters, costs = flatten(cost).get("parameters.total"), html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
-        header = _header(name, run, parameters, settings, found)
+        header = _header(name, run, parameters, settings, series)
     parts = artifacts.sections(files, folder)
     configuration = html.section("Configuration", _config(settings))
     return html.write(workdir / "report.html", name, [header, charts, *parts, costs, configuration])
 
 
-def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mapping[str, Any], found: Curves) -> Markup:
+def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mapping[str, Any], series: Curves) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = html.command(facts.pop("command")) if "command" in facts else Markup()
@@ -83,22 +83,22 @@ def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mappin
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts).items()]
-    evaluated = [key for key in found if not key.startswith(("train/", *MEASURED))]
+    evaluated = [key for key in series if not key.startswith(("train/", *MEASURED))]
     tiles = [
-        _result(key, *found[key], curves.is_higher_better(key, settings))
+        _result(key, *series[key], curves.is_higher_better(key, settings))
         for key in evaluated or ("train/loss", "train/accuracy")
-        if key in found
+        if key in series
     ]
-    last = max((places[-1] for places, _ in found.values()), default=0)
-    times = np.array([seconds, *found.get("time/seconds", ((), ()))[1]], float)  # newer ones, if the run has continued
-    if found and np.isfinite(times).any():
+    last = max((places[-1] for places, _ in series.values()), default=0)
+    times = np.array([seconds, *series.get("time/seconds", ((), ()))[1]], float)  # newer ones, if the run has continued
+    if series and np.isfinite(times).any():
         tiles.append(html.tile("training time", clock(np.nanmax(times)), f"{last:,} steps"))
-    _, speed = found.get("time/examples_per_second", ((), ()))
+    _, speed = series.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
     if isinstance(parameters, int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
-    bad = [step for step, loss in zip(*found.get("train/loss", ((), ()))) if not np.isfinite(loss)]
+    bad = [step for step, loss in zip(*series.get("train/loss", ((), ()))) if not np.isfinite(loss)]
     if bad:
         command += html.alert(f"The training loss was not finite at step {bad[0]:,}.")
     if last > steps:
@@ -126,13 +126,13 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray, is_higher_better: b
     return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _charts(found: Curves, settings: Mapping[str, Any], folder: Path, left_out: int) -> Markup:
+def _charts(series: Curves, settings: Mapping[str, Any], folder: Path, left_out: int) -> Markup:
     """Return the sections of the metrics and of the system: a chart for each quantity with a curve for each split.
 
     `left_out` is the number of lines of metrics that are not among the curves.
     """
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in curves.TITLES}
-    finite = [key for key, (_, values) in found.items() if np.isfinite(values).any()]
+    finite = [key for key, (_, values) in series.items() if np.isfinite(values).any()]
     names = [key for key in finite if key in curves.TITLES or not key.startswith(MEASURED)]
     splits = dict.fromkeys(key.partition("/")[0] for key in names if not key.startswith(MEASURED))
     same = Counter(map(html.words, splits))
@@ -140,7 +140,7 @@ def _charts(found: Curves, settings: Mapping[str, Any], folder: Path, left_out: 
     for key in names[:MAX_CURVES]:
         split, _, name = key.partition("/")
         split, name = ("value", key) if key.startswith(MEASURED) else (labels[split], name)
-        groups.setdefault(name, {})[split] = found[key]
+        groups.setdefault(name, {})[split] = series[key]
     groups = dict([item for item in groups.items() if item[1]][:MAX_CHARTS])
     charts: dict[bool, list[Markup]] = {False: [], True: []}  # by whether they show system metrics
     for name, drawn in groups.items():

@@ -23,14 +23,14 @@ PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
 DATA = "data.json"  # the fingerprints of the data files
 # Files of a run that, in a folder without a run, may belong to somebody else.
-OWN = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
+RUN_FILES = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
 
 # Files in ARTIFACTS, by the patterns of their names.
-MADE = (FACTS, "cost.json", SAMPLES, "written_*.json")
-MADE += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
+PATTERNS = (FACTS, "cost.json", SAMPLES, "written_*.json")
+PATTERNS += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MOST, MOST_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
-LONGEST = 10**7  # bytes of a line of metrics or samples
+MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
+MAX_LINE = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
 
@@ -80,17 +80,17 @@ def make(workdir: Path) -> None:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 
 
-def regular(path: Path, most: float = math.inf) -> Path:
-    """Return the path; raise ValueError if it is a pipe or a device, or has more than `most` bytes."""
-    if path.exists() and not (path.is_dir() or (path.is_file() and path.stat().st_size <= most)):
-        raise ValueError(f"{path} is not a regular file{f' of at most {most:,} bytes' if most < math.inf else ''}.")
+def regular(path: Path, limit: float = math.inf) -> Path:
+    """Return the path; raise ValueError if it is a pipe or a device, or has more than `limit` bytes."""
+    if path.exists() and not (path.is_dir() or (path.is_file() and path.stat().st_size <= limit)):
+        raise ValueError(f"{path} is not a regular file{f' of at most {limit:,} bytes' if limit < math.inf else ''}.")
     return path
 
 
 def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        content = regular(path, MOST_DATA if path.name == DATA else MOST)
+        content = regular(path, MAX_DATA if path.name == DATA else MAX_JSON)
         return unsealed(dict(json.loads(content.read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
@@ -115,7 +115,7 @@ def without_nan(metrics: Mapping[str, float]) -> dict[str, float | None]:
 def parse_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file of metrics or samples, without an incomplete last line; null is None."""
     with regular(path).open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), 1):
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE), b""), 1):
             try:
                 yield parse_line(line, path, number)
             except ValueError:
@@ -125,12 +125,12 @@ def parse_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """Return a line of a file of metrics or samples; raise ValueError if it is damaged."""
-    if len(line) == LONGEST:
-        raise ValueError(f"{path}, line {number}, has more than {LONGEST:,} bytes.")
+    if len(line) == MAX_LINE:
+        raise ValueError(f"{path}, line {number}, has more than {MAX_LINE:,} bytes.")
     try:
-        found = json.loads(line)
-        found["step"] + 0
-        return found
+        parsed = json.loads(line)
+        parsed["step"] + 0
+        return parsed
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
 
@@ -182,8 +182,8 @@ def last_step(workdir: Path) -> int:
 
 def checkpoints(workdir: Path) -> list[Path]:
     """Return the folders of the checkpoints in a run folder, oldest first."""
-    found = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
-    return sorted(found, key=lambda path: int(path.name))
+    paths = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
+    return sorted(paths, key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -215,16 +215,16 @@ def discard(workdir: Path, force: bool = False) -> None:
     Raises:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
-    found, advice = [name for name in OWN if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
-    if found and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
-        raise ValueError(f"{workdir / found[0]} does not belong to a run: {advice}.")
+    existing, advice = [name for name in RUN_FILES if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
+    if existing and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
+        raise ValueError(f"{workdir / existing[0]} does not belong to a run: {advice}.")
     for name in ("tokenizer.json", "facts.json"):
         (workdir / name).unlink(missing_ok=True)
 
 
 def discard_artifacts(workdir: Path) -> None:
     """Delete the artifacts of a run without checkpoints, which would be taken for those of a new run in its folder."""
-    for path in [path for pattern in MADE for path in (workdir / ARTIFACTS).glob(pattern)]:
+    for path in [path for pattern in PATTERNS for path in (workdir / ARTIFACTS).glob(pattern)]:
         path.unlink(missing_ok=True)
 
 
@@ -275,8 +275,8 @@ def _own_files(workdir):
     if teacher:
         root = Path(storage.local(teacher))
         record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
-        found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
-        places |= {storage.name(file): file for file in found}
+        files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
+        places |= {storage.name(file): file for file in files}
     return {name: _digest(file) for name, file in places.items() if file.is_file()}
 
 

@@ -98,7 +98,7 @@ def exit_code(error: Exception) -> int:
 
 def printable(text: str, kept: str = "") -> str:
     """Return a text, such as the name of somebody else's folder, with control characters except `kept` ones escaped."""
-    return "".join(each if each.isprintable() or each in kept else ascii(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() or char in kept else ascii(char)[1:-1] for char in text)
 
 
 def for_terminal(text: Any) -> str:

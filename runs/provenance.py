@@ -33,22 +33,22 @@ def provenance(folder: Path) -> dict[str, Any]:
     `git` has the commit of the checkout, and whether it has changes (`dirty`); `config_git` has the same for another
     repository that contains the config; `packages` has the versions by name. Keys that do not apply are left out.
     """
-    found: dict[str, Any] = {"packages": versions(PACKAGES)}
+    code: dict[str, Any] = {"packages": versions(PACKAGES)}
     project, config = checkout(PROJECT), checkout(folder)
     if project and project["root"] == str(PROJECT):  # not a repository around an installed package
-        found["git"] = {key: project[key] for key in ("commit", "dirty")}
+        code["git"] = {key: project[key] for key in ("commit", "dirty")}
     if config and config["root"] != str(PROJECT):
-        found["config_git"] = config
-    return found
+        code["config_git"] = config
+    return code
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of the packages that are installed."""
-    found = {}
+    installed = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def checkout(folder: Path) -> dict[str, Any]:

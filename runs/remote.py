@@ -46,7 +46,8 @@ def opened(workdir: str | os.PathLike, training: bool = False, primary: bool = T
         yield Path(workdir)
         return
     mirror = Mirror(os.fspath(workdir), "runs")
-    with (mirror.training() if training else mirror.reading()) if primary else contextlib.nullcontext():
+    use = mirror.training() if training else mirror.reading()
+    with use if primary else contextlib.nullcontext():
         yield mirror.folder
 
 
@@ -141,18 +142,18 @@ class Mirror:
         If the last run could not upload its changes, the local folder is uploaded instead of downloading.
         """
         with locked_file(self.lease) as free:
-            found = self._locked()
-            if not free or (found and not self._is_of_last_run(found) and self._is_alive(found)):
-                host = found.get("host", "this machine")
+            previous = self._locked()
+            if not free or (previous and not self._is_of_last_run(previous) and self._is_alive(previous)):
+                host = previous.get("host", "this machine")
                 raise ValueError(
                     f"another run is using {self.url} on {host}: wait for it, stop it, or choose another workdir."
                 )
-            if not self._is_of_last_run(found):
+            if not self._is_of_last_run(previous):
                 try:
                     self._files.download(self.folder)
                 except FileNotFoundError:  # a new run
                     shutil.rmtree(self.folder, ignore_errors=True)
-            self._lock(found)
+            self._lock(previous)
             yield from self._uploading()
 
     def _uploading(self):
@@ -186,14 +187,14 @@ class Mirror:
 
     def local(self) -> dict[str, Any]:
         """Return the size and time of each local file to copy, by its path relative to the folder."""
-        found = {}
+        stamps = {}
         for folder, _, names in os.walk(self.folder):  # skips folders that are deleted meanwhile
             for file in (Path(folder, name) for name in names):
                 name = file.relative_to(self.folder).as_posix()
                 with contextlib.suppress(FileNotFoundError):
                     if not is_hidden(name) and self._chosen(name):
-                        found[name] = storage.stamp(file)
-        return dict(sorted(found.items()))
+                        stamps[name] = storage.stamp(file)
+        return dict(sorted(stamps.items()))
 
     def push(self) -> None:
         """Upload the changes of the local folder, and then delete remote files that no longer exist locally."""
@@ -237,18 +238,18 @@ class Mirror:
             if name in self.known and self.known[name][0] == info.get("size"):
                 storage.mark(self.folder / name, info)
 
-    def _is_of_last_run(self, found: dict[str, Any]) -> bool:
+    def _is_of_last_run(self, previous: dict[str, Any]) -> bool:
         """Return whether the last run in the local folder wrote the lock file; the folder is then the newer copy."""
-        return bool(found) and self.folder.is_dir() and found.get("id") in self.lease.read_text().split()
+        return bool(previous) and self.folder.is_dir() and previous.get("id") in self.lease.read_text().split()
 
-    def _is_alive(self, found: dict[str, Any]) -> bool:
+    def _is_alive(self, previous: dict[str, Any]) -> bool:
         """Wait until the lock file changes; return False if it does not change or is deleted."""
-        host = ascii(found.get("host"))
+        host = ascii(previous.get("host"))
         say(f"{self.url} is locked by a run on {host}: waiting {SILENCE:.0f} s for its heartbeat")
         end = time.monotonic() + SILENCE
         while time.monotonic() < end:
             time.sleep(1)
-            if (now := self._locked()) != found:
+            if (now := self._locked()) != previous:
                 return bool(now)
         return False
 
@@ -260,12 +261,12 @@ class Mirror:
             except (FileNotFoundError, ValueError, TypeError):
                 return {}
 
-    def _lock(self, found):
-        """Lock the folder, whose lock file has been `found` to be that of a dead run, or {}."""
+    def _lock(self, previous):
+        """Lock the folder; `previous` is the content of its lock file, that of a dead run, or {}."""
         say(f"{self.url} does not support locks: the file {LOCK} is renewed to keep other runs out")
         # If the folder is the newer copy, it is known by both ids, since this process can end before the lock file has
         # the new one. They are written at once, without truncating the file, which cannot be replaced while locked.
-        before = found["id"] if self._is_of_last_run(found) else ""
+        before = previous["id"] if self._is_of_last_run(previous) else ""
         with self.lease.open("r+") as file:
             file.write(f"{self._id} {before:32}")
         self._renew_lock()

@@ -87,25 +87,25 @@ class Trials:
         self.reported: dict[Run, set[int]] = defaultdict(set)  # steps whose values were reported
         self.repeated: set[Run] = set()  # runs of trials that have ended
         self.runs: list[Run] = []
-        for one in known:
-            ended, keys = one.state.is_finished(), one.params.keys()
+        for stored in known:
+            ended, keys = stored.state.is_finished(), stored.params.keys()
             if not keys <= search.space.keys() or (ended and keys != search.space.keys()):
                 raise ValueError(
                     f"{workdir} holds a search over other keys ({', '.join(keys)}): choose another workdir."
                 )
-            run = self.add(optuna.trial.Trial(self.study, one._trial_id))
-            self.reported[run].update(one.intermediate_values)
-            if one.state == self.states.COMPLETE and not run.facts():  # its folder was lost: repeat the run
+            run = self.add(optuna.trial.Trial(self.study, stored._trial_id))
+            self.reported[run].update(stored.intermediate_values)
+            if stored.state == self.states.COMPLETE and not run.facts():  # its folder was lost: repeat the run
                 self.repeated.add(run)
             elif ended:
                 run.check_config()
-                run.state = "done" if one.state == self.states.COMPLETE else "pruned"
+                run.state = "done" if stored.state == self.states.COMPLETE else "pruned"
                 run.look()
 
     def _check_objective(self, known):
         """Raise ValueError if the trials have values of another metric, or the search has another direction."""
         maximize, metric = self.study.direction.name == "MAXIMIZE", self.search.metric
-        if not any(one.values or one.intermediate_values for one in known):
+        if not any(stored.values or stored.intermediate_values for stored in known):
             self.study.set_user_attr("metric", metric)
         before = self.study.user_attrs.get("metric", metric)  # earlier versions did not record it
         if (before, maximize) != (metric, self.search.maximize):

@@ -114,15 +114,15 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
-    found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
+    active = [number for number in _jobs(workdir / "slurm").values() if number in queue]
     errors = ""
     for running in (False, True):
-        if chosen := [number for number in found if (queue[number] == "RUNNING") == running]:
+        if chosen := [number for number in active if (queue[number] == "RUNNING") == running]:
             done = subprocess.run(["scancel", *chosen], capture_output=True, text=True)
             errors += done.stderr * bool(done.returncode)
     if errors:  # for example, a job has ended meanwhile
-        raise ValueError(f"scancel failed for some of {len(found)} jobs: {' '.join(errors.split())[:300]}")
-    print(f"{len(found)} jobs canceled")
+        raise ValueError(f"scancel failed for some of {len(active)} jobs: {' '.join(errors.split())[:300]}")
+    print(f"{len(active)} jobs canceled")
     return 0
 
 

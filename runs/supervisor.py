@@ -17,17 +17,17 @@ from lineage.runs.remote import Mirror
 SUPERVISED = "LINEAGE_SUPERVISED"  # environment variable that marks a supervised run
 # Exit codes after which a run is not restarted.
 FINAL = (0, 2, 130, PREEMPTED, MOVED, *(-number for number in (*STOP_SIGNALS, signal.SIGINT)))
-FIRST, LONGEST = 5.0, 300.0  # seconds before the first restart, doubled for each further one, and their maximum
+FIRST_DELAY, MAX_DELAY = 5.0, 300.0  # seconds before the first restart, doubled for each further one, and their maximum
 
 
-def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> int:
+def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: int) -> int:
     """Run a command until it succeeds or receives a stop signal, restarting it if it fails; return its exit code.
 
     A run that fails twice in a row at the same step is not restarted. Failures are reported on standard error.
 
     Args:
         workdir: folder of the run, whose history and checkpoints give the step.
-        most: maximum number of restarts.
+        max_restarts: maximum number of restarts.
     """
     received: list[int] = []
     process: subprocess.Popen | None = None
@@ -53,12 +53,12 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, most: int) -> 
                 return status
             step = reached(folder)
             failure = f"the run failed at step {step:,} ({reason(code)})"
-            if step == failed_at or restarts >= most:
+            if step == failed_at or restarts >= max_restarts:
                 why = "for the second time" if step == failed_at else f"after {restarts} restarts"
                 say(f"{failure} {why}: it is not restarted")
                 return status
-            failed_at, seconds, restarts = step, min(FIRST * 2 ** min(restarts, 9), LONGEST), restarts + 1
-            say(f"{failure}: restart {restarts} of {most} in {seconds:.0f} s")
+            failed_at, seconds, restarts = step, min(FIRST_DELAY * 2 ** min(restarts, 9), MAX_DELAY), restarts + 1
+            say(f"{failure}: restart {restarts} of {max_restarts} in {seconds:.0f} s")
             end = time.monotonic() + seconds
             while time.monotonic() < end and not received:
                 time.sleep(0.1)
@@ -80,6 +80,6 @@ def reached(workdir: Path) -> int:
 def reason(code: int) -> str:
     """Describe an exit code."""
     if code < 0:
-        names = {each.value: each.name for each in signal.Signals}  # without most real-time signals
+        names = {member.value: member.name for member in signal.Signals}  # without most real-time signals
         return f"killed by {names.get(-code, f'signal {-code}')}"
     return f"exit code {code}: no progress" if code == HUNG else f"exit code {code}"

@@ -70,9 +70,9 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     if not overrides:
         raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
     texts = [json.dumps(without_cluster(config), sort_keys=True) for config in configs]
-    most, count = Counter(texts).most_common(1)[0]
+    repeated, count = Counter(texts).most_common(1)[0]
     if count > 1:
-        alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
+        alike = [dict(changes) for changes, text in zip(overrides, texts) if text == repeated]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # The same run may have another name, from a sweep in which other keys differed.
     there = [(without_cluster(read_json(path)), path.parent.name) for path in sorted(workdir.glob("*/config.json"))]
@@ -179,7 +179,7 @@ class Launcher:
         run.state = "running"
         run.folder.mkdir(parents=True, exist_ok=True)
         if held(run.folder):
-            self.jobs[run] = found(run.folder)
+            self.jobs[run] = job_in(run.folder)
             return
         slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
         cpus, environment = self.shares[slot]
@@ -234,7 +234,7 @@ class Launcher:
             job.stop()
 
 
-def found(folder: Path) -> Job:
+def job_in(folder: Path) -> Job:
     """Return the job of a run in progress that an earlier launcher or a user started in the folder."""
     path = folder / CLAIM
     words = path.read_text().split() if path.exists() and is_locked(path) else []
@@ -273,10 +273,10 @@ def shares(count: int) -> list[Share]:
         elif chips := len(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*")):
             if chips % count or chips // count not in BOUNDS:
                 raise ValueError(f"parallel is {count}: {chips} TPU chips cannot be divided by it.")
-            one = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[chips // count]}
-            one["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+            common = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[chips // count]}
+            common["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
             parts = split([str(chip) for chip in range(chips)], count)
-            environments = [one | {"TPU_VISIBLE_CHIPS": ",".join(part)} for part in parts]
+            environments = [common | {"TPU_VISIBLE_CHIPS": ",".join(part)} for part in parts]
     return list(zip(map(set, split(cpus, count)), environments))
 
 

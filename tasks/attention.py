@@ -12,7 +12,7 @@ from lineage.tasks.base import Pictures
 from lineage.tasks.images import to_pixels
 
 IMAGES, TOKENS = 6, 32  # maximum number of images, and of tokens of a text
-MOST_BYTES = 1 << 29  # of the weights of all images, half of what a report reads
+MAX_BYTES = 1 << 29  # of the weights of all images, half of what a report reads
 
 
 def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
@@ -21,9 +21,9 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
     For a model with only an encoder or only a decoder, the key is "attention".
     """
     run = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
-    found = run(variables, *inputs).attention
-    names = {} if len(found) > 1 else {"encoder": "attention", "decoder": "attention"}
-    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
+    layers = run(variables, *inputs).attention
+    names = {} if len(layers) > 1 else {"encoder": "attention", "decoder": "attention"}
+    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in layers.items()}
 
 
 def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.ndarray, facts: Facts) -> Pictures:
@@ -35,7 +35,7 @@ def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.nd
     weights = attention_weights(model, variables, image).get("attention") if model.image_attention else None
     if weights is None:
         return {}
-    count = min(len(image), MOST_BYTES // weights[:, 0].nbytes)
+    count = min(len(image), MAX_BYTES // weights[:, 0].nbytes)
     if not count:
         return {}
     image, weights = image[:count], weights[:, :count]

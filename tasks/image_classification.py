@@ -22,7 +22,7 @@ from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed
 from lineage.tasks.prediction import probabilities_of, ranked
 
 MISTAKES = 24  # number of the most confident mistakes in the report
-MOST_CLASSES = 1000  # maximum number of classes of a confusion matrix, whose size is quadratic
+MAX_CLASSES = 1000  # maximum number of classes of a confusion matrix, whose size is quadratic
 
 
 @TASKS.register("image_classification")
@@ -70,11 +70,11 @@ class ImageClassification(LabeledImageTask):
         return ranked(probabilities_of(outputs, self.binary), facts.class_names)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
-        """Return the confusion matrix of at most `MOST_CLASSES`, the most confident mistakes and attention weights."""
+        """Return the confusion matrix of at most `MAX_CLASSES`, the most confident mistakes and attention weights."""
         model, facts = context.model, split.facts
         names = np.asarray(facts.class_names)
         predict = jax.jit(model.apply)
-        confusion = Confusion.empty(len(names)) if len(names) <= MOST_CLASSES else None
+        confusion = Confusion.empty(len(names)) if len(names) <= MAX_CLASSES else None
         mistakes: list[tuple[float, np.ndarray, int, int]] = []
         for batch in split.batches:
             logits = np.asarray(predict(variables, batch["image"]))
@@ -85,14 +85,14 @@ class ImageClassification(LabeledImageTask):
             for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
                 mistakes.append((scores[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
             mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
-        found: Pictures = {}
+        artifacts: Pictures = {}
         if confusion is not None:
-            found[f"confusion_{split.name}"] = {"counts": np.asarray(confusion.counts), "class_names": names}
+            artifacts[f"confusion_{split.name}"] = {"counts": np.asarray(confusion.counts), "class_names": names}
         if mistakes:
             probability, image, label, prediction = map(np.stack, zip(*mistakes))
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
-            found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
-        return found | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
+            artifacts[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
+        return artifacts | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class CheckedLabels(ExampleSource):
         return len(self.source)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        found = self.source.take(indices)
-        labels = np.asarray(found["label"])
+        examples = self.source.take(indices)
+        labels = np.asarray(examples["label"])
         if len(wrong := np.flatnonzero((labels < 0) | (labels >= self.num_classes))):
             label, where = labels[wrong[0]], f"Example {indices[wrong[0]]} of the split {self.split!r}"
             given = "no label (-1)" if label == -1 else f"the label {label}"
             raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
-        return found
+        return examples
 
     def check(self, index: int) -> None:
         self.source.check(index)

@@ -112,10 +112,10 @@ class LabeledImageTask(ImageTask):
         return model.clone(num_classes=0)
 
 
-def first_images(split: Any, most: int) -> dict[str, Any]:
-    """Return at most `most` examples of the first batch of a split, without the padding of a small split."""
+def first_images(split: Any, count: int) -> dict[str, Any]:
+    """Return at most `count` examples of the first batch of a split, without the padding of a small split."""
     batch = split.batches[0]
-    return {name: value[batch["mask"]][:most] for name, value in batch.items()}
+    return {name: value[batch["mask"]][:count] for name, value in batch.items()}
 
 
 def to_pixels(image: np.ndarray, facts: Facts) -> np.ndarray:

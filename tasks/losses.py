@@ -1,7 +1,6 @@
 """Loss functions shared by several tasks."""
 
 from collections.abc import Mapping, Sequence
-from operator import mul
 from types import MappingProxyType
 
 import flax.linen as nn
@@ -26,9 +25,9 @@ def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, la
 def fused_loss(model: nn.Module, batch: Batch, label_smoothing: float, *inputs: Array, **options: Array) -> Result:
     """Return the `token_loss` of a model that computes its own loss; `inputs` and `options` are its arguments."""
     targets = Targets(batch["targets"], batch["mask"], label_smoothing if model.has_rng("dropout") else 0.0)
-    found = model(*inputs, targets=targets, **options)
-    _, weight, aux = sums(found.loss, batch["mask"], {"accuracy": found.correct})
-    return found.total, weight, aux
+    losses = model(*inputs, targets=targets, **options)
+    _, weight, aux = sums(losses.loss, batch["mask"], {"accuracy": losses.correct})
+    return losses.total, weight, aux
 
 
 def class_loss(
@@ -72,7 +71,7 @@ def divergence(teacher: Float[Array, "*B V"], student: Float[Array, "*B V"], tem
 
 def weighted(weights: Sequence[float], losses: Mapping[str, Array], mask: Bool[Array, "..."], **means: Array) -> Result:
     """Return `(loss_sum, weight, metric states)` of a weighted sum of losses, and report each loss."""
-    return sums(sum(map(mul, weights, losses.values())), mask, means | losses)
+    return sums(sum(weight * loss for weight, loss in zip(weights, losses.values())), mask, means | losses)
 
 
 def sums(

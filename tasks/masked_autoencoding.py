@@ -51,8 +51,8 @@ class MaskedAutoencoding(LabeledImageTask):
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         if self.patch_size is None:
             raise ValueError("task.patch_size is None and the model has no patch_size: set task.patch_size.")
-        found = super().examples(content, tokenizer, seed)
-        return replace(found, train_transform=self._masked(found.train_transform))
+        unmasked = super().examples(content, tokenizer, seed)
+        return replace(unmasked, train_transform=self._masked(unmasked.train_transform))
 
     def evaluation_transform(self, facts: Facts) -> MaskPatches:
         return self._masked(super().evaluation_transform(facts))
@@ -76,7 +76,7 @@ class MaskedAutoencoding(LabeledImageTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         masked, painted = (np.rint(255 * to_pixels(images, facts)).astype(np.uint8) for images in outputs)
-        return [{"masked": one, "reconstructed": other} for one, other in zip(masked, painted)]
+        return [{"masked": visible, "reconstructed": whole} for visible, whole in zip(masked, painted)]
 
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images [N, h, w, c]: original, masked and reconstructed."""

@@ -92,7 +92,7 @@ class MaskedLM(DocumentTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
-        found, tokenizer = [], inputs.tokenizer
+        predictions, tokenizer = [], inputs.tokenizer
         for tokens, *best in zip(inputs.tokens, *outputs):
             is_mask = tokens == tokenizer.mask
             probabilities, ids = (values[: is_mask.sum()] for values in best)
@@ -103,8 +103,8 @@ class MaskedLM(DocumentTask):
                 for mask in zip(ids, probabilities)
             ]
             text = tokenizer.decode(filled[is_mask | ~tokenizer.special[tokens]])
-            found.append({"prediction": text, "masks": masks})
-        return found
+            predictions.append({"prediction": text, "masks": masks})
+        return predictions
 
     def features(self, model: Model, batch: Batch) -> Any:
         return mean_hidden(model, batch)
@@ -119,11 +119,12 @@ class MaskedTexts(Encoded):
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
     """Encode texts that contain the name of the mask token; with `joined`, as `[CLS] text [SEP]`."""
-    whole, room = tokenizer.encode_marked(texts), length - 2 * joined
-    ids, cut = [tokens[:room] for tokens in whole], sum(len(tokens) > room for tokens in whole)
-    rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
+    encodings, room = tokenizer.encode_marked(texts), length - 2 * joined
+    cut = sum(len(tokens) > room for tokens in encodings)
+    rows = [encoded.join(tokenizer, ids[:room]) if joined else (ids[:room], length) for ids in encodings]
     places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
-    positions = padded(places, -(-max(1, *map(len, places)) // 8) * 8).astype(np.int32)
+    count = max(1, *map(len, places))
+    positions = padded(places, -(-count // 8) * 8).astype(np.int32)  # few different shapes to compile
     others = {"per_sequence": {"masked_positions": positions}, "tokenizer": tokenizer, "cut": cut}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
@@ -169,8 +170,8 @@ class MaskedLMDistillation(MaskedLM):
         def mean(losses):
             """Return the mean over the real tokens [B, T] of each text, for each masked token [B, M]."""
             real = batch["tokens_mask"]
-            each = (losses * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
-            return jnp.broadcast_to(each, targets.shape)
+            means = (losses * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+            return jnp.broadcast_to(means, targets.shape)
 
         if self.all_tokens:
             soft = mean(soft)

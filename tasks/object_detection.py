@@ -80,29 +80,29 @@ class ObjectDetection(ImageTask):
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the set loss of DETR (see `set_loss`)."""
-        logits, found = self.forward(model, batch)
+        logits, predicted = self.forward(model, batch)
         real = batch["boxes_mask"] & batch["mask"][:, None]
         if logits.shape[2] < real.shape[1]:
-            queries, most = logits.shape[2], real.shape[1]
-            raise ValueError(f"task.max_boxes is {most}: it must be at most model.num_queries, {queries}.")
+            queries, max_boxes = logits.shape[2], real.shape[1]
+            raise ValueError(f"task.max_boxes is {max_boxes}: it must be at most model.num_queries, {queries}.")
         whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
-        return set_loss(logits, found, batch, self.weights, model.get_variable("run", "real", whole))
+        return set_loss(logits, predicted, batch, self.weights, model.get_variable("run", "real", whole))
 
     def outputs(self, model: Model, batch: Batch) -> Any:
         """Return the logits and boxes of the last decoder layer, and the sizes of the images."""
-        logits, found = self.forward(model, batch)
-        return logits[-1], found[-1], batch["size"]
+        logits, predicted = self.forward(model, batch)
+        return logits[-1], predicted[-1], batch["size"]
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the objects of each image; boxes are (left, top, width, height) in pixels of the image."""
-        *objects, sizes = outputs
+        *predicted, sizes = outputs
         ids = facts.category_ids or range(1, facts.num_classes + 1)
         predictions = []
-        for found, size in zip(found_objects(*objects, facts.num_classes), sizes):
-            boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
+        for objects, size in zip(found_objects(*predicted, facts.num_classes), sizes):
+            boxes = objects["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
             rows = [
                 {"category_id": ids[number], "category": facts.class_names[number], "bbox": box, "score": score}
-                for number, box, score in zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
+                for number, box, score in zip(objects["classes"].tolist(), boxes.tolist(), objects["scores"].tolist())
             ]
             predictions.append({"objects": rows})
         return predictions
@@ -110,8 +110,8 @@ class ObjectDetection(ImageTask):
     def document(self, predictions: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the objects of all images in the format of COCO's evaluation."""
         for image in predictions:
-            for found in image.get("objects", ()):
-                yield {"image_id": image["image_id"]} | {key: found[key] for key in ("category_id", "bbox", "score")}
+            for item in image.get("objects", ()):
+                yield {"image_id": image["image_id"]} | {key: item[key] for key in ("category_id", "bbox", "score")}
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images with their true objects and the confident predictions.

@@ -19,8 +19,8 @@ def probabilities_of(logits: Float[np.ndarray, "N V"], binary: bool) -> Float[np
 def ranked(probabilities: Float[np.ndarray, "N V"], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the most probable class as `label`, and the probabilities in descending order, at most 2 x `TOP`."""
     count = TOP if probabilities.shape[-1] > 2 * TOP else probabilities.shape[-1]
-    found = []
+    predictions = []
     for row, order in zip(probabilities, np.argsort(-probabilities, axis=-1, kind="stable")[:, :count].tolist()):
         labels = [names[number] if number < len(names) else str(number) for number in order]
-        found.append({"label": labels[0], "probabilities": dict(zip(labels, row[order].tolist()))})
-    return found
+        predictions.append({"label": labels[0], "probabilities": dict(zip(labels, row[order].tolist()))})
+    return predictions

@@ -66,17 +66,17 @@ class QuestionAnswering(EncoderTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the best answer to each question, the best answers with their scores, and the no-answer score."""
-        found, possible = [], facts.has_unanswerable if self.unanswerable is None else self.unanswerable
+        predictions, possible = [], facts.has_unanswerable if self.unanswerable is None else self.unanswerable
         for best, no_answer in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
             scored = [{"text": text, "score": score} for score, text in best]
             has_none = not best or (possible and no_answer - best[0][0] >= self.no_answer_threshold)
             answer = {"prediction": "" if has_none else best[0][1], "n_best": scored}
-            found.append(answer | ({"no_answer_score": no_answer} if possible else {}))
-        return found
+            predictions.append(answer | ({"no_answer_score": no_answer} if possible else {}))
+        return predictions
 
     def document(self, predictions: Iterable[dict[str, Any]]) -> dict[str, str]:
         """Return the answers by question id, in the format of SQuAD's evaluation; "" for errors."""
-        return {each["id"]: each.get("prediction", "") for each in predictions if "id" in each}
+        return {row["id"]: row.get("prediction", "") for row in predictions if "id" in row}
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.

@@ -43,12 +43,12 @@ class TextTask(Task):
         return {"B": sizes.batch_size, "T": length, "S": length}
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
-        found, most = tokenizer(), model.data_options["vocab_size"]
-        if most and found.vocab_size > most:
-            raise ValueError(f"The tokenizer has {found.vocab_size:,} tokens, more than the model's {most:,}.")
-        if missing := [role for role in self.ends if role not in ("", *self.optional_tokens) and not found.has(role)]:
+        loaded, limit = tokenizer(), model.data_options["vocab_size"]
+        if limit and loaded.vocab_size > limit:
+            raise ValueError(f"The tokenizer has {loaded.vocab_size:,} tokens, more than the model's {limit:,}.")
+        if missing := [role for role in self.ends if role not in ("", *self.optional_tokens) and not loaded.has(role)]:
             raise ValueError(f"The tokenizer does not have the special tokens {', '.join(missing)}.")
-        return self._token_facts(found) | {"sequence_length": self.sequence_length}
+        return self._token_facts(loaded) | {"sequence_length": self.sequence_length}
 
     def begin_token(self, tokenizer: Tokenizer) -> int | None:
         """Return the token that a language model or an encoder-decoder reads before each text; None if there is none.

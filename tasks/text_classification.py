@@ -114,12 +114,12 @@ def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> l
     def order(name):
         return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
-    found = list(known or splits["train"].names) or sorted(set(splits["train"].labels), key=order)
+    names = list(known or splits["train"].names) or sorted(set(splits["train"].labels), key=order)
     for split, part in splits.items():
-        unknown = sorted(set(part.labels) - set(found))
+        unknown = sorted(set(part.labels) - set(names))
         if unknown:
-            raise ValueError(f"The label {unknown[0]!r} of the {split} split is not one of {', '.join(found[:20])}.")
-    return found
+            raise ValueError(f"The label {unknown[0]!r} of the {split} split is not one of {', '.join(names[:20])}.")
+    return names
 
 
 def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarray, "texts V"]:
@@ -145,9 +145,9 @@ class TextEncoder:
 
         Raises ValueError for more than two texts in a row, and for pairs if `long_text` is for single texts.
         """
-        if (most := max(map(len, texts), default=1)) > 2:
-            raise ValueError(f"A row has {most} texts: it must have one or two.")
-        if most == 2 and (rule := self.task.long_text) in ("key_sentences", "segments"):
+        if (longest := max(map(len, texts), default=1)) > 2:
+            raise ValueError(f"A row has {longest} texts: it must have one or two.")
+        if longest == 2 and (rule := self.task.long_text) in ("key_sentences", "segments"):
             raise ValueError(f"task.long_text is {rule!r}: it must be head, tail or head_tail for pairs of texts.")
         encodings = iter(self.tokenizer.encode_batch([text for row in texts for text in row]))
         joined, origins, cut = [], [], 0

@@ -59,10 +59,10 @@ def tags_of(
     numbers: Sequence[np.ndarray] | np.ndarray, source: Encoded, names: Shaped[np.ndarray, "V"]
 ) -> list[list[str]]:
     """Return the tags of each sentence, given the index of the tag at each token of each sequence."""
-    found = defaultdict(list)
+    tags = defaultdict(list)
     for sentence, row, mask in zip(source.origins.tolist(), numbers, source.per_token["mask"]):
-        found[sentence] += names[row[: len(mask)][mask]].tolist()
-    return [*found.values()]
+        tags[sentence] += names[row[: len(mask)][mask]].tolist()
+    return [*tags.values()]
 
 
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:

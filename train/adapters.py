@@ -7,7 +7,6 @@ unaware of adapters: the adapter computes the model's parameters from the traine
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -17,7 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Count, Range, Registry, check_expressions, check_matches, check_ranges
+from lineage.configs.registry import Count, Range, Registry, check_expressions, check_matches, check_ranges, matches
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> numbers of its input and output axes
@@ -108,10 +107,10 @@ class MatrixAdapter(Adapter):
         flat = flatten_dict(params, sep="/")
         check_matches("adapter.patterns", self.patterns, kernels, "matrix")
         check_matches("adapter.trained", self.trained, flat)
-        direct = {path for path in flat if any(re.search(pattern, path) for pattern in self.trained)}
+        direct = {path for path in flat if matches(self.trained, path)}
         own, parts = {path: flat[path] for path in direct}, {}
         for number, path in enumerate(sorted(kernels)):
-            if path in direct or not any(re.search(pattern, path) for pattern in self.patterns):
+            if path in direct or not matches(self.patterns, path):
                 continue
             shape, (inputs, outputs) = flat[path].shape, kernels[path]
             at = len(shape) - inputs - outputs
@@ -218,7 +217,7 @@ class SVF(MatrixAdapter):
 
     def mixture(self, weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
         """Return 1 + sum_k weight_k (z_k - 1) of the factors z_k of several experts (arXiv 2501.06252, section 3.2)."""
-        return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)
+        return jax.tree.map(lambda *z: 1 + sum(weight * (factor - 1) for weight, factor in zip(weights, z)), *experts)
 
     def same_base(self, frozen: Any, other: Any) -> bool:
         """Return whether two adapted models have the same singular vectors and values."""

@@ -81,7 +81,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return which checkpoints to keep, as an Orbax preservation policy: the newest ones and the best."""
-        steps = [one.step for one in checkpoints]
+        steps = [checkpoint.step for checkpoint in checkpoints]
         kept = {*steps[-self.options.keep :], self._best(steps)}
         return [step in kept for step in steps]
 
@@ -109,7 +109,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         step = int(state.step)
         if step in (existing := self._manager.all_steps()):
             return
-        self._records = {each: record for each, record in self._records.items() if each in existing}
+        self._records = {saved: record for saved, record in self._records.items() if saved in existing}
         about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), **history}
         self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
@@ -143,20 +143,20 @@ class Checkpoints(contextlib.AbstractContextManager):
             ValueError: the checkpoint, or every checkpoint, is damaged or of another model.
             OSError, MemoryError: a checkpoint cannot be read, although it may be intact.
         """
-        steps = [each for each in sorted(self._manager.all_steps(), reverse=True) if step in (None, each)]
+        steps = [saved for saved in sorted(self._manager.all_steps(), reverse=True) if step in (None, saved)]
         if not steps:
             which = "" if step is None else f" of step {step}"
             raise FileNotFoundError(f"there is no checkpoint{which} in {self.folder}.")
         damaged = {}
-        for each in steps:
+        for candidate in steps:
             try:
-                state = read_checkpoint(self.folder / str(each), target)
+                state = read_checkpoint(self.folder / str(candidate), target)
             except DamagedError as error:
-                damaged[each] = error
+                damaged[candidate] = error
             else:
                 for other, error in damaged.items():
                     self._set_aside(other)
-                    self.notify(f"{error}. It was renamed to {other}.damaged; the run resumes from step {each}.")
+                    self.notify(f"{error}. It was renamed to {other}.damaged; the run resumes from step {candidate}.")
                 return state
         newest, *others = damaged
         rest = f"; those of steps {', '.join(map(str, others))} cannot be restored either" if others else ""

@@ -29,7 +29,7 @@ from lineage.runs.process import ERROR, StopSignal, end_at_once
 # several processes.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
 
-OWN = ("coordinator", "process", "line", "traceback")  # options that may differ between the processes of a run
+PER_PROCESS = ("coordinator", "process", "line", "traceback")  # options that may differ between the processes of a run
 RESUME = "Run the same command on every host to resume from the last checkpoint."
 
 
@@ -61,7 +61,7 @@ def joined(
     Args:
         coordinator: "HOST:PORT" of process 0; "auto" lets JAX detect it.
         heartbeat: seconds without a heartbeat after which a process is declared dead and all processes end.
-        options: options of the command, which must be the same for all processes apart from those in `OWN`.
+        options: options of the command, which must be the same for all processes apart from those in `PER_PROCESS`.
 
     Raises:
         ValueError: the arguments are incomplete, or the options of a process differ.
@@ -91,7 +91,7 @@ def joined(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
         # Results are the same in all processes; process 0 prints them.
         with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
-            check_same("the command", str({key: options[key] for key in options if key not in OWN}))
+            check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
             yield
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
@@ -145,10 +145,10 @@ def in_turns(items: Iterator[Any]) -> Iterator[Any]:
     while True:
         with agreed():
             item = next(items, None)
-        for each in shared(item):
-            if each is None:
+        for shared_item in shared(item):
+            if shared_item is None:
                 return
-            yield each
+            yield shared_item
 
 
 def check_same(what: str, text: str) -> None:

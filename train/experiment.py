@@ -89,8 +89,8 @@ class Experiment:
         """Return the data of a source for the experiment's task and tokenizer, with more `options` of `data.load`."""
         tokenizer = (known and self.tokenizer) or schema.build(TOKENIZERS, self.config.tokenizer)
         origin = self.run.init.path or self.run.teacher
-        kept = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
-        if origin and not kept and not isinstance(tokenizer, tokenizers.TokenizerFile):
+        saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
+        if origin and not saved and not isinstance(tokenizer, tokenizers.TokenizerFile):
             file = Path(local(origin)) / tokenizers.FILE  # further training keeps the tokenizer
             if file.is_file():
                 tokenizer = tokenizers.TokenizerFile(str(file))
@@ -223,12 +223,12 @@ class Experiment:
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
         """Function that adds the teacher's outputs to a batch; None for tasks without a teacher."""
-        if self.task.needs_teacher and not self.run.teacher:
-            raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir or a model folder.")
         if not self.task.needs_teacher:
             if self.run.teacher:
                 raise ValueError(f"teacher is {self.run.teacher!r}: it must be empty for the task {self.task.name!r}.")
             return None
+        if not self.run.teacher:
+            raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir or a model folder.")
         with jax.ensure_compile_time_eval():  # even if the first call is only for shapes
             return pretrained.load_teacher(self.run.teacher, self.mesh, self.task.teach)
 

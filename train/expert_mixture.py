@@ -34,7 +34,7 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     experts = load(settings.paths)
     names = list(experts)
     base = next(iter(experts.values()))
-    changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
+    changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [trained.params for trained in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
     if jax.tree.map(lambda a: a.shape, theirs) != jax.tree.map(lambda a: a.shape, ours):
         raise ValueError(f"experts.paths: {names[0]} has another model than the config.")
@@ -62,18 +62,18 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
 
     All experts, including `base`, must share one frozen model.
     """
-    found = {}
+    states = {}
     for path in (Path(local(path)) for path in paths):
         state = read_newest(path)
         if not isinstance(state.adapter, SVF) or state.adapter.trained:
             raise ValueError(f"experts: {path} is not a run of adapter.name='svf' without adapter.trained.")
-        if path.name in found:
+        if path.name in states:
             raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a unique name.")
         base = base or state
         if not state.adapter.same_base(state.frozen, base.frozen):
             raise ValueError(f"experts.paths: {path} was trained from a different base model than the others.")
-        found[path.name] = state
-    return found
+        states[path.name] = state
+    return states
 
 
 def cross_entropy_search(score: Callable[[Weights], float], size: int, *, seed: int) -> Weights:
@@ -86,7 +86,7 @@ def cross_entropy_search(score: Callable[[Weights], float], size: int, *, seed: 
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
     for done in range(ROUNDS):
         drawn = random.normal(mean, spread, (POPULATION, size))
-        scores = np.nan_to_num([score(each) for each in drawn], nan=-np.inf)
+        scores = np.nan_to_num([score(weights) for weights in drawn], nan=-np.inf)
         best = drawn[np.argsort(scores)[-ELITE:]]
         mean, spread = best.mean(axis=0), best.std(axis=0) + 0.5 * max(0.5 - done / ROUNDS, 0)
     return mean
@@ -126,7 +126,7 @@ def _answer(experiment, params, names, prompt):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
         batch, count = _examples(experiment)
-        rows = [asked(*row) for row in zip(batch["tokens"][:count], batch["mask"])]
+        rows = [input_tokens(*row) for row in zip(batch["tokens"][:count], batch["mask"])]
         texts = [tokenizer.decode(row[row != experiment.facts.begin_token]) for row in rows]
     else:
         texts = [prompt]
@@ -137,11 +137,11 @@ def _answer(experiment, params, names, prompt):
         start, shortest = 1, min(map(len, rows))
         while start < shortest - 1 and len({int(row[start]) for row in rows}) == 1:
             start += 1  # after the tokens that all questions share
-        total += [found.log for found in model.of_tokens([(row[:start], row[start:]) for row in rows])]
+        total += [answer.log for answer in model.of_tokens([(row[:start], row[start:]) for row in rows])]
     return int(process_allgather(total, tiled=True).reshape(-1, len(names)).sum(axis=0).argmax())
 
 
-def asked(tokens: Int[np.ndarray, "T"], mask: Bool[np.ndarray, "T"]) -> Int[np.ndarray, "N"]:
+def input_tokens(tokens: Int[np.ndarray, "T"], mask: Bool[np.ndarray, "T"]) -> Int[np.ndarray, "N"]:
     """Return the tokens of an example that a question is about, given the mask of the tokens before its targets.
 
     They are those of the input, before the first target's; of a text without an input, all but the padding.

@@ -254,8 +254,8 @@ class TrainingLoop:
         except (Preempted, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except (Exception, KeyboardInterrupt):
-            used = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # donated to a failed step
-            if jax.process_count() == 1 and self.attempted < self.step and not used:
+            donated = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # to a step that failed
+            if jax.process_count() == 1 and self.attempted < self.step and not donated:
                 try:
                     self._log()
                     if int(self.state.step) != self.step:
@@ -288,11 +288,11 @@ class TrainingLoop:
         context, workdir, step = self.evaluation.context, self.experiment.workdir, self.step
         variables = self.experiment.variables(self.state)
         number = None if step == self.total else step // self.evaluate_every
-        self.evaluated = found = self.evaluation(variables, number)
-        self.log.evaluation(step, found)
+        self.evaluated = metrics = self.evaluation(variables, number)
+        self.log.evaluation(step, metrics)
         best = self.experiment.run.checkpoint.best
-        if found and best not in ("", *found) and self.evaluation.due(number) == self.evaluation.due(None):
-            raise folder.UnknownMetricError(f"checkpoint.best is {best!r}: it must be one of {', '.join(found)}.")
+        if metrics and best not in ("", *metrics) and self.evaluation.due(number) == self.evaluation.due(None):
+            raise folder.UnknownMetricError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
         with self.log.disk_errors():
             artifacts.write_samples(context, variables, workdir, step)
             if context.task.has_snapshots:

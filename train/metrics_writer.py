@@ -177,8 +177,8 @@ class Events:
 
         self._path, self._event, self._summary = path, event_pb2.Event, summary_pb2.Summary
         # TensorBoard reads the files in the order of the times in their names, but the clock may have been set back.
-        earlier = (re.search(r"\.tfevents\.(\d{10})\.", one.name) for one in path.parent.glob(f"{path.name}.out.*"))
-        newest = max((int(found[1]) for found in earlier if found), default=0)
+        earlier = (re.search(r"\.tfevents\.(\d{10})\.", file.name) for file in path.parent.glob(f"{path.name}.out.*"))
+        newest = max((int(match[1]) for match in earlier if match), default=0)
         if newest >= int(time.time()):
             path = path.with_name(f"{path.name}.out.tfevents.{newest + 1}")
         # Two runs that start in the same second must not share a file.
@@ -299,9 +299,9 @@ def history_problem(path: Path, record: Mapping[str, Any]) -> str:
         ValueError: a line is damaged.
     """
     known = record.get("lines", 0)
-    found = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
-    if found < known:
-        return f"{known - found:,} of {known:,} lines are lost"
+    present = sum(line["step"] <= record.get("next_batch", 0) for line in folder.parse_metrics(path))
+    if present < known:
+        return f"{known - present:,} of {known:,} lines are lost"
     with path.open("rb") as file:
         crc32 = zlib.crc32(b"".join(islice(file, known)))
     return "" if record.get("history_crc32", crc32) == crc32 else f"the first {known:,} lines are not those written"
@@ -311,12 +311,12 @@ def check_events(path: Path) -> None:
     """Check the records of a TensorBoard file; a kill or a full disk may have cut the last one."""
     with _without_torch():
         from tensorboardX.record_writer import masked_crc32c
-    size, is_head, most = 12, True, path.stat().st_size
+    size, is_head, file_size = 12, True, path.stat().st_size
     with path.open("rb") as file:
         while len(part := file.read(size)) == size:  # alternately the size of a record and the record, with checksums
             if masked_crc32c(part[:-4]).to_bytes(4, "little") != part[-4:]:
                 raise ValueError(f"the checksum before byte {file.tell():,} does not match")
-            size, is_head = min(int.from_bytes(part[:8], "little") + 4, most) if is_head else 12, not is_head
+            size, is_head = min(int.from_bytes(part[:8], "little") + 4, file_size) if is_head else 12, not is_head
 
 
 def _wandb_id(workdir: Path, resumes: bool) -> str:

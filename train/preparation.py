@@ -40,8 +40,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
                 raise ValueError(f"the workdir {workdir} is in the folder of the data, {path}: choose another workdir.")
         pretrained.check(experiment)  # before the data are opened
     elif done > (total := experiment.total_steps):
-        least = f"at least {done:,}, the last step in {workdir}"
-        raise ValueError(f"the length of the run is {total:,} steps: it must be {least}.")
+        allowed = f"at least {done:,}, the last step in {workdir}"
+        raise ValueError(f"the length of the run is {total:,} steps: it must be {allowed}.")
     # Marks the folder as a run folder. Earlier versions wrote the config without the values of variants.
     folder.keep_config(base.resolved(config), workdir, force_config, earlier=config)
     experiment.check()
@@ -105,22 +105,8 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
     if not start:
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
-        names, path = experiment.facts.class_names, experiment.config.init.path
-        theirs = pretrained.class_names(path) if names and path else ()
-        ours, lower = ([name.lower() for name in some] for some in (names, theirs))
-        if ours != lower and sorted(ours) == sorted(lower):
-            yield (
-                f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(theirs)}: the classifier "
-                "is loaded as it is, unless init.skip leaves it out."
-            )
-    warmup = experiment.steps("warmup", experiment.config.schedule, default=0)
-    if warmup > experiment.total_steps > start:
-        yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
-    config, factor = experiment.config, experiment.config.schedule.learning_rate
-    scaled = {config.schedule.name: SCHEDULES[config.schedule.name].scales}
-    scaled |= {config.optimizer.name: OPTIMIZERS[config.optimizer.name].estimates_rate}
-    for name in (name for name, scales in scaled.items() if scales and factor < 0.1):
-        yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
+        yield from _class_order_notes(experiment)
+    yield from _learning_rate_notes(experiment, start)
     if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
         old, new = (float(experiment.schedule_of(length)(start)) for length in (total, experiment.total_steps))
         if not math.isclose(old, new, rel_tol=1e-3):
@@ -128,6 +114,29 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
                 f"the run had {total:,} steps and now has {experiment.total_steps:,}: the learning rate after step "
                 f"{start:,} changes from {number(old)} to {number(new)}."
             )
+
+
+def _class_order_notes(experiment):
+    names, path = experiment.facts.class_names, experiment.config.init.path
+    others = pretrained.class_names(path) if names and path else ()
+    ours, theirs = ([name.lower() for name in classes] for classes in (names, others))
+    if ours != theirs and sorted(ours) == sorted(theirs):
+        yield (
+            f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(others)}: the classifier is "
+            "loaded as it is, unless init.skip leaves it out."
+        )
+
+
+def _learning_rate_notes(experiment, start):
+    schedule, optimizer = experiment.config.schedule, experiment.config.optimizer
+    warmup = experiment.steps("warmup", schedule, default=0)
+    if warmup > experiment.total_steps > start:
+        yield f"the warm-up has {warmup:,} steps and the run {experiment.total_steps:,}: its peak is not reached."
+    factor = schedule.learning_rate
+    scaled = {schedule.name: SCHEDULES[schedule.name].scales, optimizer.name: OPTIMIZERS[optimizer.name].estimates_rate}
+    for name, scales in scaled.items():
+        if scales and factor < 0.1:
+            yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:

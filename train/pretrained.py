@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lineage.configs.adoption import is_run, model_of
-from lineage.configs.registry import check_matches
+from lineage.configs.registry import check_matches, matches
 from lineage.configs.run import Init
 from lineage.configs.storage import local
 from lineage.data import Facts, Tokenizer
@@ -68,14 +68,16 @@ def _fitting(ours, theirs, model, init):
     check_matches("init.skip", init.skip, ours)
     taken, wrong = {}, []
     for name in ours.keys() & theirs.keys():
-        if not any(re.search(pattern, name) for pattern in init.skip):
-            chosen = layers and isinstance(model.layer_of(name), range)
-            found = theirs[name][np.array(layers)] if chosen else theirs[name]
-            found, shape = model.resampled(name, found, ours[name].shape), ours[name].shape
-            if found.shape == shape:
-                taken[name] = found
-            elif not _differs_in_classes(model, name, shape, found.shape):
-                wrong.append(f"{name} {found.shape}, here {shape}")
+        if matches(init.skip, name):
+            continue
+        value, shape = theirs[name], ours[name].shape
+        if layers and isinstance(model.layer_of(name), range):
+            value = value[np.array(layers)]
+        value = model.resampled(name, value, shape)
+        if value.shape == shape:
+            taken[name] = value
+        elif not _differs_in_classes(model, name, shape, value.shape):
+            wrong.append(f"{name} {value.shape}, here {shape}")
     if wrong:
         listed, hint = sorted(wrong), ": change the model, or add them to init.skip."
         text = f"{path} has parameters of other shapes than the model ({len(wrong)}): "
@@ -102,13 +104,10 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
     params, collections, frozen = jax.tree.map(
         lambda new, old: jax.device_put(jnp.asarray(new, old.dtype), old.sharding), (params, collections, frozen), like
     )
-    average = None if state.ema is None else jax.tree.map(_copied_to, params, state.ema)
+    average = state.ema
+    if average is not None:  # copies, because states are donated; they may be in the memory of the host
+        average = jax.tree.map(lambda new, old: jax.device_put(jnp.copy(new), old.sharding), params, average)
     return state.replace(params=params, ema=average, collections=collections, frozen=frozen)
-
-
-def _copied_to(new, old):
-    """Return a copy of an array, for donation, in the place of another one, which may be the memory of the host."""
-    return jax.device_put(jnp.copy(new), old.sharding)
 
 
 def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) -> Callable[[Batch], Batch]:

@@ -113,8 +113,8 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
     except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
         raise
     except Exception as error:  # Orbax raises exceptions of many types, including bare Exception
-        for each in (error, unreadable(folder)):
-            if (number := error_number(each)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        for candidate in (error, unreadable(folder)):
+            if (number := error_number(candidate)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
                 raise OSError(number, os.strerror(number), str(folder)) from error
         raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
 
@@ -130,14 +130,14 @@ def _read_state(folder, target, damage):
 
 def _read_model(folder):
     """Return the state in the folder of a step as `read_newest` does."""
-    record, found = _retried(read_fields, folder, ("ema", "collections", "frozen"))
-    params = found.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
+    record, fields = _retried(read_fields, folder, ("ema", "collections", "frozen"))
+    params = fields.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
     with _reader(folder, f"the checkpoint {folder} is damaged"):  # its record may lack an entry
         section, step = schema.tuples(record["config"]["adapter"]), record["next_batch"]
         name, adapter = section["name"], schema.build(ADAPTERS, section) if section["name"] in ADAPTERS else None
     if adapter is None:
         raise ValueError(f"{folder} has the unknown adapter {name!r}.{nearest(name, sorted(ADAPTERS))}")
-    collections, frozen = found.get("collections", {}), found.get("frozen")
+    collections, frozen = fields.get("collections", {}), fields.get("frozen")
     return TrainState(step, params, None, collections, None, frozen=frozen, adapter=adapter)
 
 
@@ -154,12 +154,12 @@ def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dic
         check_size(wanted, folder)
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = reader.restore(state, args=args) if wanted else {}
+        fields = reader.restore(state, args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
-    for name, value in found.items():
+    for name, value in fields.items():
         if jax.tree.map(hash_array, value) != getattr(hashes, name):
             raise DamagedError(f"{damage}: the hashes of {name} do not match")
-    return record, found
+    return record, fields
 
 
 def hash_leaves(state: Any) -> list[int]:

@@ -76,7 +76,8 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
         axes = ()
     first = len(shape) - len(axes)
     kept = _divisible(axes, shape[first:], mesh)
-    if len(kept) > 1 and "fsdp" in _flat(kept[-1]) and shape[-1] // num_parts(mesh, _flat(kept[-1])) < MIN_WIDTH:
+    last = _flat(kept[-1]) if len(kept) > 1 else ()
+    if "fsdp" in last and shape[-1] // num_parts(mesh, last) < MIN_WIDTH:
         moved = _divisible(((*_flat(axes[0]), "fsdp"), *axes[1:-1], _without_fsdp(axes[-1])), shape[first:], mesh)
         kept = moved if "fsdp" in _flat(moved[0]) else kept
     return PartitionSpec(*[None] * first, *kept)
@@ -84,15 +85,15 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
 
 def _divisible(axes, sizes, mesh):
     """Return the mesh axes of each dimension; None if it is not divisible by them."""
-    return [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, sizes)]
+    return [axis if size % num_parts(mesh, _flat(axis)) == 0 else None for axis, size in zip(axes, sizes)]
 
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    return tuple(jax.tree.leaves(axis))  # None has no leaves
 
 
 def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return tuple(one for one in _flat(axis) if one != "fsdp")
+    return tuple(name for name in _flat(axis) if name != "fsdp")
 
 
 def placed(tree: Any, places: Any) -> Any:

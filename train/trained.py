@@ -59,11 +59,11 @@ class Trained:
             inputs: result of the method `inputs`, or a list of texts, pairs of texts, lists of words, pairs (question,
                 context), or images (paths, or arrays uint8 [h, w, c]).
         """
-        return [row for some in self.predictions(inputs) for row in some]
+        return [row for part in self.predictions(inputs) for row in part]
 
     def embed(self, inputs: Inputs | Sequence[Any]) -> np.ndarray:
         """Return the feature vectors float32 [N, D] of images, or of texts by an encoder (see `predict`)."""
-        rows = [row["features"] for some in self.predictions(inputs, as_features=True) for row in some]
+        rows = [row["features"] for part in self.predictions(inputs, as_features=True) for row in part]
         return np.array(rows, np.float32)
 
     def generate(self, prompt: str) -> list[str]:
@@ -75,18 +75,18 @@ class Trained:
         if not isinstance(inputs, Inputs):
             inputs = from_memory(inputs, self.experiment.task.reads, self.experiment.facts.channels)
         options["helpers"] = self.helpers
-        found = prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
-        return self._of_all_processes(found, **options) if jax.process_count() > 1 else found
+        parts = prediction.predictions(self.context, self.variables, inputs, self.loader, **options)
+        return self._of_all_processes(parts, **options) if jax.process_count() > 1 else parts
 
-    def _of_all_processes(self, found, start=0, errors=None, skip_bad=0, **_):
+    def _of_all_processes(self, parts, start=0, errors=None, skip_bad=0, **_):
         """Yield the predictions of all processes in the order of the inputs; add all of their errors to `errors`."""
         errors = {} if errors is None else errors
-        for some in distributed.in_turns(found):
-            for number, row in enumerate(some, start):
+        for part in distributed.in_turns(parts):
+            for number, row in enumerate(part, start):
                 if "error" in row:
                     skip(errors, skip_bad, number, ValueError(row["error"]))
-            start += len(some)
-            yield some
+            start += len(part)
+            yield part
 
     def write_predictions(self, inputs: Inputs, path: str, about: Mapping[str, Any], **options: Any) -> None:
         """Write predictions to a file (see `prediction.Output`) or print them, in the first process only.
@@ -102,13 +102,13 @@ class Trained:
                 output = prediction.Output(place, about) if place else None
             progress = distributed.shared({"start": output.count, "errors": output.errors} if output else {})[0]
             cut: list[int] = []
-            found = self.predictions(inputs, cut=cut, **progress, **options)
+            parts = self.predictions(inputs, cut=cut, **progress, **options)
             if output:
-                output.write(found)
+                output.write(parts)
             else:
-                for some in found:
+                for part in parts:
                     if not path:
-                        print(for_terminal("".join(map(prediction.line, some))), end="", flush=True)
+                        print(for_terminal("".join(map(prediction.line, part))), end="", flush=True)
             truncated = sum(distributed.shared(sum(cut)))
             if output:
                 output.finish(self.experiment.task.document)
@@ -154,18 +154,18 @@ class Trained:
     @cached_property
     def helpers(self) -> dict[str, tuple[Model, Any]]:
         """The models of `sampling.draft` and `sampling.contrast`, with their variables."""
-        found, config = {}, self.experiment.config
+        models, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
                 adoption.check_imports(local(folder))
                 quantized = {"weights": config.weights} if config.weights else {}
                 other = load(folder, changes=quantized, alone=self.experiment.devices is not None)
-                ours, theirs = (one.context.tokenizer and one.context.tokenizer.to_str() for one in (self, other))
+                ours, theirs = (model.context.tokenizer and model.context.tokenizer.to_str() for model in (self, other))
                 if ours != theirs:
                     where = self.experiment.workdir
                     raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {where}.")
-                found[role] = other.experiment.model, other.variables
-        return found
+                models[role] = other.experiment.model, other.variables
+        return models
 
 
 def load(
@@ -182,7 +182,7 @@ def load(
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         return restore(folder, checkpoint, changes, alone=alone)
-    config, devices = used(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
+    config, devices = with_changes(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
     experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
@@ -201,7 +201,7 @@ def language_model(path: str | Path) -> LanguageModel:
     return LanguageModel(model.experiment.model, model.variables, model.context.tokenizer, begin)
 
 
-def used(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+def with_changes(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     """Override the config of a trained model, and reset its mesh to the devices of this machine."""
     config.mesh.update(vars(Mesh()))
     cli.override(config, changes)
@@ -230,7 +230,7 @@ def restore(
         prompted: whether experts are chosen for `sampling.prompt` instead of the training data.
         alone: whether to use only the devices of this process instead of those of all processes.
     """
-    config = used(cli.load(file or str(folder / CONFIG))[0], changes)
+    config = with_changes(cli.load(file or str(folder / CONFIG))[0], changes)
     if not force:
         check_config(base.resolved(config), folder, earlier=config)
         check_tokenizer(folder)

@@ -49,19 +49,19 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
     Raises:
         FileNotFoundError: a folder has no run.
     """
-    found: dict[Path, str] = {}
+    problems: dict[Path, str] = {}
     for place in folders:
         runs = list(runs_below(place))
         if not runs:
             raise FileNotFoundError(f"there is no run in {place}.")
-        for path, problem in chain(*(check_run(run, found) for run in runs), _check_pages(place, runs, found)):
-            found[path] = problem
+        for path, problem in chain(*(check_run(run, problems) for run in runs), _check_pages(place, runs, problems)):
+            problems[path] = problem
             if not as_json:
                 print(printable(f"{path}: {problem or 'sound'}"), flush=True)
     if as_json:
-        print(json.dumps([{"path": str(path), "sound": not why, "problem": why} for path, why in found.items()]))
-    bad = sum(map(bool, found.values()))
-    say(f"{len(found) - bad} of {len(found)} are sound")
+        print(json.dumps([{"path": str(path), "sound": not why, "problem": why} for path, why in problems.items()]))
+    bad = sum(map(bool, problems.values()))
+    say(f"{len(problems) - bad} of {len(problems)} are sound")
     return int(bad > 0)
 
 
@@ -79,7 +79,7 @@ def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -
     places = {place, *(parent for run in runs for parent in (run, *run.parents) if parent.is_relative_to(place))}
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
     checks["slurm/jobs.json"] = _object
-    for path, check in ((each / name, check) for each in sorted(places) for name, check in checks.items()):
+    for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
         if path.exists() and path not in known:
             yield Finding(path, _problem(path, check))
 
@@ -132,8 +132,8 @@ def _problem(path: Path, check: Check) -> str:
     try:
         if not path.exists():
             return "is missing"
-        for each in chain([path], path.rglob("*")):
-            folder.regular(each)
+        for file in chain([path], path.rglob("*")):
+            folder.regular(file)
         check(path)
     except Exception as error:  # damaged files raise exceptions of many types
         return " ".join(str(error).split())[:300] or type(error).__name__
@@ -168,7 +168,7 @@ def _check_history(path: Path) -> None:
 
 def _check_samples(path: Path) -> None:
     with path.open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, folder.LONGEST), b""), 1):
+        for number, line in enumerate(iter(partial(file.readline, folder.MAX_LINE), b""), 1):
             if line.endswith(b"\n"):  # the last line is incomplete if the process was killed while writing
                 unsealed(folder.parse_line(line, path, number))
 

@@ -288,9 +288,9 @@ def several(count: int, settings: Settings, alone: list[float]) -> dict[str, Any
     command = [sys.executable, "-m", "benchmarks.device.process", address, str(count)]
     last = json.dumps(settings)
     started = [subprocess.Popen([*command, str(i), last], stdout=subprocess.PIPE, text=True) for i in range(count)]
-    outputs = [one.communicate(timeout=120)[0] for one in started]
-    if any(one.returncode for one in started):
-        raise RuntimeError(f"the processes ended with {[one.returncode for one in started]}.")
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"the processes ended with {[process.returncode for process in started]}.")
     together = json.loads(outputs[0].splitlines()[-1])
     error = max(abs(a / b - 1) for a, b in zip(together, alone, strict=True))
     return {"ok": error < FLOAT32_ERROR, "errors": {f"{count} processes": {"losses": error}}}

@@ -27,11 +27,11 @@ def losses(settings: Mapping[str, Any]) -> list[float]:
     part, parts = share(of.mesh) if several else (0, 1)
     batch = to_mesh({name: array.reshape(parts, -1, *array.shape[1:])[part] for name, array in whole.items()}, of.mesh)
     state = jax.jit(of.make_state, out_shardings=of.state_shardings)()
-    step, found = compile_step(of, state), []
+    step, values = compile_step(of, state), []
     for _ in range(STEPS):
         state, metrics = step(state, batch)
-        found.append(float(metrics["loss"]))
-    return found
+        values.append(float(metrics["loss"]))
+    return values
 
 
 def main() -> None:
@@ -39,9 +39,9 @@ def main() -> None:
 
     coordinator, count, number, settings = sys.argv[1:]
     jax.distributed.initialize(coordinator, int(count), int(number), local_device_ids=[int(number)])
-    found = losses(json.loads(settings))
+    values = losses(json.loads(settings))
     if number == "0":
-        print(json.dumps(found))
+        print(json.dumps(values))
 
 
 if __name__ == "__main__":

@@ -41,25 +41,25 @@ class Report:
         """
         known = {**facts.get("peer", {}), **facts.get("lineage", {})}
         self.device = known.get("device", self.device)
-        found = {"section": section, "row": row, **values, "failed": dict(errors), "facts": known}
+        entry = {"section": section, "row": row, **values, "failed": dict(errors), "facts": known}
         if "seconds" in values:
             times = {"lineage": [values["seconds"]]}
         for side, seconds in times.items():
             if not seconds:
                 continue
             middle = statistics.median(seconds)
-            found[side] = {"seconds": middle, "least": min(seconds), "most": max(seconds)}
+            entry[side] = {"seconds": middle, "least": min(seconds), "most": max(seconds)}
             if "flops" in known:
-                found[side]["mfu"] = known["flops"] / middle / known["peak_flops"]
+                entry[side]["mfu"] = known["flops"] / middle / known["peak_flops"]
             if "bytes" in known:
-                found[side]["bandwidth"] = known["bytes"] / middle
-        if "lineage" in found and "peer" in found:
-            found["ratio"] = statistics.median(a / b for a, b in zip(times["lineage"], times["peer"]))
-        self.rows.append(found)
+                entry[side]["bandwidth"] = known["bytes"] / middle
+        if "lineage" in entry and "peer" in entry:
+            entry["ratio"] = statistics.median(a / b for a, b in zip(times["lineage"], times["peer"]))
+        self.rows.append(entry)
         with (self.out / "rows.jsonl").open("a") as file:
-            print(json.dumps(found), file=file)
+            print(json.dumps(entry), file=file)
         (self.out / "table.md").write_text(self.table())
-        print(" | ".join(cell for cell in cells(found) if cell), flush=True)
+        print(" | ".join(cell for cell in cells(entry) if cell), flush=True)
 
     def failures(self, logs: Sequence[Path]) -> None:
         """Add the output of processes to `failures.txt`."""
@@ -88,9 +88,9 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     section = SECTIONS[row["section"]]
     pair = [row.get(side, {}) for side in ("lineage", "peer")]
     steps = row["facts"].get("steps", 1)
-    milliseconds = [f"{one['seconds'] * 1e3 / steps:.3g}" if one else "" for one in pair]
-    utilization = [f"{one['mfu']:.1%}" if "mfu" in one else "" for one in pair]
-    bandwidth = [rate(one, row["facts"]) for one in pair]
+    milliseconds = [f"{side['seconds'] * 1e3 / steps:.3g}" if side else "" for side in pair]
+    utilization = [f"{side['mfu']:.1%}" if "mfu" in side else "" for side in pair]
+    bandwidth = [rate(side, row["facts"]) for side in pair]
     title = ", ".join(filter(None, (section.title, row["row"], row["facts"].get("sizes"))))
     ratio = f"{row['ratio']:.2f}" if "ratio" in row else ""
     return [title, *milliseconds, ratio, *utilization, *bandwidth, notes(row, section.peer)]
@@ -106,11 +106,11 @@ def rate(side: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 def notes(row: Mapping[str, Any], peer: str | None) -> str:
     """Return the results of a check and the errors of a row, in words."""
-    found = ["equal" if row["ok"] else "DIFFERENT"] if "ok" in row else []
-    found += [row["skipped"]] if "skipped" in row else []
+    parts = ["equal" if row["ok"] else "DIFFERENT"] if "ok" in row else []
+    parts += [row["skipped"]] if "skipped" in row else []
     if "idle" in row:
-        found.append(f"the device is idle {row['idle']:.1%} of the time, a step of the loop takes {row['over']:+.1%}")
+        parts.append(f"the device is idle {row['idle']:.1%} of the time, a step of the loop takes {row['over']:+.1%}")
     for name, errors in row.get("errors", {}).items():
-        found.append(f"{name} {', '.join(f'{part} {error:.1e}' for part, error in errors.items())}")
-    found += [f"{peer if side == 'peer' else 'Lineage'}: {why}" for side, why in row["failed"].items()]
-    return "; ".join(found).replace("|", "/")
+        parts.append(f"{name} {', '.join(f'{part} {error:.1e}' for part, error in errors.items())}")
+    parts += [f"{peer if side == 'peer' else 'Lineage'}: {why}" for side, why in row["failed"].items()]
+    return "; ".join(parts).replace("|", "/")

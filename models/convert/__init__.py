@@ -254,12 +254,14 @@ def _check_sizes(settings, limit):
     for name, value in settings.items():
         if isinstance(value, nn.Module):  # a backbone
             _check_sizes(vars(value), limit)
-        numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if type(each) is int]
+        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if type(number) is int]
         if len(numbers) > MAX_STAGES:
             raise ValueError(f"{name} has {len(numbers):,} values: it must have at most {MAX_STAGES}.")
-        most = MAX_DEPTH if name.endswith("depth") else MAX_BLOCKS if name == "depths" else limit
-        if (sum(numbers) if name == "depths" else max(numbers, default=0)) > most:
-            raise ValueError(f"{name} is {_short(value)}: it must be at most {most:,} for the weights in the files.")
+        largest, maximum = max(numbers, default=0), MAX_DEPTH if name.endswith("depth") else limit
+        if name == "depths":
+            largest, maximum = sum(numbers), MAX_BLOCKS
+        if largest > maximum:
+            raise ValueError(f"{name} is {_short(value)}: it must be at most {maximum:,} for the weights in the files.")
     size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
     width = max(settings.get(name) or 1 for name in ("width", "decoder_width"))
     if patch and (size // patch) ** 2 * width > limit:  # a computed table of positions

@@ -60,19 +60,19 @@ def _preprocessing(config):
     for name, value in FIXED.items():
         if config.get(name) not in (None, value):
             raise ValueError(f"{name} is {str(config[name])[:60]}: it must be {value}")
-    found = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std") if config.get(f"image_{n}")}
-    if not (all(map(math.isfinite, found.get("mean", ()))) and all(0 < x < math.inf for x in found.get("std", ()))):
-        raise ValueError(f"the mean and the standard deviation of pixels are {str(found)[:120]}")
+    options = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std") if config.get(f"image_{n}")}
+    if not (all(map(math.isfinite, options.get("mean", ()))) and all(0 < x < math.inf for x in options.get("std", ()))):
+        raise ValueError(f"the mean and the standard deviation of pixels are {str(options)[:120]}")
     if config.get("do_normalize") is False:
-        found = {"mean": (0.0,), "std": (1.0,)}
+        options = {"mean": (0.0,), "std": (1.0,)}
     if (number := config.get("resample")) is not None:
         if number not in RESAMPLING:
             raise ValueError(f"resample is {str(number)[:60]}: it must be {' or '.join(map(str, RESAMPLING))}")
-        found["resample"] = RESAMPLING[number]
+        options["resample"] = RESAMPLING[number]
     side = _side(config.get("size"))
     if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
-        return found | {"image_size": longest, "shorter_side": side}
-    return found | _resizing(config, side)
+        return options | {"image_size": longest, "shorter_side": side}
+    return options | _resizing(config, side)
 
 
 def _resizing(config, side):
@@ -88,10 +88,10 @@ def _resizing(config, side):
         return {"image_size": side, "evaluation_crop": side / resized if side < 384 else 1.0, "squash": side >= 384}
     # A single number as the size means both sides in some processors.
     size = config["size"]
-    found = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}
+    options = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}
     if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
-        return found | {"image_size": crop, "evaluation_crop": min(crop / side, 1.0)}
-    return found | {"image_size": side}
+        return options | {"image_size": crop, "evaluation_crop": min(crop / side, 1.0)}
+    return options | {"image_size": side}
 
 
 def _side(size):

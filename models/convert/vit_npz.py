@@ -84,8 +84,8 @@ def _read(path):
 
 def _settings(arrays):
     """Return the settings of the model of some arrays, by their names and shapes."""
-    found = " ".join(arrays)
-    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", found))
+    paths = " ".join(arrays)
+    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", paths))
     hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
     layer = "Transformer/encoderblock_0/"
     size, _, channels, width = arrays["embedding/kernel"].shape
@@ -99,7 +99,7 @@ def _settings(arrays):
         "image_size": math.isqrt(positions - token) * size,
         "patch_size": size,
         "channels": channels,
-        "depth": len(set(re.findall(r"encoderblock_\d+/", found))),
+        "depth": len(set(re.findall(r"encoderblock_\d+/", paths))),
         "width": width,
         "num_heads": num_heads,
         "mlp_dim": arrays[f"{layer}MlpBlock_3/Dense_0/kernel"].shape[-1],

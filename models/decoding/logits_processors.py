@@ -45,8 +45,8 @@ def _occurrences(logits, tokens, where):
 
 def top_k(logits: Logits, k: int) -> Logits:
     """Keep the k largest logits and ties with the last of them; set the others to -inf (arXiv 1805.04833)."""
-    least = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
-    return jnp.where(logits < least, -jnp.inf, logits)
+    kth_largest = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
+    return jnp.where(logits < kth_largest, -jnp.inf, logits)
 
 
 def top_p(logits: Logits, p: Number) -> Logits:

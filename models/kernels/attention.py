@@ -50,14 +50,14 @@ def on_platform(
     score, dropout = weighting.score, weighting.transform
     supported = weighting.sow is None and isinstance(dropout, DropWeights | None)
     supported = supported and (score is scaled_dot_product or score is dot_product)
-    found = kernels(query, key, value, mask, dropout) if supported else {}
-    if isinstance(dropout, DropWeights) and "cuda" not in found and jax.default_backend() == "gpu":
+    available = kernels(query, key, value, mask, dropout) if supported else {}
+    if isinstance(dropout, DropWeights) and "cuda" not in available and jax.default_backend() == "gpu":
         message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
         warnings.warn(message, stacklevel=3)
-    if not found:
+    if not available:
         return plain(query, key, value, mask)
     scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
-    branches = {platform: partial(kernel, scale=scale) for platform, kernel in found.items()}
+    branches = {platform: partial(kernel, scale=scale) for platform, kernel in available.items()}
     return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
 
 

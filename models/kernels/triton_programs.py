@@ -167,8 +167,8 @@ def call(
 
     def run(*refs):
         block, head, part = (pl.program_id(axis) for axis in range(3))
-        one = program(shape, dict(zip(inputs, refs)), lengths, block, head, part * examples)
-        kernel(one, dict(zip(outputs, refs[len(inputs) :])))
+        instance = program(shape, dict(zip(inputs, refs)), lengths, block, head, part * examples)
+        kernel(instance, dict(zip(outputs, refs[len(inputs) :])))
 
     attend = pl.pallas_call(
         run,

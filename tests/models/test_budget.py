@@ -1,5 +1,6 @@
 """Cost estimates match XLA's cost analysis and the sizes of the actual arrays."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -227,4 +228,4 @@ def test_table_and_dictionary_show_the_costs():
     assert f"{cost.parameters['total']:,}" in table
     assert "textbook, V D + 12 L D^2" in table
     assert "384.00 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, and the length
-    assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
+    assert json.loads(json.dumps(dataclasses.asdict(cost)))["parameters"] == cost.parameters

@@ -71,7 +71,7 @@ def test_only_the_files_that_are_shown_are_read(tmp_path, monkeypatch):
     for step in range(20):
         np.savez(files / f"painted_{step}.npz", image=image, masked=image, painted=image)
     np.savez(files / "unknown.npz", image)
-    monkeypatch.setitem(artifacts.MOST, "pictures", 2)
+    monkeypatch.setitem(artifacts.LIMITS, "pictures", 2)
     seen, read = [], artifacts.read
     monkeypatch.setattr(artifacts, "read", lambda path, *most: (seen.append(path.name), read(path, *most))[1])
     body = write_report(tmp_path).read_text()
@@ -81,7 +81,7 @@ def test_only_the_files_that_are_shown_are_read(tmp_path, monkeypatch):
 
 
 def test_number_of_boxes_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setitem(artifacts.MOST, "boxes", 3)
+    monkeypatch.setitem(artifacts.LIMITS, "boxes", 3)
     boxes = np.tile([0, 0, 0.5, 0.1, 0.1, 0.1, 0.1], (9, 1))
     files = write_small(tmp_path) / "artifacts"
     arrays = {"image": np.zeros((1, 4, 4, 3)), "truth": boxes[:1], "found": boxes, "class_names": np.array(["a"])}

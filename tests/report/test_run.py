@@ -163,7 +163,7 @@ def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, mon
     confusion = tmp_path / "artifacts/confusion_test.npz"
     assert np.load(confusion)["counts"].sum() == 359
     confusion.unlink()
-    monkeypatch.setattr(image_classification, "MOST_CLASSES", 9)
+    monkeypatch.setattr(image_classification, "MAX_CLASSES", 9)
     artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget)
     assert (tmp_path / "artifacts/mistakes_test.npz").exists()
     assert not confusion.exists()

@@ -133,9 +133,9 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
 @pytest.mark.parametrize("name", ["run.json", "config.json"])
 def test_large_files_of_json_are_not_read(name, tmp_path):
     """Check files of lists, which need 20 times as much memory."""
-    (path := tmp_path / name).write_bytes(b" " * (folder.MOST + 1))
+    (path := tmp_path / name).write_bytes(b" " * (folder.MAX_JSON + 1))
     for read in (folder.read_json, base.read):
-        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {folder.MOST:,} bytes"):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {folder.MAX_JSON:,} bytes"):
             read(path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lineage.runs.live import Run
 from lineage.runs.locks import CLAIM, locked, locked_file
-from lineage.runs.sweep import Job, Launcher, found
+from lineage.runs.sweep import Job, Launcher, job_in
 
 
 class Process:
@@ -103,13 +103,13 @@ def test_stopping_a_run_of_another_process(run, monkeypatch):
     assert told == [(7, signal.SIGTERM)]
     host = os.uname().nodename
     (run.folder / CLAIM).write_text(f"3 7 {host}\n")
-    assert found(run.folder) == Job()  # it has ended
+    assert job_in(run.folder) == Job()  # it has ended
     with locked_file(run.folder / CLAIM):
-        assert found(run.folder) == Job(3, 7)
+        assert job_in(run.folder) == Job(3, 7)
         (run.folder / CLAIM).write_text(f"3 7 not-{host}\n")
-        assert found(run.folder) == Job()  # its process is on another machine
+        assert job_in(run.folder) == Job()  # its process is on another machine
         (run.folder / CLAIM).write_text("3")
-        assert found(run.folder) == Job()
+        assert job_in(run.folder) == Job()
 
 
 def test_error_of_the_sweep_stops_its_runs(run, monkeypatch):

@@ -44,7 +44,7 @@ def test_long_files_are_thinned(tmp_path, parsed):
     append(path, lines(1, 200_001))
     growing = GrowingMetrics(path)
     found = growing.read()
-    assert len(found) == len(parsed) < 1.2 * metrics.MOST
+    assert len(found) == len(parsed) < 1.2 * metrics.MAX_KEPT
     assert len(found) + growing.left_out == len(path.read_bytes().splitlines())
     assert [line["step"] for line in found] == sorted(line["step"] for line in found)
     assert [line["step"] for line in found if "validation/loss" in line] == [50_000, 100_000, 150_000, 200_000]
@@ -96,7 +96,7 @@ def test_damaged_lines_are_named_and_a_torn_end_is_not(tmp_path):
 def test_report_of_a_long_run_draws_few_points(tmp_path, parsed):
     append(tmp_path / "metrics.jsonl", lines(1, 100_001))
     page = write_report(tmp_path).read_text()
-    assert len(parsed) < 1.2 * metrics.MOST
+    assert len(parsed) < 1.2 * metrics.MAX_KEPT
     assert "not finite at step 77,777" in page
     left_out = 100_000 + 2 - len(parsed)  # with two evaluations
     assert f"{left_out:,} lines of metrics.jsonl with training metrics, evenly spaced, are not shown" in page
@@ -106,7 +106,7 @@ def test_report_of_a_long_run_draws_few_points(tmp_path, parsed):
 def test_long_lines_and_many_evaluations(tmp_path, monkeypatch, parsed):
     """Check a line that needs much memory, and more evaluations than a page shows."""
     path = tmp_path / "metrics.jsonl"
-    monkeypatch.setattr(metrics, "MOST", 100)
+    monkeypatch.setattr(metrics, "MAX_KEPT", 100)
     append(path, (json.dumps({"step": step, "test/loss": 0.5}) for step in range(1, 10_001)))
     assert len(GrowingMetrics(path).read()) == len(parsed) < 1200
     append(path, [json.dumps({"step": 10_001, "test/loss": 0.5, "a": "a" * 10**7}), *lines(10_002, 10_005)])

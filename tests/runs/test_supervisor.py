@@ -37,7 +37,7 @@ sys.exit(codes[number])
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
     """Return `run(steps, codes, most)`, which returns the exit code, the number of starts and the lines."""
-    monkeypatch.setattr(supervisor, "FIRST", 0.05)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.05)
 
     def run(steps, codes, most=5):
         code = supervise([sys.executable, "-c", SCRIPT, str(tmp_path), str(steps), codes], tmp_path, most)
@@ -139,7 +139,7 @@ def test_run_ends_with_its_killed_supervisor(tmp_path):
 
 
 def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "FIRST", 600.0)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 600.0)
     tell_when(tmp_path / "starts", signal.SIGINT)
     script = [sys.executable, "-c", SCRIPT, str(tmp_path), "[1]", "[1]"]
     begin = time.monotonic()
@@ -167,7 +167,7 @@ class Clock:
 
 def test_waits_double(run, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(supervisor, "FIRST", 5.0)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 5.0)
     monkeypatch.setattr(supervisor, "time", clock)
     code, _, lines = run(list(range(9)), "[1, 1, 1, 1, 1, 1, 1, 1, 0]", most=9)
     assert code == 0

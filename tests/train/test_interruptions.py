@@ -288,7 +288,7 @@ def test_evaluation_or_save_that_does_not_end_is_noticed(activity, where, name, 
     whole, hung, noticed = getattr(where, name), threading.Event(), []
     monkeypatch.setattr(where, name, lambda *args, **options: hung.wait(60) and whole(*args, **options))
     monkeypatch.setattr(Watchdog, "_end", lambda self: (noticed.append((self._activity, self._number)), hung.set()))
-    monkeypatch.setattr(watchdog, "FIRST", 3.0)
+    monkeypatch.setattr(watchdog, "FIRST_LIMIT", 3.0)
     train({"step_timeout_minutes": 0.04, "evaluate_every_steps": 6})
     assert set(noticed) == {(activity, 6)}
 
@@ -303,7 +303,7 @@ def test_every_batch_of_an_evaluation_is_progress(train, monkeypatch):
 def hanging(activity, stderr):
     """Return the end of a process that hangs in a step or an activity after it."""
     script = "import time\nfrom lineage.train.profiling import watchdog\ndef hangs(): time.sleep(10)\n"
-    script += "watchdog.FIRST, Watchdog = 1.0, watchdog.Watchdog\n"
+    script += "watchdog.FIRST_LIMIT, Watchdog = 1.0, watchdog.Watchdog\n"
     script += f"with Watchdog(0.01) as dog, dog.step(1234{activity}): hangs()"
     return subprocess.run([sys.executable, "-c", script], stderr=stderr, text=True, cwd=Path(__file__).parents[3])
 

@@ -150,7 +150,7 @@ def bert_folder(folder, **settings):
 
 def test_mesh_of_a_trained_model_is_reset(tiny):
     config = tiny("gpt", {"mesh.data": 2, "mesh.fsdp": 2, "mesh.context": 2, "mesh.tensor": 2})
-    assert trained.used(config, {"mesh.fsdp": "4"}).mesh.to_dict() == vars(Mesh(fsdp=4))
+    assert trained.with_changes(config, {"mesh.fsdp": "4"}).mesh.to_dict() == vars(Mesh(fsdp=4))
 
 
 @pytest.mark.thorough

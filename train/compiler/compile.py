@@ -62,12 +62,12 @@ class Compiled:
         """Return the figures for JSON, in bytes and seconds per device."""
         plan, buffers = self.plan, sorted(self.plan.buffers.values(), reverse=True)
         own = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
-        found = {name: getattr(self, name) for name in own}
-        found |= {name: getattr(plan, name) for name in ("seconds", "estimated", "roofline", "exposed")}
-        found |= {"matmul": plan.share("matmul|gemm"), "f32_matmul": plan.share("f32 matmul")}
-        found |= {"memory": plan.chip.memory, "donated": plan.module.donated, "compile_seconds": self.seconds}
+        values = {name: getattr(self, name) for name in own}
+        values |= {name: getattr(plan, name) for name in ("seconds", "estimated", "roofline", "exposed")}
+        values |= {"matmul": plan.share("matmul|gemm"), "f32_matmul": plan.share("f32 matmul")}
+        values |= {"memory": plan.chip.memory, "donated": plan.module.donated, "compile_seconds": self.seconds}
         rows = {"operations": plan.costliest(), "collectives": plan.collectives, "buffers": buffers}
-        return found | {name: [one._asdict() for one in some] for name, some in rows.items()}
+        return values | {name: [entry._asdict() for entry in entries] for name, entries in rows.items()}
 
     def __str__(self) -> str:
         plan = self.plan
@@ -97,21 +97,21 @@ class Compiled:
 
     def _collectives(self) -> str:
         rows = [("communication", "times", "GB", "ms", "hidden ms", "largest")]
-        for kind in dict.fromkeys(one.kind for one in self.plan.collectives):
-            found = [one for one in self.plan.collectives if one.kind == kind]
-            largest = max(found, key=lambda one: one.bytes)
-            moved = sum(one.bytes * one.times for one in found) / 1e9
-            needed = sum(one.seconds * one.times for one in found) * 1e3
-            hidden = sum(one.hidden * one.times for one in found) * 1e3
+        for kind in dict.fromkeys(collective.kind for collective in self.plan.collectives):
+            group = [collective for collective in self.plan.collectives if collective.kind == kind]
+            largest = max(group, key=lambda collective: collective.bytes)
+            moved = sum(collective.bytes * collective.times for collective in group) / 1e9
+            needed = sum(collective.seconds * collective.times for collective in group) * 1e3
+            hidden = sum(collective.hidden * collective.times for collective in group) * 1e3
             label = f"{largest.bytes / 2**20:.0f} MiB {largest.label[-50:]}"
-            times = sum(one.times for one in found)
+            times = sum(collective.times for collective in group)
             rows.append((kind, str(times), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label))
         return aligned(rows) if len(rows) > 1 else ""
 
     def _buffers(self) -> str:
         rows = [(f"buffers of {LARGE // 2**20} MiB or more", "GiB", "times", "from")]
-        for one in sorted(self.plan.buffers.values(), reverse=True):
-            rows.append((one.shape, f"{one.bytes / GIB:.2f}", str(one.times), one.label[-60:]))
+        for buffer in sorted(self.plan.buffers.values(), reverse=True):
+            rows.append((buffer.shape, f"{buffer.bytes / GIB:.2f}", str(buffer.times), buffer.label[-60:]))
         return aligned(rows) if len(rows) > 1 else ""
 
 

@@ -23,19 +23,19 @@ class Operation(NamedTuple):
 
     def called(self, attribute: str = "calls") -> str:
         """Return the name of the computation in an attribute, "" if there is none."""
-        found = re.search(rf"{attribute}=%?([\w.\-]+)", self.attributes)
-        return found.group(1) if found else ""
+        match = re.search(rf"{attribute}=%?([\w.\-]+)", self.attributes)
+        return match.group(1) if match else ""
 
     def number(self, name: str) -> float | None:
         """Return a number of the backend config, such as "estimated_cycles"."""
-        found = re.search(rf'"{name}":"?([\d.e\-]+)', self.attributes)
-        return found and float(found.group(1))
+        match = re.search(rf'"{name}":"?([\d.e\-]+)', self.attributes)
+        return match and float(match.group(1))
 
     @property
     def label(self) -> str:
         """The last components of JAX's name stack, with the pass to which the operation belongs."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        path = re.sub(r"^jit\(\w+\)/", "", found.group(1)) if found else self.name
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        path = re.sub(r"^jit\(\w+\)/", "", match.group(1)) if match else self.name
         path = re.sub(r"_\d+|\[\d+\]|\.\d+", "", path)
         path = re.sub(r"/(while|body|closed_call|checkpoint|layer|cond)(?=/)", "", path)
         prefix = ("backward " if "transpose(" in path else "") + ("recomputed " if "rematted" in path else "")
@@ -63,8 +63,8 @@ class Module:
             if line and not line[0].isspace() and (head := HEAD.match(line)):
                 current = self.computations[head.group(2)] = {}
                 self.entry = head.group(2) if head.group(1) else self.entry
-            elif found := OPERATION.match(line):
-                name, shape, kind, rest = found.groups()
+            elif match := OPERATION.match(line):
+                name, shape, kind, rest = match.groups()
                 operands = tuple(re.findall(r"%([\w.\-]+)", rest.split("), ")[0]))
                 inputs = tuple(current[operand].shape for operand in operands if operand in current)
                 current[name] = Operation(name, shape, kind, operands, inputs, rest)
@@ -83,8 +83,8 @@ class Module:
         """Return the FLOPs of the matrix products in an operation, and whether any of them has float32 inputs."""
         if operation.kind == "fusion":
             inside = self.computations.get(operation.called(), {})
-            each = [self.products(one) for one in inside.values()]
-            return sum(flops for flops, _ in each), any(wide for _, wide in each)
+            parts = [self.products(member) for member in inside.values()]
+            return sum(flops for flops, _ in parts), any(wide for _, wide in parts)
         library = any(name in operation.attributes[:2000] for name in ("gemm", "matmul"))
         if len(operation.inputs) < 2 or not (operation.kind in ("dot", "convolution") or library):
             return 0, False
@@ -107,9 +107,9 @@ class Module:
             return sum(map(size, operation.inputs)) + size(operation.shape)
         inside = self.computations[called]
         users: dict[str, list[tuple[int, Operation]]] = defaultdict(list)
-        for one in inside.values():
-            for position, name in enumerate(one.operands):
-                users[name].append((position, one))
+        for member in inside.values():
+            for position, name in enumerate(member.operands):
+                users[name].append((position, member))
 
         def read(name: str) -> int | None:
             """Return the number of bytes read from a value; None if all of it is read."""
@@ -126,12 +126,12 @@ class Module:
             return None if None in parts else sum(parts)
 
         total, written = 0, size(operation.shape)
-        for one in inside.values():
-            if one.kind == "parameter":
-                part = read(one.name)
-                total += size(one.shape) if part is None else min(part, size(one.shape))
-            elif one.kind == "dynamic-update-slice" and one.operands[1] in inside:
-                written -= size(one.shape) - size(inside[one.operands[1]].shape)
+        for member in inside.values():
+            if member.kind == "parameter":
+                part = read(member.name)
+                total += size(member.shape) if part is None else min(part, size(member.shape))
+            elif member.kind == "dynamic-update-slice" and member.operands[1] in inside:
+                written -= size(member.shape) - size(inside[member.operands[1]].shape)
         return total + max(written, 0)
 
 
@@ -143,5 +143,5 @@ def size(shape: str, in_main_memory: bool = False) -> int:
 
 def dimensions(shape: str) -> list[int]:
     """Return the dimensions of the first array of a shape."""
-    found = ARRAY.search(shape)
-    return [int(axis) for axis in found.group(2).split(",") if axis] if found else []
+    match = ARRAY.search(shape)
+    return [int(axis) for axis in match.group(2).split(",") if axis] if match else []

@@ -88,7 +88,7 @@ class Plan:
     @property
     def exposed(self) -> float:
         """Seconds of communication that does not overlap with computation; an upper bound."""
-        return sum(one.times * (one.seconds - one.hidden) for one in self.collectives)
+        return sum(collective.times * (collective.seconds - collective.hidden) for collective in self.collectives)
 
     @property
     def seconds(self) -> float:
@@ -126,7 +126,7 @@ class Plan:
                 if self._is_communication(operation, operations, pending, times):
                     continue
                 seconds, estimated, kind = self._cost(operation)
-                pending |= {name: one._replace(hidden=one.hidden + seconds) for name, one in pending.items()}
+                pending |= {name: begun._replace(hidden=begun.hidden + seconds) for name, begun in pending.items()}
                 if seconds:
                     shape = re.sub(r"\{[^}]*\}", "", operation.shape)
                     self.rows.append(Row(seconds * times, estimated, kind, operation.label, shape, times))
@@ -134,8 +134,8 @@ class Plan:
     def _add_slowest(self, operation: Operation, times: int) -> None:
         """Add the slowest branch of a conditional."""
         branches = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", operation.attributes)
-        if found := re.search(r"branch_computations=\{([^}]*)\}", operation.attributes):
-            branches = [name.strip().lstrip("%") for name in found.group(1).split(",")]
+        if match := re.search(r"branch_computations=\{([^}]*)\}", operation.attributes):
+            branches = [name.strip().lstrip("%") for name in match.group(1).split(",")]
         plans = []
         for branch in branches:
             before = len(self.rows)
@@ -161,15 +161,15 @@ class Plan:
         computes = operation.kind == "fusion" and operation.number("estimated_cycles") is not None
         started = next((name for name in _sources(operation, operations) if name in pending), None)
         if started and ("done" in operation.kind or "collective-done" in operation.name):
-            one = pending.pop(started)
-            self.collectives.append(one._replace(hidden=min(one.hidden, one.seconds)))
+            ended = pending.pop(started)
+            self.collectives.append(ended._replace(hidden=min(ended.hidden, ended.seconds)))
             return operation.kind != "fusion"
         inside = None
         if operation.kind in ("async-start", "fusion"):
             members = self.module.computations.get(operation.called(), {}).values()
-            inside = next((one for one in members if one.kind.startswith(COLLECTIVES)), None)
-        found = inside or operation
-        kind = next((kind for kind in COLLECTIVES if found.kind.startswith(kind)), None)
+            inside = next((member for member in members if member.kind.startswith(COLLECTIVES)), None)
+        source = inside or operation
+        kind = next((kind for kind in COLLECTIVES if source.kind.startswith(kind)), None)
         if kind is None or operation.kind.endswith("-done"):
             return kind is not None
         number = _bytes_sent(operation, inside, kind)
@@ -186,7 +186,9 @@ class Plan:
         if FREE.fullmatch(operation.kind):
             return 0.0, True, operation.kind
         flops, wide = self.module.products(operation)
-        kind = ("f32 matmul" if wide else "matmul") if flops else operation.kind
+        kind = operation.kind
+        if flops:
+            kind = "f32 matmul" if wide else "matmul"
         cycles, microseconds = operation.number("estimated_cycles"), operation.number("exec_time_us")
         if self.chip.clock and cycles is not None:
             return cycles / self.chip.clock, True, kind

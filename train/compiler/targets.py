@@ -47,12 +47,13 @@ class Target:
             arguments = {"platform": "tpu", "topology_name": f"{self.chip.target}:{self.topology}", **options}
         else:
             number = int(self.topology)
-            hosts, each = (number // GPUS_PER_HOST, GPUS_PER_HOST) if number > GPUS_PER_HOST else (1, number)
-            shape = f"1x{hosts}x{each}"
+            hosts, per_host = (number // GPUS_PER_HOST, GPUS_PER_HOST) if number > GPUS_PER_HOST else (1, number)
+            shape = f"1x{hosts}x{per_host}"
             config = target_config(self.chip)
             arguments = {"platform": "cuda", "topology_name": shape, "topology": shape, "target_config": config}
         try:
-            found = topologies.get_topology_desc(**arguments).devices
+            topology = topologies.get_topology_desc(**arguments)
+            devices = list(topology.devices)
         except Exception as error:  # raised by the plugin, which is found by name
             extra = "tpu-compile" if self.chip.gpu is None else "gpu-compile"
             message = " ".join(str(error).split())[:300]
@@ -60,7 +61,7 @@ class Target:
                 f"The compiler for {self} is not available ({message}): "
                 f"`pip install 'lineage[{extra}]'` installs it. Topologies are, for example, v5e:4x4 or h100x8."
             ) from error
-        return list(found)[: self.count]
+        return devices[: self.count]
 
 
 def parse(text: str) -> Target:

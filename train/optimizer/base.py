@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lineage.configs.registry import Natural, Registry, check_expressions, check_matches, check_ranges
+from lineage.configs.registry import Natural, Registry, check_expressions, check_matches, check_ranges, matches
 from lineage.models import Model
 from lineage.models.quantization import Inputs
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
@@ -118,7 +118,7 @@ class Optimizer:
         check_matches("optimizer.frozen", self.frozen, paths_of(params))
 
         def part(path, leaf):
-            if _found(self.frozen, path):
+            if matches(self.frozen, path):
                 return optax.MaskedNode()
             if not self.frozen_layers:
                 return leaf
@@ -142,7 +142,7 @@ class Optimizer:
 
     def decays(self, path: str, _: Any = None) -> bool:
         """Return whether the parameter with a path has weight decay."""
-        return not _found(self.no_decay, path)
+        return not matches(self.no_decay, path)
 
     def is_decayed(self, params: Any) -> Any:
         """Return for each parameter whether it has weight decay."""
@@ -194,10 +194,6 @@ def merged(part: Any, params: Any) -> Any:
         return new if new.shape == old.shape else jnp.concatenate([old[: -len(new)], new])
 
     return jax.tree.map(put, part, params, is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode))
-
-
-def _found(patterns, path):
-    return any(re.search(pattern, path) for pattern in patterns)
 
 
 def _scale_by_layer(model, decay):

@@ -213,9 +213,9 @@ def schedule_free(
     base = optax.with_extra_args_support(base)
 
     def init(params):
-        zero, one = jnp.zeros(()), jnp.asarray(b1, jnp.float32)
+        zero, weight = jnp.zeros(()), jnp.asarray(b1, jnp.float32)
         z = jax.tree.map(jnp.copy, params)
-        return ScheduleFreeState(z, base.init(params), one, zero, zero, jnp.zeros((), jnp.int32))
+        return ScheduleFreeState(z, base.init(params), weight, zero, zero, jnp.zeros((), jnp.int32))
 
     def update(updates, state, params, **extra):
         own, inner = base.update(updates, state.inner, params, **extra)
@@ -231,11 +231,11 @@ def schedule_free(
 
 def averaged(state: Any, params: Any) -> Any:
     """Return the averaged parameters of `schedule_free`, from an optimizer's state; None for other optimizers."""
-    found = optax.tree_utils.tree_get(state, "ScheduleFreeState")
-    if found is None:
+    averaging = optax.tree_utils.tree_get(state, "ScheduleFreeState")
+    if averaging is None:
         return None
 
     def average(z, y):  # exactly y where z is y, as in frozen layers
-        return jnp.where(z == y, y, (y - (1 - found.b1) * z) / found.b1)
+        return jnp.where(z == y, y, (y - (1 - averaging.b1) * z) / averaging.b1)
 
-    return jax.tree.map(average, merged(found.z, params), params)
+    return jax.tree.map(average, merged(averaging.z, params), params)

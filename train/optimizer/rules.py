@@ -13,6 +13,8 @@ from lineage.configs.registry import Rate
 from lineage.train.optimizer.base import OPTIMIZERS, Optimizer, Setting, map_paths
 from lineage.train.optimizer.schedules import NonNegative
 
+MIN_FACTORED = 128  # minimum number of inputs and of outputs of a matrix whose second moments are factored
+
 
 @OPTIMIZERS.register("adamw")
 @dataclass(frozen=True)
@@ -76,12 +78,12 @@ class Adafactor(_Momentum):
         return optax.chain(factored, optax.ema(self.momentum, debias=False)) if self.momentum else factored
 
 
-def _scale_by_factored_moments(setting, smallest=128):
+def _scale_by_factored_moments(setting):
     def averaged_axes(path, leaf):
         """Return the axes over which each of the stored moments is averaged."""
         inputs, outputs = setting.matrix(path, leaf) or ((), ())
         sizes = (math.prod(leaf.shape[axis] for axis in axes) for axes in (inputs, outputs))
-        return (outputs, inputs) if min(sizes) >= smallest else ((),)
+        return (outputs, inputs) if min(sizes) >= MIN_FACTORED else ((),)
 
     def means(path, leaf):
         return tuple(leaf.mean(axes, keepdims=True) for axes in averaged_axes(path, leaf))

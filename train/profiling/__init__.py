@@ -112,10 +112,10 @@ class Throughput:
         useful = self.earlier[1] + (time.monotonic() - self._began - sum(self._spent.values())) * counted
         whole = self.earlier[0] + self.seconds
         rate = passed["step"] / (seconds - passed["evaluating"] - passed["saving"])
-        found = {"steps_per_second": rate, "examples_per_second": rate * self._batch_size}
-        found |= {"mfu": rate * self._flops} if self._flops else {}
-        found |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / whole, "seconds": whole}
-        return {f"time/{name}": value for name, value in found.items()}
+        values = {"steps_per_second": rate, "examples_per_second": rate * self._batch_size}
+        values |= {"mfu": rate * self._flops} if self._flops else {}
+        values |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / whole, "seconds": whole}
+        return {f"time/{name}": value for name, value in values.items()}
 
 
 def resources() -> dict[str, float]:
@@ -123,13 +123,13 @@ def resources() -> dict[str, float]:
 
     Memory is in GiB; device memory is the peak since the start on the fullest device.
     """
-    found: dict[str, float] = {}
+    usage: dict[str, float] = {}
     with contextlib.suppress(OSError):  # only Linux has these files
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        found["system/memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / GIB
-        found["system/open_files"] = len(os.listdir("/proc/self/fd"))
+        usage["system/memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / GIB
+        usage["system/open_files"] = len(os.listdir("/proc/self/fd"))
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
-    return found | ({"system/device_memory_gib": max(peaks) / GIB} if any(peaks) else {})
+    return usage | ({"system/device_memory_gib": max(peaks) / GIB} if any(peaks) else {})
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
@@ -185,14 +185,14 @@ def memory_per_device(
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
     whole = 0 if experiment.config.sequence_sharding else REPLICATED
     rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / accumulation
-    found = {
+    needed = {
         "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(jax.eval_shape(experiment.trained, state.params)) * min(accumulation, 2),
         "optimizer": size(state.opt_state),
         "gathered": gathered(state.params),
         "activations": int(rest / num_parts(mesh, (*EXAMPLES, "context"))),
     }
-    return found | {"total": sum(found.values())}
+    return needed | {"total": sum(needed.values())}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
 UTILIZATION = 0.4  # fraction of the peak FLOP/s assumed for the estimated time of a step
-MOST_DEVICES = 1024  # maximum number of devices of a suggested change
+MAX_DEVICES = 1024  # maximum number of devices of a suggested change
 
 
 def describe(experiment: Experiment) -> str:
@@ -44,8 +44,8 @@ def describe(experiment: Experiment) -> str:
     parts = [total.table(), aligned(rows)]
     parts.append(f"{aligned(devices)}\n(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)")
     if small:
-        found = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
-        rows = [f"  {chip.name}: {found.get(chip.size * 1e9, 'no change that was tried fits')}" for chip in small]
+        changes = smallest_changes(experiment, total, {chip.size * 1e9 for chip in small})
+        rows = [f"  {chip.name}: {changes.get(chip.size * 1e9, 'no change that was tried fits')}" for chip in small]
         parts.append("\n".join(["smallest change with which a step fits:", *rows]))
     return "\n\n".join(parts)
 
@@ -57,7 +57,7 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
     (remat), with as few of these changes as possible; then the number of devices is doubled. Limits that no change
     reaches are omitted.
     """
-    config, found = experiment.config, {}
+    config, changes = experiment.config, {}
     given = config.model.get("remat")
     versions = {given: (experiment, total)}
     before = abstract_mesh(**config.mesh)
@@ -68,7 +68,7 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
             version = Experiment(changed)
             versions[remat] = version, experiment_budget(version)
         needed = memory_per_device(*versions[remat], mesh, accumulation)["total"]
-        for limit in [limit for limit in limits if limit not in found and needed <= limit]:
+        for limit in [limit for limit in limits if limit not in changes and needed <= limit]:
             flags = [f"--config.mesh.{axis}={mesh.shape[axis]}" for axis in ("data", "fsdp") if mesh != before]
             if remat != given:
                 flags.append(f"--config.model.remat={remat}")
@@ -76,10 +76,10 @@ def smallest_changes(experiment: Experiment, total: Budget, limits: Collection[f
                 flags.append(f"--config.grad_accum_steps={accumulation}")
             if mesh.size > before.size:
                 flags.append(f"({mesh.size:,} devices)")
-            found[limit] = " ".join(flags)
-        if len(found) == len(limits):
+            changes[limit] = " ".join(flags)
+        if len(changes) == len(limits):
             break
-    return found
+    return changes
 
 
 def candidates(config: Any, before: AbstractMesh) -> Iterator[tuple[AbstractMesh, str | None, int]]:
@@ -87,7 +87,7 @@ def candidates(config: Any, before: AbstractMesh) -> Iterator[tuple[AbstractMesh
     sizes, size, given = dict(before.shape), config.loader.batch_size, config.model.get("remat")
     remats = [given, *(["full"] if "remat" in config.model and given != "full" else [])]
     replicas = sizes["data"] * sizes["fsdp"]
-    while replicas * sizes["context"] * sizes["tensor"] <= MOST_DEVICES and size % replicas == 0:
+    while replicas * sizes["context"] * sizes["tensor"] <= MAX_DEVICES and size % replicas == 0:
         shards = [fsdp for fsdp in _doubled(sizes["fsdp"], replicas) if replicas % fsdp == 0]
         steps = [n for n in _doubled(config.grad_accum_steps, size // replicas) if size % (replicas * n) == 0]
 
@@ -111,7 +111,7 @@ def duration(seconds: int | float) -> str:
     """Format a time with three digits in a readable unit, such as "112 s" or "140 µs"."""
     seconds = float(f"{seconds:.3g}")
     units = (("h", 3600, 7200), ("min", 60, 120), ("s", 1, 1), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 0))
-    name, size = next((name, size) for name, size, least in units if seconds >= least)
+    name, size = next((name, size) for name, size, minimum in units if seconds >= minimum)
     return f"{seconds / size:.3g} {name}"
 
 

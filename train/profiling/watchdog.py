@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from lineage.runs.process import ERROR, HUNG, end_at_once
 
 FACTOR = 20  # a step hangs if it takes this many times the mean duration
-LEAST, FIRST = 600.0, 3600.0  # seconds: minimum of this limit; limit of the first step, minimum of activities
+MIN_LIMIT, FIRST_LIMIT = 600.0, 3600.0  # seconds: minimum of this limit; limit of the first step, minimum of activities
 COMPILER = "jax._src.compiler"  # module on the stack of a compiling thread
 
 
@@ -33,9 +33,9 @@ class Watchdog(contextlib.AbstractContextManager):
     @property
     def limit(self) -> float:
         """Limit of a step, or of the time without progress of an activity after it, in seconds."""
-        limit = max(LEAST, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST
+        limit = max(MIN_LIMIT, FACTOR * self._seconds / (self._steps - 1)) if self._steps > 1 else FIRST_LIMIT
         limit = limit if self._minutes is None else 60.0 * self._minutes
-        return max(limit, FIRST) if self._activity else limit
+        return max(limit, FIRST_LIMIT) if self._activity else limit
 
     @contextlib.contextmanager
     def step(self, number: int, activity: str = "") -> Iterator[None]:
