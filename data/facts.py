@@ -12,6 +12,7 @@ from lineage.configs.atomic import unsealed, write_record
 
 Part = TypeVar("Part")  # a source or a task
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
+MOST = 1 << 31  # limit of its numbers
 
 
 def _of_each_split() -> Any:
@@ -70,7 +71,8 @@ class Facts:
         try:
             values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
-            if wrong := [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]:
+            wrong = [key for key, hint in get_type_hints(cls).items() if not _is(getattr(facts, key), hint)]
+            if wrong := wrong or _out_of_range(facts):
                 raise ValueError(f"{wrong[0]} is {str(getattr(facts, wrong[0]))[:60]}")
             return facts
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -85,6 +87,22 @@ def evaluating(part: Part, facts: Facts | None) -> Part:
     part = copy.copy(part)
     object.__setattr__(part, "known", facts)
     return part
+
+
+def _out_of_range(facts: Facts) -> list[str]:
+    """Return the names of the fields that have a value which no data have."""
+    counts = ("vocab_size", "sequence_length", "num_classes", "channels")
+    tokens = ("pad_id", "start_token", "begin_token")
+    known = {name: value for name, value in vars(facts).items() if value is not None}
+    wrong = [name for name in counts if name in known and not 0 < known[name] < MOST]
+    wrong += [name for name in tokens if name in known and not 0 <= known[name] < known.get("vocab_size", MOST)]
+    sound = {
+        "image_size": all(0 < side < MOST for side in facts.image_size or ()),
+        "mean": all(abs(value) < MOST for value in facts.mean),
+        "std": all(0 < value < MOST for value in facts.std),
+        "class_names": len(facts.class_names) in (0, facts.num_classes),
+    }
+    return wrong + [name for name, is_sound in sound.items() if not is_sound]
 
 
 def _is(value: Any, hint: Any) -> bool:

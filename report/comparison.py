@@ -35,7 +35,11 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
 
     `command` is the part of the command line that all runs share; the default target is `target_of(runs)`.
     """
-    rows = [row_of(run) for run in runs]
+    rows = []
+    for run in runs:
+        with html.explained(run.folder):
+            rows.append(row_of(run))
+            _check(run, folder)
     write_table(rows, folder / "sweep.csv")
     plot([run for run in runs if run.state == "done"], folder)
     commands = {run: displayed(run.command(command)) for run in runs}
@@ -85,8 +89,7 @@ def compare(folders: Sequence[Path]) -> Path:
         run = Run(os.path.relpath(path, common), path)
         refresh(run)
         with html.explained(path):
-            target_of([run]), _table([run], [""], [], common)
-            curves.by_metric(run.metrics)
+            _check(run, common)
             settings.append(run.settings)
         runs.append(run)
     keys = dict.fromkeys(key for own in settings for key in own)
@@ -95,6 +98,12 @@ def compare(folders: Sequence[Path]) -> Path:
         run.changes = {key: own.get(key) for key in keys}
     commands = {run: run.facts().get("command", "") for run in runs}
     return write_page(common / "compare.html", runs, commands, target_of(runs))
+
+
+def _check(run, folder):
+    """Raise one of the errors that `html.explained` names if a page in `folder` cannot show a run."""
+    target_of([run]), _table([run], [""], [], folder)
+    curves.by_metric(run.metrics)
 
 
 def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lineage.runs.folder import regular
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
@@ -63,7 +64,9 @@ class Trials:
 
         self.search, self.config_of, self.workdir = search, config_of, workdir
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        path = workdir / STORAGE
+        path = regular(workdir / STORAGE)
+        if path.is_symlink():  # in somebody else's folder, it may lead to a file of the user, which would be changed
+            raise ValueError(f"{path} is a link, and the file that it leads to would be changed: delete the link.")
         # An existing lock was left by a killed search, since `locked` excludes concurrent searches.
         path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         if path.exists():

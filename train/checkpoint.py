@@ -56,7 +56,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
-        _ = [regular(path) for path in self.folder.glob("*/_CHECKPOINT_METADATA")]  # the manager reads them
+        # The manager reads these files, and would wait for a pipe in place of a checkpoint.
+        _ = [regular(path) for name in ("*", "*/_CHECKPOINT_METADATA") for path in self.folder.glob(name)]
         self._manager = retried(self._open)
 
     def reload(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -132,8 +132,8 @@ class History:
         before = list(folder.parse_metrics(path)) if path.exists() and resume_step else []
         kept = [line for line in before if line["step"] <= resume_step]
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
-        seconds = [line["time/seconds"] for line in before if "time/seconds" in line]
-        useful = [line["time/goodput"] * line["time/seconds"] for line in kept if "time/seconds" in line]
+        seconds = [time for (time,) in _numbers(before, "time/seconds")]
+        useful = [share * time for share, time in _numbers(kept, "time/goodput", "time/seconds")]
         self.earlier = next(reversed(seconds), 0.0), next(reversed(useful), 0.0)
         self.lines, self.crc32 = len(kept), zlib.crc32(path.read_bytes())
         newest = [line for line in kept if line["step"] == kept[-1]["step"]]
@@ -290,6 +290,14 @@ def _scalar(key: str, value: Any) -> int | float:
 
 def _identity(line: Mapping[str, Any]) -> tuple:
     return line["step"], frozenset(key for key in line if not key.startswith(folder.MEASURED))
+
+
+def _numbers(lines: Iterable[Mapping[str, Any]], *keys: str) -> Iterator[list[float]]:
+    """Yield the values of some keys in each line, except in lines that lack one or in which one is not a number."""
+    for line in lines:
+        values = [line.get(key) for key in keys]
+        if all(isinstance(value, int | float) and abs(value) < 1e15 for value in values):
+            yield values
 
 
 def history_problem(path: Path, record: Mapping[str, Any]) -> str:

@@ -255,7 +255,7 @@ def as_text(value: Any, key: str, where: str) -> str:
             return value.decode()
     except UnicodeError as error:
         raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
         found = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"
         raise ValueError(f"{where}: the column {key!r} {found}, it must be a text or a number.")
     return str(value)

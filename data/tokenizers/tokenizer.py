@@ -160,7 +160,9 @@ class Tokenizer:
         text = "a" if self._characters is None else chr(np.argmax(self._characters >= 0))
         with self._errors():
             plain, whole = (self._backend.encode(text, add_special_tokens=added).ids for added in (False, True))
-        starts = [start for start in range(len(whole)) if plain and whole[start:][: len(plain)] == plain]
+        if (largest := max(whole, default=0)) >= self.vocab_size:
+            raise ValueError(f"{self._name} adds the token {largest} to a text: its ids are below {self.vocab_size}.")
+        starts = [start for start in range(len(whole)) if plain and whole[start : start + len(plain)] == plain]
         return (whole[: starts[0]], whole[starts[0] + len(plain) :]) if starts else ([], [])
 
     @cached_property

@@ -275,6 +275,11 @@ def test_errors_name_the_file_and_the_line(name, content, message, tmp_path):
     assert len(str(caught.value)) < 400
 
 
+def test_numbers_too_large_for_floats_are_texts(tmp_path):
+    (path := tmp_path / "a.jsonl").write_text(f'{{"text": "x", "label": 1{"0" * 400}}}\n')
+    assert JSONLines(str(path)).labeled_texts()["train"].labels == [f"1{'0' * 400}"]
+
+
 def test_missing_and_nested_columns_of_objects(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"translation": {"de": "Haus"}}\n')

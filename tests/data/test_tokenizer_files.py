@@ -170,3 +170,22 @@ def test_added_token_that_would_get_another_id(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(with_parts() | added("<pad>", 7)))
     with pytest.raises(ValueError, match="the added token '<pad>' has the id 7, but is read as 2"):
         Tokenizer.load(tmp_path)
+
+
+def test_added_token_that_is_not_in_the_vocabulary_is_refused(tmp_path):
+    spec = json.loads(library.Tokenizer(library.models.BPE({"a": 0, "b": 1}, [])).to_str())
+    first = {"SpecialToken": {"id": "b", "type_id": 0}}
+    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": [first, pair[0]], "pair": pair}
+
+    def begin(*ids):
+        special = {"b": {"id": "b", "ids": ids, "tokens": ["b"] * len(ids)}}
+        (tmp_path / "tokenizer.json").write_text(
+            json.dumps(spec | {"post_processor": template | {"special_tokens": special}})
+        )
+        return Tokenizer.load(tmp_path).begin_of_text
+
+    assert begin(1) == 1
+    assert begin(*[1] * 300_000) is None
+    with pytest.raises(ValueError, match=r"tokenizer\.json adds the token 2 to a text: its ids are below 2\."):
+        begin(2)

@@ -190,6 +190,23 @@ def test_odd_runs_of_a_comparison_are_named(tmp_path, name, content):
         compare([tmp_path])
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", {"step": 1, "test/loss": [1]}),
+        ("metrics.jsonl", {"step": 10**30, "test/loss": 1}),
+        ("artifacts/run.json", {"seconds": None}),
+        ("artifacts/run.json", {}),
+    ],
+)
+def test_odd_runs_of_a_sweep_are_named(tmp_path, name, content):
+    folder = write_small(tmp_path / "a")
+    (folder / name).write_text(json.dumps(content) + "\n")
+    (run := Run("a", folder, state="done")).look()
+    with pytest.raises(ValueError, match=f"{tmp_path}/a cannot be shown"):
+        comparison.finish([run], ["train"], tmp_path)
+
+
 def test_pipe_for_an_artifact_is_named(tmp_path):
     run = write_run(tmp_path / "run", "text")
     os.mkfifo(run / "artifacts" / "attention_text_2.npz")

@@ -1,6 +1,7 @@
 """Searches: sampling, pruning of trials, and resuming an interrupted search."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -200,6 +201,20 @@ def test_completed_trial_without_its_folder_is_run_again_and_not_pruned(tmp_path
     assert [run.state for run in again.runs] == ["done", "waiting"]
     ended(again.runs[1], "running", 9.0)
     assert again.observe(again.runs[1]) is False
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_storage_that_is_a_link_or_a_pipe_is_refused(kind, tmp_path):
+    (own := tmp_path / "own.txt").write_text("a line without an end")
+    storage = tmp_path / "search" / module.STORAGE
+    storage.parent.mkdir()
+    if kind == "link":
+        storage.symlink_to(own)
+    else:
+        os.mkfifo(storage)
+    with pytest.raises(ValueError, match=f"{storage} is (a link|not a regular file)"):
+        run(storage.parent, trials=1)
+    assert own.read_text() == "a line without an end"
 
 
 def test_lock_of_a_killed_search_is_deleted(tmp_path, monkeypatch):

@@ -67,6 +67,13 @@ def test_file_without_end_is_not_read(name, target, tmp_path):
             read(tmp_path)
 
 
+def test_pipe_in_place_of_a_checkpoint_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(path := tmp_path / "checkpoints" / "3")
+    with pytest.raises(ValueError, match=f"{path} is not a regular file"):
+        Checkpoints(tmp_path)
+
+
 @tiered("at", [0.1, 0.3, 0.7, 0.9])
 def test_flipped_bit_is_detected(at, tmp_path):
     save(tmp_path, state())

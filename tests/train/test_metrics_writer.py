@@ -83,6 +83,16 @@ def test_time_of_earlier_starts(tmp_path):
     assert start(2, []) == (0, 0)  # no line has a time
 
 
+@pytest.mark.parametrize(
+    "odd", [{"time/seconds": 9.0}, {"time/goodput": 1.0, "time/seconds": "9"}, {"time/seconds": None}]
+)
+def test_lines_without_a_usable_time_are_ignored(odd, tmp_path):
+    line = {"step": 1, "time/seconds": 20.0, "time/goodput": 0.5}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (line, {"step": 2} | odd)))
+    with MetricsWriter(tmp_path, resume_step=2) as writer:
+        assert writer.history.earlier == (9 if odd == {"time/seconds": 9.0} else 20, 10)
+
+
 def test_lines_are_exact_and_flushed(tmp_path):
     third = np.float32(1) / np.float32(3)
     with MetricsWriter(tmp_path / "new" / "run") as writer:

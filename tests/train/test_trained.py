@@ -1,6 +1,7 @@
 """Use of trained models without the training data: `lineage.load`, evaluation, and models of `transformers`."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -335,6 +336,23 @@ def test_facts_are_saved_whole(tmp_path):
     assert Facts.load(tmp_path / "facts.json") == facts
     with pytest.raises(ValueError, match=r"The class name 'caf\\udce9' has a character that UTF-8 cannot encode"):
         Facts(class_names=(os.fsdecode(b"caf\xe9"),)).save(tmp_path / "facts.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("image_size", [-8, 8], {}),
+        ("num_classes", 10**30, {}),
+        ("begin_token", 300, {"vocab_size": 300}),
+        ("mean", [math.nan], {}),
+        ("std", [0.5, 0.0], {}),
+        ("class_names", ["a"], {"num_classes": 2}),
+    ],
+)
+def test_facts_out_of_range_are_damaged(name, value, others, tmp_path):
+    (path := tmp_path / "facts.json").write_text(json.dumps({name: value, **others}))
+    with pytest.raises(ValueError, match=rf"{path} is damaged \({name} is .*\): restore it"):
+        Facts.load(path)
 
 
 @pytest.mark.parametrize(
