@@ -184,6 +184,16 @@ def test_process_that_stays_alone_says_so(start_all):
 
 
 @pytest.mark.thorough
+def test_only_process_0_prints_results(start_all):
+    script = "from lineage.runs.process import show\nfrom lineage.train import distributed\n"
+    script += "with distributed.joined('{coordinator}', {count}, {number}): show('a text'); print('a line')"
+    processes = start_all(2, "-c", script)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [(output.count("a text"), output.count("a line")) for output in outputs] == [(1, 1), (0, 0)]
+
+
+@pytest.mark.thorough
 def test_processes_with_different_commands_end(start_all):
     several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}"
     processes = start_all(2, "launch.py", "evaluate", "outputs/none", *several, "--config.seed={number}")
