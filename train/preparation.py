@@ -121,6 +121,13 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
     scaled |= {config.optimizer.name: OPTIMIZERS[config.optimizer.name].estimates_rate}
     for name in (name for name, scales in scaled.items() if scales and factor < 0.1):
         yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
+    evaluate, save = (interval(experiment, name, experiment.total_steps) for name in ("evaluate_every", "save_every"))
+    if (best := config.checkpoint.best) and evaluate % save and experiment.total_steps > start:
+        yield (
+            f"checkpoint.best is {best!r}: only checkpoints that are saved at an evaluation have this metric, those of "
+            f"every {math.lcm(evaluate, save):,} steps and the last one, because evaluate_every is {evaluate:,} steps "
+            f"and save_every {save:,}."
+        )
     if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
         old, new = (float(experiment.schedule_of(length)(start)) for length in (total, experiment.total_steps))
         if not math.isclose(old, new, rel_tol=1e-3):
