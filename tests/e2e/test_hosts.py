@@ -203,6 +203,24 @@ def test_processes_with_different_commands_end(start_all):
 
 
 @pytest.mark.slow
+def test_processes_wait_for_one_that_compiles_for_longer(start_all, tmp_path):
+    """Check a difference above the 30 s for which Gloo waits for another process in the first step."""
+    config = tmp_path / "config.py"
+    config.write_text(
+        "import sys, time\n"
+        "from lineage.train import loop\n"
+        "from tests.tiny import get_config\n"
+        "def compile_step(*args, compile=loop.compile_step):\n"
+        "    time.sleep(40 if '--process=1' in sys.argv else 0)\n"
+        "    return compile(*args)\n"
+        "loop.compile_step = compile_step\n"
+    )
+    processes = launch_all(start_all, 2, tmp_path / "run", f"--config={config}", "--config.total_steps=1")
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+
+
+@pytest.mark.slow
 def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     clock = "--config.checkpoint.every_minutes=1e-9", "--config.save_every_steps=100", "--config.checkpoint.keep=99"
     processes = launch_all(start_all, 2, tmp_path, *clock, "--config.total_steps=8")
