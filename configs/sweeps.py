@@ -64,6 +64,11 @@ class Floats:
     high: float
     log: bool = False
 
+    def __post_init__(self):
+        if not self.low <= self.high or (self.log and self.low <= 0):
+            needed = "the first must be at most the second" + ", and above 0 because of log" * self.log
+            raise ValueError(f"{type(self).__name__} has the bounds {self.low} and {self.high}: {needed}.")
+
     def draw(self, rng: random.Random) -> float:
         if self.log:
             return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
@@ -92,6 +97,8 @@ class Choice:
     """One of several values of any type."""
 
     def __init__(self, *values: Any):
+        if not values:
+            raise ValueError("Choice() has no values: it must have at least one.")
         self.values = values
 
     def draw(self, rng: random.Random) -> Any:
@@ -99,6 +106,8 @@ class Choice:
 
     def suggest(self, trial: Any, key: str) -> Any:
         named = {str(value): value for value in self.values}  # Optuna stores numbers and strings only
+        if lost := [value for value in self.values if named[str(value)] != value]:
+            raise ValueError(f"{key} has the choices {lost[0]!r} and {named[str(lost[0])]!r}: their texts must differ.")
         return named[trial.suggest_categorical(key, list(named))]
 
 

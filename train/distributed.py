@@ -90,7 +90,7 @@ def joined(
         )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
         # Results are the same in all processes; process 0 prints them.
-        with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
+        with open(os.devnull, "a") as null, contextlib.redirect_stdout(null if jax.process_index() else sys.stdout):
             check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
             yield
     except BaseException as error:

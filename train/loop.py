@@ -151,7 +151,8 @@ class TrainingLoop:
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
             notify("compiling the training step")
-            self.step_function = compile_step(experiment, self.state)
+            with distributed.agreed():  # Gloo waits only 30 s for a process that compiles for longer than the others
+                self.step_function = compile_step(experiment, self.state)
             # Computed in advance: during a step, the computation would wait for the end of that step.
             self.learning_rates = jax.device_get(jax.vmap(experiment.schedule)(np.arange(self.total)))
         self.pending: tuple[int, dict[str, jax.Array]] | None = None  # the last step and its metrics, if not yet logged

@@ -41,3 +41,19 @@ def test_samples_are_deterministic_and_in_range():
     expected = 2000 * math.log(1.5 / 0.5) / math.log(64.5 / 0.5)
     assert values["width"].count(1) == pytest.approx(expected, rel=0.15)
     assert set(values["name"]) == {"vit", None, (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Floats(0, 1, log=True), "Floats has the bounds 0 and 1: .*, and above 0 because of log"),
+        (lambda: Floats(math.nan, 1), "Floats has the bounds nan and 1: the first must be at most the second."),
+        (lambda: Integers(5, 1), "Integers has the bounds 5 and 1: the first must be at most the second."),
+        (lambda: Integers(0, 3, log=True), "Integers has the bounds 0 and 3: .*, and above 0 because of log"),
+        (lambda: Choice(), "Choice.. has no values: it must have at least one."),
+        (lambda: Choice(1, "1").suggest(None, "seed"), "seed has the choices 1 and '1': their texts must differ."),
+    ],
+)
+def test_invalid_ranges_raise(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

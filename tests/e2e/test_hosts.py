@@ -184,12 +184,40 @@ def test_process_that_stays_alone_says_so(start_all):
 
 
 @pytest.mark.thorough
+def test_only_process_0_prints_results(start_all):
+    script = "from lineage.runs.process import show\nfrom lineage.train import distributed\n"
+    script += "with distributed.joined('{coordinator}', {count}, {number}): show('a text'); print('a line')"
+    processes = start_all(2, "-c", script)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert [(output.count("a text"), output.count("a line")) for output in outputs] == [(1, 1), (0, 0)]
+
+
+@pytest.mark.thorough
 def test_processes_with_different_commands_end(start_all):
     several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}"
     processes = start_all(2, "launch.py", "evaluate", "outputs/none", *several, "--config.seed={number}")
     outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [1, 1], outputs
     assert all("error: the command of process 1 differs from that of process 0" in output for output in outputs)
+
+
+@pytest.mark.slow
+def test_processes_wait_for_one_that_compiles_for_longer(start_all, tmp_path):
+    """Check a difference above the 30 s for which Gloo waits for another process in the first step."""
+    config = tmp_path / "config.py"
+    config.write_text(
+        "import sys, time\n"
+        "from lineage.train import loop\n"
+        "from tests.tiny import get_config\n"
+        "def compile_step(*args, compile=loop.compile_step):\n"
+        "    time.sleep(40 if '--process=1' in sys.argv else 0)\n"
+        "    return compile(*args)\n"
+        "loop.compile_step = compile_step\n"
+    )
+    processes = launch_all(start_all, 2, tmp_path / "run", f"--config={config}", "--config.total_steps=1")
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0, 0], outputs
 
 
 @pytest.mark.slow

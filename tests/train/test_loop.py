@@ -195,6 +195,17 @@ def test_longer_run_notes_a_jump_of_the_learning_rate(tiny, tmp_path, schedule, 
     assert not [*start_notes(experiment, 4, {"total_steps": 8}), *start_notes(experiment, 4, {})]
 
 
+def test_evaluations_without_a_checkpoint_are_noted(tiny, tmp_path):
+    """Check the note on steps that cannot be the best ones because their state is not saved."""
+    changes = {"checkpoint.best": "validation/loss", "total_steps": 20, "save_every_steps": 4}
+
+    def notes(**more):
+        return " ".join(start_notes(Experiment(tiny("gpt", changes | more), tmp_path, ONE), 0, {}))
+
+    assert "those of every 12 steps and the last one" in notes(evaluate_every_steps=6)
+    assert "checkpoint.best" not in notes(evaluate_every_steps=8)
+
+
 @pytest.mark.thorough
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
