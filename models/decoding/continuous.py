@@ -51,7 +51,7 @@ class Continuation(NamedTuple):
 
     tokens: Int[np.ndarray, "T"]
     score: float
-    prompt: Int[np.ndarray, "prompt"]
+    prompt: Int[np.ndarray, "T"]
 
 
 class Slots:
