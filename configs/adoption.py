@@ -136,7 +136,7 @@ def _preparation(path, model):
         return found | given
     if Path(path).suffix == ".npz":
         return found
-    return found | {"start_token": companions.start_token(Path(path))} | companions.preprocessing(Path(path))
+    return found | {"start_token": companions.start_role(Path(path))} | companions.preprocessing(Path(path))
 
 
 def config_of(folder: Path, task: str) -> ConfigDict:
@@ -152,6 +152,8 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     for key in NOT_COPIED:
         if key in config.model:
             _set(config.model, key, model.settings[key])
+    if "binary" in config.task and folder.suffix != ".npz":
+        config.task.binary = companions.is_multi_label(folder)
     if "mask_rate" in config.model and "mask_rate" in config.task:
         config.task.mask_rate = config.model.mask_rate
     if not config.task.get("sequence_length", 1):

@@ -64,7 +64,7 @@ class Sampler:
         for start in parts:
             slots = self._slots(variables, start)
             for out in slots.generate(self._prompts(chain([start], parts)), first):
-                yield self._text(out.tokens)
+                yield self._text(out.tokens, out.prompt)
 
     def check_prompts(self, batches: EvaluationBatches) -> None:
         """Raise ValueError if the model has no room for new tokens after a prompt."""
@@ -160,11 +160,18 @@ class Sampler:
         prompts, lengths, _ = request
         starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
         rows = zip(np.asarray(generated.tokens), starts, np.asarray(generated.lengths))
-        return [self._text(row[start:stop]) for row, start, stop in rows]
+        return [self._text(row[start:stop], row[:start]) for row, start, stop in rows]
 
-    def _text(self, tokens):
-        hidden = [token for token in (*self._stop_tokens, self._first_token) if token is not None]
-        return self.context.tokenizer.decode(tokens[~np.isin(tokens, hidden)])
+    def _text(self, tokens, prompt):
+        """Return the text of the tokens after a prompt, including the space before it, which some decoders strip."""
+        facts, decode = self.context.facts, self.context.tokenizer.decode
+        ends = {*self._stop_tokens, self.context.tokenizer.end_of_text} - {None}
+        last = max(np.flatnonzero(np.isin(prompt, [*ends])), default=-1)  # the end of an input, before its target
+        hidden = [*ends | {facts.begin_token} - {None}]
+        prompt, tokens = (part[~np.isin(part, hidden)] for part in (prompt[last + 1 :], tokens))
+        before, whole = decode(prompt), decode(np.concatenate([prompt, tokens]))
+        continues = facts.start_token is None and whole.startswith(before)
+        return whole[len(before) :] if continues else decode(tokens)
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
@@ -212,4 +219,4 @@ class Sampler:
     @property
     def _stop_tokens(self):
         end = self.context.tokenizer.end_of_text
-        return () if end is None else (end,)
+        return self.context.facts.stop_tokens or (() if end is None else (end,))

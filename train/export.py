@@ -47,7 +47,8 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     write_atomic(mark, owner)
     if kind == "safetensors":
         convert.save(folder, experiment.model, variables)
-        companions.save_labels(folder, experiment.facts.class_names)
+        multi_label = getattr(experiment.task, "binary", False)
+        companions.save_labels(folder, experiment.facts.class_names, multi_label)
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
         if experiment.tokenizer and experiment.model.is_decoder:

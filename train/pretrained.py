@@ -165,6 +165,8 @@ def _facts(model: Model, **others: Any) -> Facts:
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
     options = task.known_facts(model, partial(Tokenizer.load, folder))
+    if task.generates:
+        options["stop_tokens"] = companions.end_tokens(folder)
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

@@ -77,6 +77,10 @@ class Tokenizer:
             # The last entry represents all larger characters.
             self._characters = np.full(max(known, default=0) + 2, -1, np.int32)
             self._characters[list(known)] = list(known.values())
+        with contextlib.suppress(ValueError):
+            before, after = self._added
+            if len(before) == len(after) == 1:  # as in BigBird, which has [CLS] and <s>
+                self.cls, self.sep = before[0], after[0]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -52,7 +52,8 @@ class RandomBox(Checked):
 class CenterCrop:
     """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels.
 
-    With `squash`, both sides are resized to size / fraction.
+    The longer side is rounded down, as in torchvision and `transformers`. With `squash`, both sides are resized to
+    size / fraction.
     """
 
     size: int
@@ -66,8 +67,7 @@ class CenterCrop:
     def _one(self, image: np.ndarray | Picture) -> np.ndarray:
         with opened(image) as picture:
             shorter, sides = round(self.size / self.fraction), picture.size
-            scales = [shorter / (side if self.squash else min(sides)) for side in sides]
-            width, height = (max(round(side * scale), self.size) for side, scale in zip(sides, scales))
+            width, height = (shorter if self.squash else side * shorter // min(sides) for side in sides)
             left, top = (width - self.size) // 2, (height - self.size) // 2
             edges, kind = (left, top, left + self.size, top + self.size), RESAMPLING[self.resample]
             if width * height > ELONGATED * self.size**2:  # the whole resized image could be far larger than the file

@@ -56,7 +56,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Resize(Checked):
-    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0: no limit)."""
+    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0: no limit).
+
+    The longer side is rounded down, as in the reference implementation of DETR.
+    """
 
     low: Count
     high: int
@@ -69,10 +72,13 @@ class Resize(Checked):
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         height, width = example["image"].shape[:2]
-        scale = random.integers(self.low, self.high + 1) / min(height, width)
-        if self.longest:
-            scale = min(scale, self.longest / max(height, width))
-        return resize(example, max(round(height * scale), 1), max(round(width * scale), 1))
+        shorter, longer = sorted((height, width))
+        size = exact = random.integers(self.low, self.high + 1)
+        if self.longest and longer / shorter * size > self.longest:
+            exact = self.longest * shorter / longer
+            size = max(round(exact), 1)
+        sides = size, max(int(exact * longer / shorter), 1)
+        return resize(example, *sides[:: 1 if height <= width else -1])
 
 
 @dataclass(frozen=True)

@@ -28,18 +28,36 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(str(names[str(number)]) for number in range(len(names)))
 
 
-def start_token(folder: Path) -> str:
-    """Return the role of the first token of a decoder's input: "pad", as in T5's checkpoints, or "end_of_text"."""
+def start_role(folder: Path) -> str:
+    """Return the role of the first token of a decoder's input: "pad", as in T5's checkpoints, or "end_of_text".
+
+    Raise ValueError if `config.json` names a token of another role.
+    """
     config = read_json(folder / "config.json")
-    start, end = config.get("decoder_start_token_id"), config.get("eos_token_id")
+    start = config.get("decoder_start_token_id")
     if start is not None and start == config.get("pad_token_id", 0):
         return "pad"
-    if None not in (start, end) and start not in (end if isinstance(end, list) else [end]):
-        raise ValueError(
-            f"{folder}/config.json: decoder_start_token_id is {str(start)[:60]}: it must be that of the padding or of "
-            "the end of a text."
-        )
+    ends = end_tokens(folder)
+    if start is not None and ends and start not in ends:
+        given = f"{folder}/config.json: decoder_start_token_id is {str(start)[:60]}"
+        raise ValueError(f"{given}: it must be pad_token_id or eos_token_id.")
     return "end_of_text"
+
+
+def end_tokens(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end a text according to `eos_token_id` of `config.json`; () if it names none."""
+    ids = read_json(folder / "config.json").get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if wrong := [token for token in ids if type(token) is not int]:
+        raise ValueError(f"{folder}/config.json: eos_token_id has {str(wrong[0])[:60]}: it must have integers.")
+    return tuple(ids)
+
+
+def is_multi_label(folder: Path) -> bool:
+    """Return whether each class of a classifier has a probability of its own, as in the pipelines of `transformers`."""
+    config = read_json(folder / "config.json")
+    kind = config.get("problem_type")
+    return kind == "multi_label_classification" or (kind is None and len(config.get("id2label") or "01") == 1)
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:
@@ -69,18 +87,35 @@ def _preprocessing(config):
         if number not in RESAMPLING:
             raise ValueError(f"resample is {str(number)[:60]}: it must be {' or '.join(map(str, RESAMPLING))}")
         options["resample"] = RESAMPLING[number]
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
+    if config.get("do_resize") is False:
+        if config.get("do_center_crop"):
+            raise ValueError("do_resize is False and do_center_crop is True: images must be resized before the crop")
+        return options | {"image_size": 0}
+    if kind.startswith("Detr"):
+        return options | _detection(config, options.pop("resample", "bilinear"))
     side = _side(config.get("size"))
     if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
         return options | {"image_size": longest, "shorter_side": side}
-    return options | _resizing(config, side)
+    return options | _resizing(config, side, kind)
 
 
-def _resizing(config, side):
+def _detection(config, resample):
+    """Return the options of the processor of DETR, whose old files have two numbers, `size` and `max_size`."""
+    size = config.get("size")
+    if not isinstance(size, dict):
+        size = {"shortest_edge": size or 800, "longest_edge": config.get("max_size") or 1333}
+    if set(size) != {"shortest_edge", "longest_edge"} or resample != "bilinear":
+        given = f"size is {str(size)[:60]} and resample {resample!r}"
+        raise ValueError(f"{given}: DETR's must have shortest_edge and longest_edge, and be 'bilinear'")
+    return {"image_size": _side(size["longest_edge"]), "shorter_side": _side(size["shortest_edge"])}
+
+
+def _resizing(config, side, kind):
     """Return the options that resize images to `side` pixels, if it is not None, and crop them."""
     if side is None:
         crop = config.get("do_center_crop") and _side(config.get("crop_size"))
         return {"image_size": crop, "evaluation_crop": 1.0} if crop else {}
-    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
     if kind.startswith("ConvNext"):  # of ResNets too; it crops images below 384 pixels and squashes larger ones
         if not 0 < (fraction := config.get("crop_pct") or 224 / 256) <= 1:
             raise ValueError(f"crop_pct is {str(fraction)[:60]}: it must be above 0 and at most 1")
@@ -90,12 +125,16 @@ def _resizing(config, side):
     size = config["size"]
     options = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}
     if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
-        return options | {"image_size": crop, "evaluation_crop": min(crop / side, 1.0)}
+        if crop > side:
+            raise ValueError(f"crop_size is {crop}: it must be at most the size of the resized images, {side}")
+        return options | {"image_size": crop, "evaluation_crop": crop / side}
     return options | {"image_size": side}
 
 
 def _side(size):
     """Return the side of a square, or the shorter side, from a number or a dictionary; None for other sizes."""
+    if isinstance(size, dict) and size and not {"shortest_edge", "longest_edge", "height"} & {*size}:
+        raise ValueError(f"a size is {str(size)[:60]}: it must have shortest_edge, longest_edge, or height and width")
     if isinstance(size, dict) and size.get("height") != size.get("width"):
         raise ValueError(f"a size is {str(size)[:60]}: its height and width must be equal")
     side = (size.get("shortest_edge") or size.get("height")) if isinstance(size, dict) else size
@@ -104,10 +143,16 @@ def _side(size):
     return side
 
 
-def save_labels(folder: Path, names: Sequence[str]) -> None:
-    """Write the names of the classes to `config.json`, if its model has at least as many classes."""
+def save_labels(folder: Path, names: Sequence[str], multi_label: bool = False) -> None:
+    """Write the names of the classes to `config.json`, if its model has at least as many classes.
+
+    With `multi_label`, pipelines of `transformers` compute a probability of each class of its own.
+    """
     config = read_json(folder / "config.json")
     known = config.get("id2label", {})
+    if multi_label:
+        config["problem_type"] = "multi_label_classification"
+        write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
     if names and len(known) >= len(names):
         labels = {**known, **{str(number): name for number, name in enumerate(names)}}
         config |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
@@ -118,7 +163,6 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
     """Write `preprocessor_config.json`, with which `transformers` preprocesses images as the task of a run does.
 
     `options` are those of the task: `mean`, `std`, and possibly `resample`, `evaluation_crop` and `squash`.
-    `transformers` rounds the longer side of a resized image down; our tasks round it to the nearest pixel.
     """
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}

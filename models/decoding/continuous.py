@@ -47,10 +47,11 @@ class Prompt(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """New tokens of a prompt, including the stop token, and the sum of their log-probabilities under the model."""
+    """New tokens, including the stop token, the sum of their log-probabilities under the model, and their prompt."""
 
     tokens: Int[np.ndarray, "T"]
     score: float
+    prompt: Int[np.ndarray, "T"]
 
 
 class Slots:
@@ -136,7 +137,8 @@ class Slots:
             tokens, starts, lengths, scores, done, steps = jax.device_get(arrays)
             self.steps, self.rounds = self.steps + int(steps), self.rounds + 1
             for slot in [slot for slot in busy if done[slot]]:
-                finished[busy.pop(slot)] = Continuation(tokens[slot, starts[slot] : lengths[slot]], float(scores[slot]))
+                prompt, new = np.split(tokens[slot, : lengths[slot]], [starts[slot]])
+                finished[busy.pop(slot)] = Continuation(new, float(scores[slot]), prompt)
             while next_index in finished:
                 yield finished.pop(next_index)
                 next_index += 1

@@ -1,0 +1,196 @@
+"""Models in folders of `transformers` predict what `transformers` predicts, with the settings of the folder."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from PIL import Image
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
+
+import lineage
+from lineage.data import Facts, Tokenizer
+from lineage.models.convert import companions
+from lineage.tasks import TASKS
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+
+
+def words(folder, special, around=""):
+    """Write a tokenizer of words that puts the tokens `around`, in which A is the text, around a text."""
+    marked = [f"\u2581{word}" for word in WORDS]
+    model = tokenizers.models.WordLevel({word: id for id, word in enumerate([*special, *marked])}, unk_token=special[0])
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    backend.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens(special)
+    if around:
+        ids = [(token, backend.token_to_id(token)) for token in special]
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
+    folder.mkdir(exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
+def random_weights(reference, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return reference.eval()
+
+
+def llama(folder, ends, seed):
+    """Write a random Llama whose texts end with the tokens `ends`, and return the reference and its tokenizer."""
+    tokenizer = words(folder, ["<unk>", "<s>", "</s>", "<|eot_id|>"], "<s> $A")
+    config = transformers.LlamaConfig(
+        vocab_size=12, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, eos_token_id=ends,
+    )  # fmt: skip
+    reference = random_weights(transformers.LlamaForCausalLM(config), seed)
+    reference.save_pretrained(folder)
+    return reference, tokenizer
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_continuations(num_beams, tmp_path):
+    """Check that texts end with any of the end tokens of `config.json`, and that they begin with their space."""
+    prompts, ended = ["one", "two three four", "five six"], 0
+    for seed in range(4):
+        reference, tokenizer = llama(tmp_path / f"llama{seed}", [2, 3], seed)
+        changes = {"sampling.temperature": 0.0, "sampling.max_new_tokens": 8, "sampling.num_beams": num_beams}
+        model = lineage.load(tmp_path / f"llama{seed}", task="causal_lm", changes=changes)
+        for prompt, row in zip(prompts, model.predict(prompts)):
+            given = tokenizer(prompt, return_tensors="pt").input_ids
+            out = reference.generate(given, max_new_tokens=8, do_sample=False, num_beams=num_beams, pad_token_id=0)[0]
+            ended += out[-1].item() == 3
+            before, whole = (tokenizer.decode([id for id in ids if id not in (1, 2, 3)]) for ids in (given[0], out))
+            assert row["prediction"] == whole[len(before) :]
+            assert row["prediction"] in model.generate(prompt)
+    assert ended
+
+
+def test_end_tokens_are_integers(tmp_path):
+    (tmp_path / "config.json").write_text('{"eos_token_id": [2, "3"]}')
+    with pytest.raises(ValueError, match=r"config\.json: eos_token_id has 3: it must have integers"):
+        companions.end_tokens(tmp_path)
+
+
+@pytest.mark.parametrize(("start", "role"), [(1, "pad"), (2, "end_of_text"), (None, "end_of_text")])
+def test_first_token_of_decoders(start, role, tmp_path):
+    about = {"decoder_start_token_id": start, "pad_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert companions.start_role(tmp_path) == role
+
+
+def test_other_first_token_of_decoders_raises(tmp_path):
+    about = {"decoder_start_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="decoder_start_token_id is 0: it must be pad_token_id or eos_token_id"):
+        companions.start_role(tmp_path)
+
+
+def test_tokens_around_texts(tmp_path):
+    """Check a tokenizer that has <s> and [CLS], as BigBird's: the tokens around a text are those that it adds."""
+    special = ["<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]"]
+    theirs = words(tmp_path, special, "[CLS] $A [SEP]")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.cls, tokenizer.sep, tokenizer.encloses) == (3, 4, True)
+    (examples, *_) = TASKS["text_classification"](sequence_length=8).input_examples([("one two",)], tokenizer, Facts())
+    batch = examples.take(np.arange(1))
+    assert batch["tokens"][batch["tokens_mask"]].tolist() == theirs("one two").input_ids
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "classes"), [("multi_label_classification", 3), (None, 1), (None, 3)])
+def test_probabilities_of_classes(kind, classes, tmp_path):
+    tokenizer = words(tmp_path, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
+    config = transformers.BertConfig(
+        vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16, num_labels=classes, problem_type=kind, pad_token_id=1,
+    )  # fmt: skip
+    reference = random_weights(transformers.BertForSequenceClassification(config), 0)
+    reference.save_pretrained(tmp_path)
+    (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
+    pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
+    expected = {each["label"]: each["score"] for each in pipeline(["one two"])[0]}
+    assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_exported_classes_with_own_probabilities(tmp_path):
+    (tmp_path / "config.json").write_text('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}')
+    companions.save_labels(tmp_path, ["cat", "dog"], multi_label=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["problem_type"], config["id2label"]) == ("multi_label_classification", {"0": "cat", "1": "dog"})
+
+
+MEAN = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+
+
+@pytest.mark.parametrize("size", [(41, 60), (33, 100), (100, 27), (64, 64)])
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 18}, "crop_size": 16},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16, "do_center_crop": False},
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 16}, "crop_size": 16},
+    ],
+    ids=lambda about: next(iter(about.values())),
+)
+def test_crops(about, size, tmp_path):
+    """Check images whose longer side is no integer after resizing: it is rounded down."""
+    about = {"do_center_crop": True, "do_resize": True, "do_normalize": True, "resample": 3, **MEAN} | about
+    pixels, theirs = compare(about, "image_classification", size, tmp_path)
+    np.testing.assert_allclose(pixels, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(41, 60), (33, 100), (100, 27), (64, 64)])
+@pytest.mark.parametrize("sizes", [{"size": 40, "max_size": 66}, {"size": {"shortest_edge": 40, "longest_edge": 66}}])
+def test_images_of_detr(sizes, size, tmp_path):
+    """Check the two numbers in old files, such as those of the published models, too."""
+    about = {"feature_extractor_type": "DetrFeatureExtractor", "do_normalize": True, "do_resize": True, **MEAN} | sizes
+    pixels, theirs = compare(about, "object_detection", size, tmp_path)
+    height, width = theirs.shape[:2]
+    assert pixels.shape == (66, 66, 3)
+    np.testing.assert_allclose(pixels[:height, :width], theirs, atol=1e-4)
+    assert not pixels[height:].any()
+    assert not pixels[:, width:].any()
+
+
+def compare(about, task, size, folder):
+    """Return the pixels of an image of our task and of the processor of `transformers`, [h, w, c]."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text('{"model_type": "detr"}')
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    theirs = np.asarray(processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"])[0]
+    task = TASKS[task](**companions.preprocessing(folder))
+    batch = {"image": [image], "mask": np.ones(1, bool), "classes": [np.zeros(0, np.int32)]}
+    batch |= {"boxes": [np.zeros((0, 4), np.float32)], "crowd": [np.zeros(0, bool)]}
+    transform = task.evaluation_transform(Facts(mean=task.mean, std=task.std))
+    return transform(batch, np.zeros(1, np.uint64))["image"][0], theirs.transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"do_resize": False, "do_center_crop": True}, "do_resize is False and do_center_crop is True"),
+        ({"image_processor_type": "DetrImageProcessor", "size": {"height": 8, "width": 8}}, "DETR's must have"),
+        ({"image_processor_type": "DetrImageProcessor", "size": 8, "resample": 3}, "resample 'bicubic'"),
+        ({"size": {"max_height": 8, "max_width": 8}}, "it must have"),
+        ({"size": 8, "crop_size": 16, "do_center_crop": True}, "crop_size is 16: it must be at most"),
+    ],
+)
+def test_other_preprocessing_is_refused(about, message, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=message):
+        companions.preprocessing(tmp_path)
+
+
+def test_images_are_not_resized(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_resize": False, "size": 8} | MEAN))
+    assert companions.preprocessing(tmp_path) == {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3}
