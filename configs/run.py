@@ -94,8 +94,8 @@ class Checkpoint(Options):
         every_minutes: a checkpoint is also written this many minutes after the start of the last one; 0: only at the
             interval `save_every`.
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
-        best: metric by which the best of the checkpoints that are saved at an evaluation is also kept, such as
-            "validation/loss"; "" disables it.
+        best: metric by which the best checkpoint is also kept, such as "validation/loss"; a checkpoint is then also
+            written after every evaluation that is better than those before; "" disables it.
         best_is_highest: whether a higher value of that metric is better; None: determined by its name.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """

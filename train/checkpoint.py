@@ -74,10 +74,19 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Step of the best checkpoint by the metric; None if there is none."""
         return self._best(self._manager.all_steps())
 
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether the metrics of an evaluation are better than those of all checkpoints."""
+        best = -math.inf if self.best is None else self._score(self.record(self.best)["metrics"])
+        return self._score(metrics) > best
+
+    def _score(self, metrics):
+        """Return the metric that selects the best checkpoint, negated if lower is better; nan if it is missing."""
+        value = metrics.get(self.options.best, math.nan)
+        return value if self.options.highest else -value
+
     def _best(self, steps):
-        sign, name = 1 if self.options.highest else -1, self.options.best
-        values = {step: self.record(step).get("metrics", {}).get(name, math.nan) for step in steps if name}
-        ranked = sorted((sign * value, step) for step, value in values.items() if not math.isnan(value))
+        scores = {step: self._score(self.record(step).get("metrics", {})) for step in steps}
+        ranked = sorted((score, step) for step, score in scores.items() if not math.isnan(score))
         return ranked[-1][1] if ranked else None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:

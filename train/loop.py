@@ -194,7 +194,7 @@ class TrainingLoop:
         return to_mesh(batch, self.experiment.mesh)
 
     def _finish_step(self, evaluate: bool, save: bool, stop: bool) -> None:
-        """Evaluate and save the state if due; raise Preempted if the run must stop."""
+        """Evaluate, and save the state if due or the best so far; raise Preempted if the run must stop."""
         with self._in_its_folder():
             self.evaluating = evaluate
             if evaluate and not stop:
@@ -205,6 +205,7 @@ class TrainingLoop:
                     stop = True
                 else:
                     self.evaluating = False
+                    save = save or self.checkpoints.improves(self.evaluated)
             if save or stop:
                 self._save()
                 stop = stop or self.requests.must_stop()  # during the save

@@ -107,7 +107,6 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
         yield from notes(experiment.source, experiment.data, classes)
         yield from _class_order_notes(experiment)
     yield from _learning_rate_notes(experiment, start)
-    yield from _checkpoint_notes(experiment, start)
     if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
         old, new = (float(experiment.schedule_of(length)(start)) for length in (total, experiment.total_steps))
         if not math.isclose(old, new, rel_tol=1e-3):
@@ -138,17 +137,6 @@ def _learning_rate_notes(experiment, start):
     for name, scales in scaled.items():
         if scales and factor < 0.1:
             yield f"schedule.learning_rate is {factor:g}: {name} multiplies its own learning rate by it, usually by 1."
-
-
-def _checkpoint_notes(experiment, start):
-    best, total = experiment.config.checkpoint.best, experiment.total_steps
-    evaluate, save = (interval(experiment, name, total) for name in ("evaluate_every", "save_every"))
-    if best and evaluate % save and total > start:
-        yield (
-            f"checkpoint.best is {best!r}: only checkpoints that are saved at an evaluation have this metric, those of "
-            f"every {math.lcm(evaluate, save):,} steps and the last one, because evaluate_every is {evaluate:,} steps "
-            f"and save_every {save:,}."
-        )
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Callable[[str], None]) -> TrainState:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -195,17 +196,6 @@ def test_longer_run_notes_a_jump_of_the_learning_rate(tiny, tmp_path, schedule, 
     assert not [*start_notes(experiment, 4, {"total_steps": 8}), *start_notes(experiment, 4, {})]
 
 
-def test_evaluations_without_a_checkpoint_are_noted(tiny, tmp_path):
-    """Check the note on steps that cannot be the best ones because their state is not saved."""
-    changes = {"checkpoint.best": "validation/loss", "total_steps": 20, "save_every_steps": 4}
-
-    def notes(**more):
-        return " ".join(start_notes(Experiment(tiny("gpt", changes | more), tmp_path, ONE), 0, {}))
-
-    assert "those of every 12 steps and the last one" in notes(evaluate_every_steps=6)
-    assert "checkpoint.best" not in notes(evaluate_every_steps=8)
-
-
 @pytest.mark.thorough
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
@@ -302,6 +292,24 @@ def test_best_and_newest_checkpoints_are_kept(tiny, tmp_path, monkeypatch):
     experiment = Experiment(config, tmp_path, ONE)
     assert int(experiment.restore("best").step) == 8
     assert int(experiment.restore().step) == 15
+
+
+@pytest.mark.thorough
+def test_the_best_evaluation_is_saved_between_saves(tiny, tmp_path, monkeypatch):
+    """Check that a checkpoint is written after an evaluation that is better than those before, nan aside."""
+    losses = iter([math.nan, 3.0, 1.0, 1.0, 2.0])
+    monkeypatch.setattr(Evaluation, "__call__", lambda *args: {"test/loss": next(losses)})
+    saved, save = [], Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints,
+        "save",
+        lambda self, state, *args, **more: (saved.append(int(state.step)), save(self, state, *args, **more)),
+    )
+    every = {"evaluate_every_steps": 2, "save_every_steps": 10}
+    config = tiny("vit", {"total_steps": 10, "checkpoint.best": "test/loss"} | every)
+    loop.train(config, tmp_path, devices=ONE)
+    assert saved == [4, 6, 10]
+    assert int(Experiment(config, tmp_path, ONE).restore("best").step) == 6
 
 
 @pytest.mark.thorough
