@@ -189,7 +189,7 @@ def _tagging(predictions, references, *, scheme=""):
     tags, truths = ([entry.split() if isinstance(entry, str) else entry for entry in side] for side in sides)
     scores = {"accuracy": word_accuracy(tags, truths)}
     known = {tag for side in (tags, truths) for sentence in side for tag in sentence}
-    letters = "O" in known and all(len(tag) == 1 for tag in known)
+    letters = "O" in known and known <= {*"OBIESLU"}
     if not (scheme or letters or any(is_chunk(tag) for tag in known - {"O"})):
         return scores
     state = Spans.empty().update(tags, truths, scheme or None)

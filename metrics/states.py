@@ -115,11 +115,14 @@ class Matthews(Confusion):
     """Matthews correlation coefficient (Gorodkin 2004); 0 if labels or predictions are constant."""
 
     def compute(self) -> Leaf:
-        counts = self.counts / self.counts.sum().clip(1)
-        actual, predicted = counts.sum(1), counts.sum(0)
-        covariance = counts.trace() - actual @ predicted
-        spread = ((1 - actual @ actual) * (1 - predicted @ predicted)).clip(1e-12) ** 0.5
-        return _nan_unless(self.outside == 0, covariance / spread)
+        found, actual, predicted = self.counts.diagonal(), self.counts.sum(1), self.counts.sum(0)
+        total = self.counts.sum()
+        # Products of the four counts of each class: differences of fractions close to 1 would lose their digits.
+        parts = found, actual - found, predicted - found, total - actual - predicted + found
+        hit, missed, wrong, rest = (part / total.clip(1) for part in parts)
+        covariance = (hit * rest - missed * wrong).sum()
+        spread = ((hit + missed) * (wrong + rest)).sum() * ((hit + wrong) * (missed + rest)).sum()
+        return _nan_unless(self.outside == 0, covariance / (spread + (spread == 0)) ** 0.5)
 
 
 @struct.dataclass

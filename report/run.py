@@ -117,7 +117,8 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray, is_higher_better: b
     if not finite.size:
         return Markup()
     show = "{:.2%}".format if curves.is_fraction(key) else html.number
-    best = finite[np.argmax(values[finite]) if is_higher_better else np.argmin(values[finite])]
+    ranked = values if is_higher_better else -values
+    best = max(finite, key=lambda number: (ranked[number], number))  # the last one in ties, as `checkpoint.best`
     note = f"best {show(values[best])} at step {steps[best]:,}"
     if curves.is_test(key) or is_higher_better is None:
         note = f"at step {steps[-1]:,}"

@@ -55,6 +55,10 @@ class CausalLM(DocumentTask):
     def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
         return tokenize(documents, tokenizer, self.cache_dir, workers, self.begin_token(tokenizer))
 
+    def num_predicted(self, stream: Stream, tokenizer: Tokenizer) -> int:
+        unpredicted = self.packing and self.begin_token(tokenizer) is not None  # the token before each document
+        return len(stream.tokens) - (len(stream.ends) if unpredicted else 0)
+
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         return Packed(stream, length) if self.packing else super().part(stream, length, evaluation)
 

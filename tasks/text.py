@@ -112,14 +112,19 @@ class DocumentTask(TextTask):
         streams = {name: self.encode(part, tokenizer) for name, part in content.items()}
         splits = {name: self.part(stream, length, name != "train") for name, stream in streams.items()}
         tokens = {name: len(stream.tokens) for name, stream in streams.items()}
-        characters = {name: stream.characters / tokens[name] for name, stream in streams.items()}
-        size = {name: stream.bytes / tokens[name] for name, stream in streams.items()}
+        predicted = {name: self.num_predicted(stream, tokenizer) for name, stream in streams.items()}
+        characters = {name: stream.characters / predicted[name] for name, stream in streams.items()}
+        size = {name: stream.bytes / predicted[name] for name, stream in streams.items()}
         facts = self.facts(tokenizer, tokens=tokens, characters_per_token=characters, bytes_per_token=size)
         return Examples(splits, facts, transform, transform)
 
     def encode(self, documents: Documents, tokenizer: Tokenizer, workers: int = 0) -> Stream:
         """Return the tokens of documents; see `lineage.data.tokens.tokenize`."""
         return tokenize(documents, tokenizer, self.cache_dir, workers)
+
+    def num_predicted(self, stream: Stream, tokenizer: Tokenizer) -> int:
+        """Return the number of tokens over which a mean loss stands for all characters of a stream."""
+        return len(stream.tokens)
 
     def part(self, stream: Stream, length: int, evaluation: bool) -> ExampleSource:
         """Return the examples of a split for training or evaluation."""

@@ -154,6 +154,7 @@ def test_json_objects_lists_and_tags(scored):
 
 def test_tags_that_are_not_chunks_have_an_accuracy(scored):
     assert scored("tagging", ["NOUN VERB", "X"], ["NOUN NOUN", "X"])[0] == {"accuracy": 2 / 3}
+    assert scored("tagging", ["N V O", "P"], ["N N O", "P"])[0] == {"accuracy": 3 / 4}  # O: pronoun
     assert scored("tagging", ["PER O", "O"], ["PER LOC", "O"])[0] == {"accuracy": 2 / 3}
     assert scored("tagging", ["B I", "O"], ["B I", "O"])[0]["f1"] == 1
 

@@ -90,6 +90,15 @@ def test_calibration_of_invalid_probabilities_is_nan(probabilities, label):
     assert ExpectedCalibrationError.empty().update(rows, labels, jnp.array([True, False])).compute() == 0.5
 
 
+@pytest.mark.parametrize("size", [10**4, 10**8])
+def test_matthews_correlation_of_a_rare_class(size):
+    counts = np.array([[size - 2, 1], [0, 1]])  # one of size examples is positive; it is found, with a false alarm
+    state = Matthews(counts, np.zeros((), int))
+    assert float(state.compute()) == pytest.approx(np.sqrt((size - 2) / (size - 1) / 2), rel=1e-12)
+    on_device = Matthews(jnp.asarray(counts, jnp.int32), jnp.zeros((), jnp.int32))
+    assert float(on_device.compute()) == pytest.approx(np.sqrt(0.5), rel=1e-3)
+
+
 def test_empty_states():
     for state in (Mean.empty(), ExpectedCalibrationError.empty()):
         assert np.isnan(state.compute())

@@ -55,6 +55,12 @@ def test_value_that_equals_the_best_is_the_best(tmp_path):
     assert tiles(body) == [("validation loss", "1", "at step 3, the best")]
 
 
+def test_last_of_equal_values_is_the_best_as_for_checkpoints(tmp_path):
+    lines = [{"step": step, "validation/loss": loss} for step, loss in ((1, 1.0), (2, 1.0), (3, 2.0))]
+    body = write_report(write_run(tmp_path, lines)).read_text()
+    assert tiles(body) == [("validation loss", "2", "best 1 at step 2")]
+
+
 def test_best_value_is_not_named_if_the_direction_is_unknown(tmp_path):
     names = ("validation/rmse", "validation/similarity", "validation/entropy")
     lines = [{"step": step} | dict.fromkeys(names, step) for step in (1, 2, 3)]

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -158,7 +157,7 @@ def test_figures_use_data_of_all_processes_and_classes_are_limited(tmp_path, mon
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
     state = jax.jit(experiment.make_state)()
-    budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
+    budget = Budget({}, {}, {}, {})
     artifacts.write_all(experiment.context(), to_host(experiment.variables(state)), tmp_path, budget)
     confusion = tmp_path / "artifacts/confusion_test.npz"
     assert np.load(confusion)["counts"].sum() == 359

@@ -55,6 +55,13 @@ def test_documents(options, tokenizer):
     assert sorted(follows) == sorted(text.encode()[0] for text in TEXTS)
 
 
+@pytest.mark.parametrize(("packing", "tokens"), [(True, 28), (False, 31)])
+def test_bits_per_byte_count_predicted_tokens(packing, tokens, tokenizer):
+    data = load(Texts(), TASKS["causal_lm"](sequence_length=40, packing=packing), tokenizer, batch_size=1)
+    assert data.splits["test"].source.take(np.arange(1))["mask"].sum() == (tokens if packing else tokens - 1)
+    assert data.facts.bytes_per_token["test"] == data.facts.characters_per_token["test"] == 25 / tokens
+
+
 def test_other_tasks_do_not_read_it(tokenizer):
     data = load(Texts(), TASKS["masked_lm"](sequence_length=20), tokenizer, batch_size=3)
     batch = data.splits["test"].source.take(np.arange(1))
