@@ -79,9 +79,9 @@ class ExampleSource:
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return at most `most` indices below `count`, evenly spaced, with the first and the last one, int64 [N]."""
-    return np.unique(np.linspace(0, count - 1, most, dtype=np.int64))
+def evenly_spaced(count: int, limit: int) -> np.ndarray:
+    """Return at most `limit` indices below `count`, evenly spaced, with the first and the last one, int64 [N]."""
+    return np.unique(np.linspace(0, count - 1, limit, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ class _Batches:
 
     def __post_init__(self):
         if self.batch_size % self.process_count:
-            given = f"The batch size is {self.batch_size}, the number of processes {self.process_count}"
-            raise ValueError(f"{given}: the former must be a multiple of the latter.")
+            sizes = f"The batch size is {self.batch_size}, the number of processes {self.process_count}"
+            raise ValueError(f"{sizes}: the former must be a multiple of the latter.")
         if not len(self.source):
             raise ValueError("The data set is empty: at least one example is needed.")
 

@@ -49,17 +49,17 @@ class Rows(Sequence):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, part: Any) -> Any:
-        if not isinstance(part, slice):
-            return self[part : part + 1][0]
-        first, stop, _ = part.indices(self._size)
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return self[index : index + 1][0]
+        first, stop, _ = index.indices(self._size)
         if first < self._next:
             self._rows, self._next = self.read(), 0
-        found = list(islice(self._rows, first - self._next, stop - self._next))
-        if len(found) < stop - first:
+        rows = list(islice(self._rows, first - self._next, stop - self._next))
+        if len(rows) < stop - first:
             raise ValueError(f"{self.path} has changed while it was read: it had {self._size:,} rows.")
         self._next = stop
-        return found
+        return rows
 
 
 def rows_of(path: str, kind: Kind, names: Sequence[str], bad: int, quotes: bool) -> Sequence[Any]:
@@ -94,10 +94,10 @@ def _rows(path, row, suffix, names, allowed, quotes):
         try:
             if isinstance(values, ValueError):
                 raise values
-            found = row(values, f"{path}, line {number}")
+            entry = row(values, f"{path}, line {number}")
         except ValueError as error:
-            skip(errors, allowed, len(errors), found := error)
-        yield found
+            skip(errors, allowed, len(errors), entry := error)
+        yield entry
 
 
 def _words(values, where):

@@ -143,8 +143,8 @@ class Erase(RandomBox):
             random = shuffle.generator(key)
             if random.random() < self.probability:
                 top, left, height, width = self.box(*image.shape[:2], random) or (0, 0, 0, 0)
-                part = image[top : top + height, left : left + width]
-                part[:] = random.standard_normal(part.shape, image.dtype)
+                region = image[top : top + height, left : left + width]
+                region[:] = random.standard_normal(region.shape, image.dtype)
         return images
 
 

@@ -72,7 +72,7 @@ def test_chunks_start_at_sentences_and_cover_each_document(chunks):
     for index in range(len(chunks)):
         first = int(chunks[index]["first"])
         assert chunks.take(np.array([index]))["first"] == first
-        count = max(chunks.whole(first, LENGTH), 2)
+        count = max(chunks.num_fitting(first, LENGTH), 2)
         found = read(coder, chunks.read(first, count))
         assert len({d for d, _, _ in found}) == 1
         assert found[0][2] == 0
