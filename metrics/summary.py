@@ -144,7 +144,7 @@ def _hits(kind, perl):
         return lambda *texts: _shared(*(ngrams(text.tokens, size) for text in texts))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
-        singles = slice(0 if match[1] == "S" else -1 if perl else None)
+        singles = slice(0) if match[1] == "S" else slice(-1 if perl else None)
         return lambda *texts: _shared(*(_skip_bigrams(text.tokens, limit, singles) for text in texts))
     raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 

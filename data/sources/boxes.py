@@ -239,8 +239,10 @@ def _coco_images(path: str, content: dict[str, Any], categories: Mapping[int, st
 
 def _root(path: str) -> Path:
     """Return the parent of a JSON file's folder `annotations`, the folder of another file, or a folder itself."""
-    beside = Path(path).parent
-    return Path(path) if Path(path).is_dir() else beside.parent if beside.name == "annotations" else beside
+    if Path(path).is_dir():
+        return Path(path)
+    parent = Path(path).parent
+    return parent.parent if parent.name == "annotations" else parent
 
 
 def _image_folder(path: str, first_image: str, folder: str) -> Path:

@@ -317,8 +317,12 @@ def _check_classes(path: Any) -> None:
     pending = [parse_json(path.read_bytes().decode(errors="replace"), str(path))]
     while pending:
         value = pending.pop()
-        pending += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        names = [value.get(key) for key in CLASS_KEYS] if isinstance(value, dict) else []
+        if isinstance(value, list):
+            pending += value
+        if not isinstance(value, dict):
+            continue
+        pending += value.values()
+        names = (value.get(key) for key in CLASS_KEYS)
         for module in (name.rpartition(".")[0] for name in names if isinstance(name, str)):
             if module and not module.startswith("tensorflow_datasets.") and module not in sys.modules:
                 raise ValueError(f"{path} has a class of the module {module!r}: import it first if you trust it.")
