@@ -20,10 +20,10 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     Temporary files of killed processes in the folder are deleted; those in use are locked.
     """
     path = Path(path)
-    for left in path.parent.glob(".*.[0-9]*.partial"):
-        with contextlib.suppress(OSError), open(left, "rb", opener=without_links) as file:
+    for leftover in path.parent.glob(".*.[0-9]*.partial"):
+        with contextlib.suppress(OSError), open(leftover, "rb", opener=without_links) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is in use
-            left.unlink()
+            leftover.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
         with naming(path), _locked(temporary):
