@@ -55,9 +55,9 @@ def bert_score(
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
     """
     pairs, first, known = _paired(candidates, references, embed)
-    rarity = _idf([known[text] for _, text in pairs]) if idf else None
-    weights = {text: _weights(each, rarity) for text, each in known.items()}
-    scores = [_bert_score(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
+    rarity = _idf([known[reference] for _, reference in pairs]) if idf else None
+    weights = {text: _weights(embedded, rarity) for text, embedded in known.items()}
+    scores = [_bert_score(*(known[text] for text in pair), *(weights[text] for text in pair)) for pair in pairs]
     scores = np.maximum.reduceat(np.array(scores), first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
