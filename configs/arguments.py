@@ -56,14 +56,14 @@ def _home() -> str:
 def _overrides(command: str, arguments: Sequence[str], parser: Parser) -> tuple[list[str], dict[str, str]]:
     """Separate `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments."""
     remaining, changes = [], {}
-    rest = iter(arguments)
-    for argument in rest:
+    iterator = iter(arguments)
+    for argument in iterator:
         if not argument.startswith("--config."):
             remaining.append(argument)
             continue
         key, equals, value = argument.removeprefix("--config.").partition("=")
         if not equals:
-            value = next(rest, "--")
+            value = next(iterator, "--")
             if value.startswith("--"):
                 parser.error(f"--config.{key} has no value: write --config.{key}=VALUE")
         if EXPERIMENT not in COMMANDS[command].groups:

@@ -75,11 +75,11 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     Its section is replaced, and so are the default evaluators where the task changes. An evaluator is chosen, or added,
     by "evaluators.NAME" and "evaluators.NAME.name". Return False, without a change, if the key does not select a part.
     """
-    part, _, rest = key.partition(".")
-    if part in REGISTRIES and rest in ("", "name"):
+    part, _, option = key.partition(".")
+    if part in REGISTRIES and option in ("", "name"):
         registry, section, value = REGISTRIES[part], config, shorthand(part, value)
-    elif part == "evaluators" and rest and "." not in rest.removesuffix(".name"):
-        registry, section, part = EVALUATORS, config.evaluators, rest.removesuffix(".name")
+    elif part == "evaluators" and option and "." not in option.removesuffix(".name"):
+        registry, section, part = EVALUATORS, config.evaluators, option.removesuffix(".name")
     else:
         return False
     default = TASKS[config.task.name].evaluators

@@ -21,7 +21,7 @@ from lineage.configs import cache, hub
 
 REMOTE = re.compile(r"hf:|[A-Za-z][\w+.-]*://")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the project
-VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # facts about a file, best first
+VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # metadata, best first
 RECORD = "about/metadata"  # record of a checkpoint, uploaded last and deleted first
 STEP = re.compile(r"(?:.*/)?checkpoints/\d+/")
 THREADS = 8

@@ -91,7 +91,7 @@ def evaluating(part: Part, facts: Facts | None) -> Part:
 
 
 def _out_of_range(facts: Facts) -> list[str]:
-    """Return the names of the fields that have a value which no data have."""
+    """Return the names of the fields whose values are impossible."""
     counts = ("vocab_size", "sequence_length", "num_classes", "channels")
     tokens = ("pad_id", "start_token", "begin_token")
     known = {name: value for name, value in vars(facts).items() if value is not None}

@@ -19,7 +19,7 @@ LIMIT = 1 << 30
 BLOCK = 1 << 16
 MIN_SHARE = 1 << 12
 LARGE = 1 << 24  # minimum total bytes of files whose CRC-32s are kept
-SETTLED = 2 * 10**9  # nanoseconds after which another change of a file has another time on any file system
+SETTLED = 2 * 10**9  # nanoseconds after which another change of a file gives it another time on any file system
 
 
 def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path = "") -> dict[str, list[int]]:

@@ -67,7 +67,7 @@ class ExampleSource:
         """Raise ValueError if an example is damaged, as far as this can be seen without reading all of it."""
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on what is probably a mistake but may be intended."""
+        """Yield notes on probable mistakes, which may be intended."""
         yield from ()
 
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class _Batches:
         try:
             yield from iterator
         except RuntimeError as error:  # raised by Grain for a process that has ended
-            raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
+            raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
             if workers and error.errno == errno.ENOSPC:
                 why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"

@@ -1,4 +1,4 @@
-"""Checks of data at the start of a run, and notes on what is probably a mistake but may be intended."""
+"""Checks of the data at the start of a run, and notes on probable mistakes."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import numpy as np
 from lineage.data import Data, Source
 from lineage.data.loader import evenly_spaced
 
-CHECKED = 10_000  # maximum number of examples of a split that `check_examples` looks at
+MAX_CHECKED = 10_000  # examples of a split
 
 
 def check_examples(data: Data, seconds: float = 2.0) -> None:
@@ -19,7 +19,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
     parts, errors = [part.source for part in (data.train, *data.splits.values())], []
     for part in parts:
         end = time.monotonic() + seconds / len(parts)
-        for index in evenly_spaced(len(part), CHECKED).tolist():
+        for index in evenly_spaced(len(part), MAX_CHECKED).tolist():
             try:
                 part.check(index)
             except ValueError as error:

@@ -259,4 +259,4 @@ def _killed() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError):
-        raise ChildProcessError("A process that encodes texts was killed, perhaps for lack of memory.") from None
+        raise ChildProcessError("A process that encodes texts was killed: memory may be exhausted.") from None

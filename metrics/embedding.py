@@ -149,8 +149,8 @@ def _bert_score(candidate: Embedded, reference: Embedded, weights, reference_wei
     """Return precision, recall and F1 of a pair of texts (arXiv 1904.09675, section 3)."""
     if min(len(candidate.ids), len(reference.ids)) <= 2:
         return 0.0, 0.0, 0.0
-    pair = (text.vectors / np.linalg.norm(text.vectors, axis=-1, keepdims=True) for text in (candidate, reference))
-    similarity = next(pair) @ next(pair).T
+    a, b = (text.vectors / np.linalg.norm(text.vectors, axis=-1, keepdims=True) for text in (candidate, reference))
+    similarity = a @ b.T
     sides = (similarity.max(axis=1), weights), (similarity.max(axis=0), reference_weights)
     precision, recall = ((best * weight).sum() / (weight.sum() or 1) for best, weight in sides)
     total = precision + recall

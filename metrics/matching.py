@@ -53,12 +53,13 @@ def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -
     ordered = [*(images[number] for number in sorted(images)), nothing]
     merged = Image(*(np.concatenate([field.ravel() for field in fields]) for fields in zip(*ordered)))
     counts = np.array([image.overlaps.shape for image in ordered])
-    of_found, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)
-    both = zip((of_found, of_truth), counts.T)
-    within, columns = (np.arange(len(index)) - (np.cumsum(column) - column)[index] for index, column in both)
-    rows = (np.cumsum(counts.prod(axis=1)) - counts.prod(axis=1))[of_found] + within * counts[of_found, 1]
+    starts, sizes = np.cumsum(counts, axis=0) - counts, counts.prod(axis=1)
+    of_detection, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)  # index of the image
+    within = np.arange(len(of_detection)) - starts[of_detection, 0]
+    columns = np.arange(len(of_truth)) - starts[of_truth, 1]
+    rows = (np.cumsum(sizes) - sizes)[of_detection] + within * counts[of_detection, 1]
 
-    keys = of_found * num_classes + merged.classes
+    keys = of_detection * num_classes + merged.classes
     order = np.lexsort((-merged.scores, keys))
     ranks = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order])
     kept, ranks = order[ranks < limit], ranks[ranks < limit]
@@ -84,23 +85,23 @@ def match_detections(
     first, last = (np.searchsorted(truths.keys, detections.keys, side) for side in ("left", "right"))
     sizes = last - first
     for width in 2 ** np.arange(int(sizes.max(initial=0)).bit_length() + 1):  # group by number of candidates
-        here = np.flatnonzero((sizes > width // 2) & (sizes <= width))
-        group = np.unique(detections.keys[here], return_inverse=True)[1]
-        taken = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
+        members = np.flatnonzero((sizes > width // 2) & (sizes <= width))
+        group = np.unique(detections.keys[members], return_inverse=True)[1]
+        assigned = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
         slots = np.arange(width)
-        for rank in range(detections.ranks[here].max(initial=-1) + 1):
-            is_current = detections.ranks[here] == rank
-            current, key = here[is_current], group[is_current]
+        for rank in range(detections.ranks[members].max(initial=-1) + 1):
+            is_current = detections.ranks[members] == rank
+            current, key = members[is_current], group[is_current]
             real = slots < sizes[current, None]
             columns = np.where(real, first[current, None] + slots, 0)
             cells = detections.rows[current, None] + truths.columns[columns] * real
             overlaps = np.where(real, detections.overlaps[cells], -1)
-            free = (overlaps >= thresholds) & (~taken[:, :, key] | truths.crowd[columns])
+            free = (overlaps >= thresholds) & (~assigned[:, :, key] | truths.crowd[columns])
             counts = ~ignore[:, columns][:, None]
             counted, taking = _best(overlaps, free & counts)
             other, taking_other = _best(overlaps, free & ~counts)
             chosen = np.where(counted, taking, taking_other)
-            taken[:, :, key] |= (slots == chosen[..., None]) & (counted | other)[..., None]
+            assigned[:, :, key] |= (slots == chosen[..., None]) & (counted | other)[..., None]
             matched[..., current], ignored[..., current] = counted | other, ~counted & other
     return matched, ignored
 

@@ -84,7 +84,7 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
     unassigned = np.arange(len(positions))
     for number in range(len(weights) - 1):
         share = weights[number] / sum(weights[number:])
-        before, after = (np.floor((ranks[unassigned] + more) * share).astype(np.int64) for more in (0, 1))
+        before, after = (np.floor((ranks[unassigned] + step) * share).astype(np.int64) for step in (0, 1))
         assigned = after > before
         part[unassigned[assigned]] = number
         ranks[unassigned] = np.where(assigned, before, ranks[unassigned] - before)

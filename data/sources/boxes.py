@@ -160,7 +160,7 @@ class BoxedImages(ExampleSource):
         if len(boxes) and boxes.max() <= 1:
             yield f"all {len(boxes):,} boxes lie in the first pixel of their images: they must be in pixels."
         if repeated := [file for file, count in Counter(self.files).items() if count > 1]:
-            yield f"{repeated[0]} is listed several times, and counts as often ({len(repeated)} such images)."
+            yield f"{repeated[0]} is listed several times and is counted each time ({len(repeated)} such images)."
 
     def check(self, index: int) -> None:
         picture = Picture(self.files[index], 3)

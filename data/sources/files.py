@@ -45,15 +45,15 @@ class DataFiles(SplitFiles):
 
     def split_files(self) -> dict[str, list[str]]:
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
-        self = self.copied()
-        paths, splits = self.paths(), {}
-        if os.path.isdir(self.path):
-            splits = find_splits(paths.pop("train"), self.suffixes, self.known is None)
-        for split, path in self.without_training(paths).items():
-            splits[split] = [str(file) for file in find_files(path, self.suffixes)]
+        source = self.copied()
+        paths, splits = source.paths(), {}
+        if os.path.isdir(source.path):
+            splits = find_splits(paths.pop("train"), source.suffixes, source.known is None)
+        for split, path in source.without_training(paths).items():
+            splits[split] = [str(file) for file in find_files(path, source.suffixes)]
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
-        return self.without_training({split: splits[split] for split in SPLITS if split in splits})
+        return source.without_training({split: splits[split] for split in SPLITS if split in splits})
 
     def files(self) -> list[str]:
         return [file for files in self.split_files().values() for file in files]
@@ -206,8 +206,8 @@ class _Streams(io.RawIOBase):
     def _starts_next(self):
         """Start the next stream, before which there may be zeros; return False if there is none."""
         self._rest = self._stream.unused_data.lstrip(b"\0")
-        while not self._rest and (more := self._file.read(_READ)):
-            self._rest = more.lstrip(b"\0")
+        while not self._rest and (block := self._file.read(_READ)):
+            self._rest = block.lstrip(b"\0")
         self._stream = self._make() if self._rest else self._stream
         return bool(self._rest)
 

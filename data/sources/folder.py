@@ -20,7 +20,7 @@ from lineage.data.sources.files import held_out, read_lines
 from lineage.data.transforms.pillow import Picture, common_channels
 
 VALIDATION = "validation", "valid", "val", "dev"  # names of the folder of the validation data
-SEEN = 100  # number of training images that are looked at for color
+NUM_SAMPLED = 100  # training images from which the number of channels is determined
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -98,7 +98,7 @@ def _images(
 ) -> Images:
     if not channels:
         files, _ = splits["train"]
-        channels = common_channels((files[index], "") for index in evenly_spaced(len(files), SEEN))
+        channels = common_channels((files[index], "") for index in evenly_spaced(len(files), NUM_SAMPLED))
     return Images({split: ImageFiles(*splits[split], channels) for split in SPLITS if split in splits}, list(names))
 
 

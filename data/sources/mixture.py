@@ -61,7 +61,7 @@ class Mixture(Source):
             kind, colon, value = options["source"].partition(":")
             name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
             if name in named or not re.fullmatch(r"\w+", name):
-                raise ValueError(f"source.parts has the name {name!r}: each needs its own, of letters, digits and _.")
+                raise ValueError(f"source.parts has the name {name!r}: it must be unique, of letters, digits and _.")
             settings = {key: option for key, option in options.items() if key not in ("source", "name", "prefix")}
             if colon and not keys:
                 raise ValueError(f"source.parts has {options['source']!r}: the source {kind!r} has no options.")

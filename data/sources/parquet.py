@@ -21,7 +21,7 @@ from lineage.data.sources.tables import Row, Table, check_columns
 from lineage.data.transforms.pillow import Picture, common_channels
 
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
-SEEN = 10  # number of training images that are looked at for color; each may be in another row group
+NUM_SAMPLED = 10  # training images from which the channels are determined; each may be in another row group
 CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
 BATCH = 1024, 1 << 28  # rows that are decompressed together, and bytes that they need if all have the largest value
 
@@ -116,17 +116,15 @@ class Parquet(Table):
                     raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {classes}.")
             kept = [(file, row - 1, known[label]) for file, row, label in values if known[label] >= 0]
             if kept:
-                place = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
-                groups = [_groups(file, self.image_key) for file in place]
-                stamps = [os.stat(file).st_mtime_ns for file in place]
-                columns = zip(*((place[file], row, number) for file, row, number in kept))
+                file_numbers = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
+                groups = [_groups(file, self.image_key) for file in file_numbers]
+                stamps = [os.stat(file).st_mtime_ns for file in file_numbers]
+                columns = zip(*((file_numbers[file], row, number) for file, row, number in kept))
                 arrays = (np.array(column, np.int32) for column in columns)
-                examples = ParquetImages(list(place), groups, stamps, *arrays, self.image_key, channels)
-                seen = (
-                    (examples.content(index), examples.where(index)) for index in evenly_spaced(len(examples), SEEN)
-                )
-                channels = channels or common_channels(seen)
-                splits[split] = replace(examples, channels=channels)
+                images = ParquetImages(list(file_numbers), groups, stamps, *arrays, self.image_key, channels)
+                indices = evenly_spaced(len(images), NUM_SAMPLED)
+                channels = channels or common_channels((images.content(i), images.where(i)) for i in indices)
+                splits[split] = replace(images, channels=channels)
         return Images(splits, named or names)
 
 
@@ -185,7 +183,7 @@ class _Recent:
         self._size, self._lock = 0, threading.Lock()
 
     def read(self, file: str, stamp: int, number: int, column: str) -> Any:
-        """Return a column of a row group as pyarrow's array; raise ValueError if the file has another time now."""
+        """Return a column of a row group as pyarrow's array; raise ValueError if the file was modified."""
         if os.stat(file).st_mtime_ns != stamp:
             raise ValueError(f"{file} has changed since its rows and labels were read.")
         key = file, stamp, number, column

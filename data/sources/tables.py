@@ -161,7 +161,8 @@ class CSV(Table):
             places = [header.index(key) for key in keys]
             delimiters.clear()
             for row in reader:
-                if self.delimiter == "\t" and delimiters[1:] and {*delimiters} == {len(header) - 1} != {0}:
+                are_rows = len(delimiters) > 1 and len(header) > 1 and {*delimiters} == {len(header) - 1}
+                if self.delimiter == "\t" and are_rows:
                     where = f"{file}, line {reader.line_num} is joined to the line before by double quotes"
                     both = f"both have {len(header)} columns: set --config.source.quotes=false"
                     errors.append(ValueError(f"{where}, but {both}."))
@@ -257,5 +258,5 @@ def as_text(value: Any, key: str, where: str) -> str:
         raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
     if not (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
         problem = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"
-        raise ValueError(f"{where}: the column {key!r} {problem}, it must be a text or a number.")
+        raise ValueError(f"{where}: the column {key!r} {problem}: it must be a text or a number.")
     return str(value)

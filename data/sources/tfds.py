@@ -119,8 +119,8 @@ class TFDS(PathSource):
     def _splits(self) -> dict[str, str]:
         """Splits to read, by their role: those that are given, and the data set's own unless they are empty."""
         known = {name for name, split in self._builder.info.splits.items() if split.num_examples}
-        given = self.train_split, self.validation_split, self.test_split
-        splits = {role: split or role for role, split in zip(SPLITS, given) if split or role in known}
+        explicit = self.train_split, self.validation_split, self.test_split
+        splits = {role: split or role for role, split in zip(SPLITS, explicit) if split or role in known}
         return self.without_training(splits)
 
     def _feature(self, key: str) -> Any:
@@ -155,9 +155,9 @@ class TFDS(PathSource):
         except ValueError as error:
             raise ValueError(f"The split {split!r} of {info.full_name} cannot be read: {error}") from None
 
-    def _columns(self, texts: Sequence[str], *others: str) -> dict[str, list[list[Any]]]:
+    def _columns(self, texts: Sequence[str], *features: str) -> dict[str, list[list[Any]]]:
         """Return all values of features with texts, and of other features, by split; texts are decoded."""
-        read = dict.fromkeys(texts, _text) | dict.fromkeys(others, _decoded)
+        read = dict.fromkeys(texts, _text) | dict.fromkeys(features, _decoded)
         for key in read:
             self._feature(key)
         splits = {}
@@ -165,7 +165,7 @@ class TFDS(PathSource):
             with _reading(source := self._records(split)):
                 records = list(source)
             splits[name] = [
-                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *others)
+                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *features)
             ]
         return splits
 

@@ -71,7 +71,7 @@ class CenterCrop:
             left, top = (width - self.size) // 2, (height - self.size) // 2
             edges, kind = (left, top, left + self.size, top + self.size), RESAMPLING[self.resample]
             if width * height > ELONGATED * self.size**2:  # the whole resized image could be far larger than the file
-                box = tuple(edge * sides[i % 2] / (width, height)[i % 2] for i, edge in enumerate(edges))
+                box = tuple(edge * side / length for edge, side, length in zip(edges, sides * 2, (width, height) * 2))
                 return from_pillow(picture.resize((self.size, self.size), kind, box=box))
             if (width, height) != picture.size:
                 picture = picture.resize((width, height), kind)

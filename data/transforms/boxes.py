@@ -77,8 +77,8 @@ class Resize(Checked):
         if self.longest and longer / shorter * size > self.longest:
             exact = self.longest * shorter / longer
             size = max(round(exact), 1)
-        sides = size, max(int(exact * longer / shorter), 1)
-        return resize(example, *sides[:: 1 if height <= width else -1])
+        other = max(int(exact * longer / shorter), 1)
+        return resize(example, size, other) if height <= width else resize(example, other, size)
 
 
 @dataclass(frozen=True)

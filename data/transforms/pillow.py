@@ -51,7 +51,7 @@ class Picture:
         with _opened(self.file, self.where) as image:
             end = ENDS.get(image.format or "", b"")
             image.fp.seek(-len(end), os.SEEK_END)
-            is_complete = image.mode in MODES and image.fp.read() == end != b""
+            is_complete = bool(end) and image.mode in MODES and image.fp.read() == end
         if not is_complete:
             decode(self.file, self.channels, self.where)
 
@@ -117,7 +117,7 @@ def _check_size(image, size):
     if image.format in ("JPEG", "MPO"):
         image.fp.seek(0)
         if (scans := image.fp.read().count(b"\xff\xda")) > 100 + size // 10_000:  # each passes over all pixels
-            raise OSError(f"it has {scans:,} scans, of which a photo has a few")
+            raise OSError(f"it has {scans:,} scans, of which a photo has only a few")
     if size > 10**6 and image.tile and image.tile[0][0] == "ppm_plain":
         raise OSError("it is a plain PPM file, in which each number is a text, of more than 1 MB")
     tags = getattr(image, "tag_v2", {})

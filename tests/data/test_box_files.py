@@ -97,7 +97,8 @@ def test_images_that_are_listed_twice(tmp_path):
     images = [{"id": id, "file_name": "000000000139.png"} for id in (139, 140)]
     (note,) = COCO(coco(tmp_path, images=images, annotations=[])).images_with_boxes().splits["train"].notes()
     assert (
-        note == f"{tmp_path}/train2017/000000000139.png is listed several times, and counts as often (1 such images)."
+        note
+        == f"{tmp_path}/train2017/000000000139.png is listed several times and is counted each time (1 such images)."
     )
 
 

@@ -185,7 +185,7 @@ def test_invalid_files_raise(content, options, message, tmp_path):
         read_labeled_texts("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n', '{"text": "a", "label": NaN}\n'):
         (tmp_path / "a.jsonl").write_text(content)
-        with pytest.raises(ValueError, match="line 1: the column 'label' has no value, it must be a text or a number"):
+        with pytest.raises(ValueError, match="line 1: the column 'label' has no value: it must be a text or a number"):
             read_labeled_texts(f"{tmp_path}/a.jsonl")
 
 

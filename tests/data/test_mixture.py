@@ -196,8 +196,8 @@ def test_images_are_mixed():
     [
         ({}, r"source.parts is \(\): a mixture needs two or more"),
         ({"parts": ("cldr",)}, "a mixture needs two or more"),
-        ({"parts": ("cldr", "cldr")}, "source.parts has the name 'cldr': each needs its own"),
-        ({"parts": ("cldr", {"source": "cldr", "name": "a/b"})}, "has the name 'a/b': each needs its own, of letters"),
+        ({"parts": ("cldr", "cldr")}, "source.parts has the name 'cldr': it must be unique"),
+        ({"parts": ("cldr", {"source": "cldr", "name": "a/b"})}, "has the name 'a/b': it must be unique, of letters"),
         ({"parts": ("cldr", {"source": "cldr", "name": 3})}, "source.parts has the name 3: it must be a text"),
         ({"parts": ("cldr", {"source": "cldr", "prefix": 3})}, "source.parts has the prefix 3: it must be a text"),
         ({"parts": ("cldr", {"name": "x"})}, "must be a source, or a dictionary with a `source`"),
