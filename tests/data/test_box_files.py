@@ -87,8 +87,8 @@ def test_coco(tmp_path):
 )
 def test_boxes_in_another_format(box, note, tmp_path):
     """Check notes on boxes with the right and bottom edges instead of sides, and relative to the image."""
-    found = COCO(coco(tmp_path, annotations=[annotation(139, 17, box)])).images_with_boxes().splits["train"]
-    assert list(found.notes()) == [note.format(root=tmp_path)] * bool(note)
+    actual = COCO(coco(tmp_path, annotations=[annotation(139, 17, box)])).images_with_boxes().splits["train"]
+    assert list(actual.notes()) == [note.format(root=tmp_path)] * bool(note)
     assert not [*COCO(coco(tmp_path, annotations=[])).images_with_boxes().splits["train"].notes()]
 
 

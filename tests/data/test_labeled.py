@@ -131,9 +131,9 @@ def test_truncation_rules():
 def test_single_texts_and_pairs_may_be_encoded_together():
     encoder = TextEncoder(TextClassification(sequence_length=12), CODER, {}, 0)
     rows = [("w1 w2",), ("w3", "w4 w5"), ("w6",)]
-    found = encoder.encode(rows).tokens
-    assert [ids.tolist() for ids in found] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
-    assert [np.sum(ids == CODER.sep) for ids in found] == [1, 2, 1]
+    actual = encoder.encode(rows).tokens
+    assert [ids.tolist() for ids in actual] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
+    assert [np.sum(ids == CODER.sep) for ids in actual] == [1, 2, 1]
     with pytest.raises(ValueError, match="A row has 3 texts: it must have one or two"):
         encoder.encode([("a",), ("a", "b", "c")])
 

@@ -25,10 +25,10 @@ def test_each_source_has_its_share_of_any_number_of_examples(weights):
     count = 20_000
     part, ranks = assign(np.arange(count), weights)
     shares = np.arange(1, count + 1)[:, None] * np.array(weights) / sum(weights)
-    found = np.cumsum(part[:, None] == np.arange(len(weights)), axis=0)
-    assert abs(found - shares).max() < len(weights)
+    actual = np.cumsum(part[:, None] == np.arange(len(weights)), axis=0)
+    assert abs(actual - shares).max() < len(weights)
     for number in range(len(weights)):  # the examples of a source are numbered without gaps
-        np.testing.assert_array_equal(ranks[part == number], np.arange(found[-1, number]))
+        np.testing.assert_array_equal(ranks[part == number], np.arange(actual[-1, number]))
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -74,9 +74,9 @@ def test_cldr_contains_every_day_once_in_babel_formats():
     sizes = {name: len(targets) for name, (_, targets) in splits.items()}
     assert 0.79 < sizes["train"] / 36_525 < 0.81
     assert abs(sizes["validation"] - sizes["test"]) < 100
-    found = dict(zip(*(splits["test"])))
-    assert found["19 gennaio 1950"] == "1950-01-19"
-    assert found["May 19, 1950"] == "1950-05-19"
+    actual = dict(zip(*(splits["test"])))
+    assert actual["19 gennaio 1950"] == "1950-01-19"
+    assert actual["May 19, 1950"] == "1950-05-19"
     assert Dates().pairs() == splits
 
 

@@ -93,12 +93,12 @@ def test_questions(tmp_path):
     answers = [{"text": ["Rome", "in Rome"], "answer_start": [13, 10]}, {"text": [], "answer_start": []}]
     context = "Ann lives in Rome."
     columns = {"id": ["a", "b"], "question": ["Where?", "Why?"], "context": [context] * 2, "answers": answers}
-    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
     where = Question("Where?", context, [(13, "Rome"), (10, "in Rome")], "a")
-    assert found == [where, Question("Why?", context, [], "b")]
+    assert actual == [where, Question("Why?", context, [], "b")]
     del columns["id"]
-    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
-    assert [question.id for question in found] == ["", ""]
+    (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    assert [question.id for question in actual] == ["", ""]
     loaded = load(Parquet(f"{tmp_path}/a.parquet"), QuestionAnswering(sequence_length=64), batch_size=2)
     assert sorted((loaded.train[0]["start"] > 0).tolist()) == [False, True]
     for wrong, message in (

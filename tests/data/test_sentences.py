@@ -73,13 +73,13 @@ def test_chunks_start_at_sentences_and_cover_each_document(chunks):
         first = int(chunks[index]["first"])
         assert chunks.take(np.array([index]))["first"] == first
         count = max(chunks.num_fitting(first, LENGTH), 2)
-        found = read(coder, chunks.read(first, count))
-        assert len({d for d, _, _ in found}) == 1
-        assert found[0][2] == 0
+        actual = read(coder, chunks.read(first, count))
+        assert len({d for d, _, _ in actual}) == 1
+        assert actual[0][2] == 0
         if first + count < chunks.stops[first]:
             assert len(chunks.read(first, count + 1)) > LENGTH
-        assert not seen & set(found)
-        seen.update(found)
+        assert not seen & set(actual)
+        seen.update(actual)
     last = {d: s for d, s, _ in everything}
     assert {(d, s) for d, s, _ in set(everything) - seen} <= set(last.items())
     assert len(seen) > 0.9 * len(everything)

@@ -199,9 +199,9 @@ def test_split_of_a_name():
 def test_splits_of_a_folder(tmp_path):
     touch(tmp_path / "a", "train-1.csv", "train-0.csv.gz", "test-0.csv", "dev.csv", "train.txt", "README.md")
     touch(tmp_path / "a", ".cache/huggingface/train-1.csv", "other.csv")
-    found = find_splits(f"{tmp_path}/a", (".csv",))
+    actual = find_splits(f"{tmp_path}/a", (".csv",))
     names = {"train": ["train-0.csv.gz", "train-1.csv"], "validation": ["dev.csv"], "test": ["test-0.csv"]}
-    assert found == {split: [f"{tmp_path}/a/{name}" for name in files] for split, files in names.items()}
+    assert actual == {split: [f"{tmp_path}/a/{name}" for name in files] for split, files in names.items()}
     touch(tmp_path / "b", "default/partial-train/0000.csv", "default/partial-train/0001.csv", "default/test/train.csv")
     with pytest.raises(ValueError, match=r"files of the split train in .*/default/partial-train and .*/default/test"):
         find_splits(f"{tmp_path}/b")

@@ -228,11 +228,11 @@ def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
 
 def test_character_vocabulary_covers_all_splits_and_optional_end_of_text():
     texts = {"train": ["ab"], "validation": ["bc"]}
-    found = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
-    assert found.end_of_text is None
-    assert found.vocab_size == len("abc") + 1
-    assert found.has("mask")
-    assert not found.has("sentinels")
+    actual = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    assert actual.end_of_text is None
+    assert actual.vocab_size == len("abc") + 1
+    assert actual.has("mask")
+    assert not actual.has("sentinels")
     assert find_tokenizer(Characters(), texts, ("end_of_text",)).has("end_of_text")
     several = texts | {"test": ["d", "e"]}
     assert find_tokenizer(Characters(), several, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6

@@ -41,8 +41,8 @@ def run(tmp_path, monkeypatch, capsys):
 
     def run(command, *more):
         code = launch.main([*shlex.split(command)[1:], *more])
-        out, said = capsys.readouterr()
-        assert code == 0, said
+        out, output = capsys.readouterr()
+        assert code == 0, output
         return out
 
     return run
@@ -104,8 +104,8 @@ def test_texts_with_labels(run):
     for one, theirs in zip(rows("predictions.jsonl"), pipeline(texts), strict=True):
         assert one["probabilities"] == pytest.approx({each["label"]: each["score"] for each in theirs}, abs=1e-5)
     model = lineage.load("outputs/reviews")
-    found = model.predict(texts)
-    assert [one["label"] for one in found] == [one["label"] for one in rows("predictions.jsonl")]
+    actual = model.predict(texts)
+    assert [one["label"] for one in actual] == [one["label"] for one in rows("predictions.jsonl")]
     assert model.embed(texts).shape == (9, 16)
 
 
@@ -142,8 +142,8 @@ def test_folders_of_images(run):
     assert json.loads(Path("predictions.jsonl.accuracy.json").read_text())["scores"]["accuracy"] == accuracy
     pipeline = transformers.pipeline("image-classification", "vit-photos")
     for one in rows("predictions.jsonl"):
-        found = {each["label"]: each["score"] for each in pipeline(f"photos/test/{one['file']}")}
-        assert one["probabilities"] == pytest.approx(found, abs=2e-3)  # its pixels are rounded differently
+        actual = {each["label"]: each["score"] for each in pipeline(f"photos/test/{one['file']}")}
+        assert one["probabilities"] == pytest.approx(actual, abs=2e-3)  # its pixels are rounded differently
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_folder_of_texts(run):
     tokenizer = transformers.AutoTokenizer.from_pretrained("gpt2-texts")
     theirs = transformers.AutoModelForCausalLM.from_pretrained("gpt2-texts")
     tokens = torch.tensor([tokenizer("a good")["input_ids"]])
-    said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
-    assert tokenizer.decode(said[0][tokens.shape[1] :]) == ours
+    generated = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(generated[0][tokens.shape[1] :]) == ours
 
 
 def vars_of(model):
@@ -256,9 +256,9 @@ def test_images_with_boxes(run):
     Path("shapes/annotations/instances_train.json").unlink()
     for command in (predict, score, export, again):
         run(command)
-    found = json.loads(Path("objects.json").read_text())
-    assert {each["category_id"] for each in found} <= {3, 7}
+    actual = json.loads(Path("objects.json").read_text())
+    assert {each["category_id"] for each in actual} <= {3, 7}
     assert len(rows("again.jsonl")) == 4
-    ours = [each["score"] for each in sorted(found, key=lambda each: -each["score"])][:4]
+    ours = [each["score"] for each in sorted(actual, key=lambda each: -each["score"])][:4]
     theirs = sorted((each["score"] for row in rows("again.jsonl") for each in row["objects"]), reverse=True)[:4]
     assert ours == pytest.approx(theirs, abs=1e-4)

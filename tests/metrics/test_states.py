@@ -56,12 +56,12 @@ def test_result_does_not_depend_on_split_and_order(kind, part_of, random):
     while len(parts) > 1:  # merged in any order, starting with any two
         random.shuffle(parts)
         parts.append(parts.pop().merge(parts.pop()))
-    found, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
+    actual, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
     if kind is Confusion:
-        np.testing.assert_array_equal(found, whole)
+        np.testing.assert_array_equal(actual, whole)
     else:
         assert np.isfinite(whole)
-        np.testing.assert_allclose(found, whole, atol=1e-6)
+        np.testing.assert_allclose(actual, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Confusion, F1, Matthews])

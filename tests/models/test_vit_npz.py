@@ -98,8 +98,8 @@ def test_logits_match_the_published_code(tmp_path):
     np.savez(tmp_path / "there.npz", **arrays)
     model, variables = convert.load(tmp_path / "there.npz")
     assert (model.depth, model.image_size, model.num_classes, model.head) == (11, 6, 5, "mlp")
-    found = jax.jit(model.apply)(variables, images)
-    np.testing.assert_allclose(found, says(arrays, images), rtol=1e-4, atol=1e-5)
+    actual = jax.jit(model.apply)(variables, images)
+    np.testing.assert_allclose(actual, says(arrays, images), rtol=1e-4, atol=1e-5)
     vit_npz.save(tmp_path / "here.npz", model, variables)
     with np.load(tmp_path / "here.npz") as written:
         assert set(written) == set(arrays)
@@ -150,8 +150,8 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
         for i in (1, 2, 3):
             x = layer(x, f"{unit}/conv{i}", f"{unit}/gn{i}", stride if i == 2 else 1)
             x = nn.relu(x + short if i == 3 else x)
-    found = jax.jit(lambda variables: model.bind(variables).backbone.features(image)[-1])(variables)
-    np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-3)
+    actual = jax.jit(lambda variables: model.bind(variables).backbone.features(image)[-1])(variables)
+    np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-3)
 
 
 def test_file_without_class_token_and_head(tmp_path, variables, normal):
