@@ -69,10 +69,10 @@ def rows(path):
 
 
 def same_classes(path, other):
-    for one, again in zip(rows(path), rows(other), strict=True):
-        assert one["label"] == again["label"]
-        assert one["probabilities"] == pytest.approx(again["probabilities"], abs=1e-5)
-    assert np.std([max(one["probabilities"].values()) for one in rows(path)]) > 1e-4
+    for row, again in zip(rows(path), rows(other), strict=True):
+        assert row["label"] == again["label"]
+        assert row["probabilities"] == pytest.approx(again["probabilities"], abs=1e-5)
+    assert np.std([max(row["probabilities"].values()) for row in rows(path)]) > 1e-4
 
 
 TOKENS = jnp.zeros((1, 4), jnp.int32)
@@ -101,11 +101,11 @@ def test_texts_with_labels(run):
     pipeline = transformers.pipeline("text-classification", "bert-reviews", top_k=None)
     assert pipeline.tokenizer.model_max_length == 64
     texts = [line.split('"')[1] for line in lines[:9]]
-    for one, theirs in zip(rows("predictions.jsonl"), pipeline(texts), strict=True):
-        assert one["probabilities"] == pytest.approx({each["label"]: each["score"] for each in theirs}, abs=1e-5)
+    for entry, theirs in zip(rows("predictions.jsonl"), pipeline(texts), strict=True):
+        assert entry["probabilities"] == pytest.approx({row["label"]: row["score"] for row in theirs}, abs=1e-5)
     model = lineage.load("outputs/reviews")
     actual = model.predict(texts)
-    assert [one["label"] for one in actual] == [one["label"] for one in rows("predictions.jsonl")]
+    assert [entry["label"] for entry in actual] == [entry["label"] for entry in rows("predictions.jsonl")]
     assert model.embed(texts).shape == (9, 16)
 
 
@@ -137,13 +137,13 @@ def test_folders_of_images(run):
         run(command)
     assert len(rows("predictions.jsonl")) == 8
     same_classes("predictions.jsonl", "again.jsonl")
-    truth = [Path(one["file"]).parent.name for one in rows("predictions.jsonl")]
-    accuracy = np.mean([one["label"] == label for one, label in zip(rows("predictions.jsonl"), truth)])
+    truth = [Path(entry["file"]).parent.name for entry in rows("predictions.jsonl")]
+    accuracy = np.mean([entry["label"] == label for entry, label in zip(rows("predictions.jsonl"), truth)])
     assert json.loads(Path("predictions.jsonl.accuracy.json").read_text())["scores"]["accuracy"] == accuracy
     pipeline = transformers.pipeline("image-classification", "vit-photos")
-    for one in rows("predictions.jsonl"):
-        actual = {each["label"]: each["score"] for each in pipeline(f"photos/test/{one['file']}")}
-        assert one["probabilities"] == pytest.approx(actual, abs=2e-3)  # its pixels are rounded differently
+    for entry in rows("predictions.jsonl"):
+        actual = {row["label"]: row["score"] for row in pipeline(f"photos/test/{entry['file']}")}
+        assert entry["probabilities"] == pytest.approx(actual, abs=2e-3)  # its pixels are rounded differently
 
 
 @pytest.mark.slow
@@ -257,8 +257,8 @@ def test_images_with_boxes(run):
     for command in (predict, score, export, again):
         run(command)
     actual = json.loads(Path("objects.json").read_text())
-    assert {each["category_id"] for each in actual} <= {3, 7}
+    assert {entry["category_id"] for entry in actual} <= {3, 7}
     assert len(rows("again.jsonl")) == 4
-    ours = [each["score"] for each in sorted(actual, key=lambda each: -each["score"])][:4]
-    theirs = sorted((each["score"] for row in rows("again.jsonl") for each in row["objects"]), reverse=True)[:4]
+    ours = [entry["score"] for entry in sorted(actual, key=lambda entry: -entry["score"])][:4]
+    theirs = sorted((entry["score"] for row in rows("again.jsonl") for entry in row["objects"]), reverse=True)[:4]
     assert ours == pytest.approx(theirs, abs=1e-4)

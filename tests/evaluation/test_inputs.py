@@ -155,7 +155,7 @@ def test_inputs_of_questions_and_images(tmp_path):
     for name in ("list.txt", "a.png", ""):
         actual = from_files(str(tmp_path / name), "images", channels=3)
         assert actual.rows[len(actual.rows) - 1]["image"].shape == (2, 4, 3)
-        assert {each["file"] for each in actual.about} == {"a.png"}
+        assert {row["file"] for row in actual.about} == {"a.png"}
         assert len(actual.rows) == (2 if name == "list.txt" else 1)
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),

@@ -47,11 +47,11 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
     folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3}, steps=40)
     actual = predict(folder, lines)
     assert len(actual) == 21
-    for each in actual:
-        assert set(each["probabilities"]) == {"no", "yes", "maybe"}
-        assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-        assert each["label"] == max(each["probabilities"], key=each["probabilities"].get)
-    assert np.std([each["probabilities"]["no"] for each in actual]) > 0.01
+    for row in actual:
+        assert set(row["probabilities"]) == {"no", "yes", "maybe"}
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+    assert np.std([row["probabilities"]["no"] for row in actual]) > 0.01
     assert score("accuracy", "out.jsonl", lines)["accuracy"] == metrics["validation/mean_pooled_accuracy"]
     experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
     split = experiment.data.splits["validation"]
@@ -84,7 +84,7 @@ def test_values_of_texts(trained, predict, score, call, tmp_path):
     scores = score("regression", "out.jsonl", labels)
     assert scores == {name: metrics[f"validation/{name}"] for name in ("pearson", "spearman", "mse")}
     assert 0 < abs(scores["pearson"]) < 1
-    values = np.array([each["value"] for each in actual])
+    values = np.array([row["value"] for row in actual])
     assert scores["mse"] == pytest.approx(((values - np.arange(1, 19) / 10) ** 2).mean(), rel=1e-6)
     assert scores["pearson"] == pytest.approx(np.corrcoef(values, np.arange(18))[0, 1], abs=1e-5)
 
@@ -93,25 +93,25 @@ def test_tags_of_words(trained, predict, score, tmp_path):
     """Check the F1 of sentences, one of which is several sequences, and words in other formats."""
     rng = np.random.default_rng(1)
     tags = [rng.choice(["O", "B-X", "I-X"], size).tolist() for size in (4, 1, 9, 30, 2, 7)]
-    words = [["".join(rng.choice(list("abc"), rng.integers(1, 4))) for _ in some] for some in tags]
+    words = [["".join(rng.choice(list("abc"), rng.integers(1, 4))) for _ in sentence] for sentence in tags]
     path = tmp_path / "tags.conllu"
     lines = [
-        "".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(zip(*some), 1))
-        for some in zip(words, tags)
+        "".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(zip(*sentence), 1))
+        for sentence in zip(words, tags)
     ]
     path.write_text("\n".join(lines) + "\n")
     source = {"source": f"conllu:{path}", "source.validation_path": str(path), "task.name": "token_classification"}
     folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3}, steps=20)
     actual = predict(folder, path)
-    assert [each["words"] for each in actual] == words
-    assert [len(each["tags"]) for each in actual] == [4, 1, 9, 30, 2, 7]
+    assert [row["words"] for row in actual] == words
+    assert [len(row["tags"]) for row in actual] == [4, 1, 9, 30, 2, 7]
     scores = score("tagging", "out.jsonl", write_jsonl(tmp_path / "true.jsonl", tags))
     assert scores["f1"] > 0
     for name in ("f1", "precision", "recall", "accuracy"):
         assert scores[name] == metrics[f"validation/{name}"]
     assert score("tagging", "out.jsonl", path) == scores
-    (tmp_path / "words.txt").write_text("".join(" ".join(some) + "\n" for some in words))
-    write_jsonl(tmp_path / "words.jsonl", [{"words": some} for some in words])
+    (tmp_path / "words.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in words))
+    write_jsonl(tmp_path / "words.jsonl", [{"words": sentence} for sentence in words])
     for name in ("words.txt", "words.jsonl"):
         assert predict(folder, tmp_path / name, output=f"out_{name}.jsonl") == actual, name
 
@@ -131,16 +131,16 @@ def test_answers_to_questions(unanswerable, trained, predict, score, printed, tm
     for name in ("exact_match", "f1"):
         assert scores[name] == metrics[f"validation/{name}"]
     assert scores["f1"] > 0
-    assert [each["id"] for each in actual] == list(map(str, range(len(actual))))
-    for each in actual:
-        best = [answer["score"] for answer in each["n_best"]]
+    assert [row["id"] for row in actual] == list(map(str, range(len(actual))))
+    for row in actual:
+        best = [answer["score"] for answer in row["n_best"]]
         assert best == sorted(best, reverse=True)
-        assert len({answer["text"] for answer in each["n_best"]}) == len(best) > 1
-        assert each["prediction"] in ("", each["n_best"][0]["text"])
-        assert ("no_answer_score" in each) == unanswerable
+        assert len({answer["text"] for answer in row["n_best"]}) == len(best) > 1
+        assert row["prediction"] in ("", row["n_best"][0]["text"])
+        assert ("no_answer_score" in row) == unanswerable
     for threshold, empty in ((-1e9, unanswerable), (1e9, False)):
         answers = printed(folder, path, f"--config.task.no_answer_threshold={threshold}")
-        assert {each["prediction"] == "" for each in answers} == {empty}
+        assert {row["prediction"] == "" for row in answers} == {empty}
 
 
 @pytest.mark.thorough
@@ -171,7 +171,7 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == actual
     assert len(predict(folder, path, "--config.sampling.num_beams=3", output="beams.jsonl")) == 70
     short = predict(folder, path, "--config.sampling.max_new_tokens=3", output="short.jsonl")
-    assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in actual]
+    assert [entry["prediction"] for entry in short] == [entry["prediction"][:3] for entry in actual]
 
 
 @pytest.mark.thorough
@@ -211,7 +211,7 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     (tmp_path / "prompts.txt").write_text("".join(f"{'ab' * (number % 4)}c\n" for number in range(40)))
     samples = [printed(folder, tmp_path / "prompts.txt", f"--batch-size={size}") for size in (8, 16)]
     assert samples[0] == samples[1]
-    assert len({each["prediction"] for each in samples[0]}) > 30
+    assert len({row["prediction"] for row in samples[0]}) > 30
     (tmp_path / "prompts.txt").write_text("import\n\n")
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
@@ -240,7 +240,7 @@ def test_filled_masks(trained, predict, score, printed, call, tmp_path):
     assert second == {"prediction": "no mask", "masks": []}
     assert len(first["masks"]) == 2
     for mask in first["masks"]:
-        chances = [each["probability"] for each in mask]
+        chances = [row["probability"] for row in mask]
         assert chances == sorted(chances, reverse=True)
         assert len(chances) == 5
     best = [mask[0]["token"] for mask in first["masks"]]
@@ -266,10 +266,10 @@ def test_features_of_texts(trained, predict, tmp_path):
     found = predict(folder, tmp_path / "texts.txt", "--features")
     experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
     variables, encoder = experiment.restore().variables(), experiment.model
-    for each, text in zip(found, texts):
+    for row, text in zip(found, texts):
         tokens = experiment.data.tokenizer.encode(text)[None]
         hidden = encoder.apply(variables, jnp.asarray(tokens), method="encode")
-        np.testing.assert_allclose(each["features"], hidden[0].mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(row["features"], hidden[0].mean(axis=0), atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -279,7 +279,7 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"a{number}\n" for number in range(50)))
     actual = predict(folder, prompts, "--batch-size=8")
-    assert len({each["prediction"] for each in actual}) >= 8  # those of a batch differ
+    assert len({row["prediction"] for row in actual}) >= 8  # those of a batch differ
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
     for size in (0, 1, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1, len(whole)):

@@ -54,7 +54,7 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     model = lineage.load(run)
     assert model.predict(texts) == written
-    assert [set(one["probabilities"]) for one in written] == [{"no", "yes"}] * 4
+    assert [set(row["probabilities"]) for row in written] == [{"no", "yes"}] * 4
     assert model.embed(texts).shape == (4, 16)
     assert "data" not in vars(model.experiment)
     assert launch.main(["evaluate", str(run)]) == 0
