@@ -25,11 +25,11 @@ class Inputs:
     `TaggedSentence`s, `Question`s, or examples with an `image`."""
 
     rows: Sequence[Any] | ExampleSource
-    about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
+    identifiers: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
     categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
 
     def __post_init__(self):
-        ids = Counter(repr(entries[key]) for entries in self.about for key in ("id", "image_id") if key in entries)
+        ids = Counter(repr(row[key]) for row in self.identifiers for key in ("id", "image_id") if key in row)
         if repeated := [id for id, count in ids.items() if count > 1]:
             raise ValueError(f"Several inputs have the id {repeated[0][:80]}: their ids must differ.")
 
@@ -60,7 +60,7 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     rows = chosen if isinstance(chosen, ExampleSource) else list(chosen)
     if isinstance(chosen, BoxedImages) and chosen.ids:
         return Inputs(rows, [{"image_id": id} for id in chosen.ids], chosen.categories)
-    return Inputs(rows, _about(rows, kind))
+    return Inputs(rows, _identifiers(rows, kind))
 
 
 def from_files(
@@ -94,7 +94,7 @@ def from_files(
     rows = rows_of(path, KINDS[kind], names, bad, quotes)
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, _about(rows, kind))
+    return Inputs(rows, _identifiers(rows, kind))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -116,19 +116,19 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
             allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
             raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
-        return Inputs(MemoryImages(inputs, channels), _about(inputs, kind))
+        return Inputs(MemoryImages(inputs, channels), _identifiers(inputs, kind))
     reading = KINDS[kind]
     columns = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in inputs]
     for number, row in enumerate(columns):
         reading.check(row, f"input {number}")
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(columns)]
-    return Inputs(rows, _about(rows, kind))
+    return Inputs(rows, _identifiers(rows, kind))
 
 
-def _about(rows, kind):
-    """Return the entries that identify each row (see `Kind.about`), if the kind has any; {} for errors."""
+def _identifiers(rows, kind):
+    """Return the entries that identify each row (see `Kind.identifiers`), if the kind has any; {} for errors."""
     if kind == BOXES:
         return [{"image_id": number} for number in range(len(rows))]
-    if kind not in KINDS or not (about := KINDS[kind].about):
+    if kind not in KINDS or not (identifiers := KINDS[kind].identifiers):
         return ()
-    return [{} if isinstance(row, ValueError) else about(number, row) for number, row in enumerate(rows)]
+    return [{} if isinstance(row, ValueError) else identifiers(number, row) for number, row in enumerate(rows)]

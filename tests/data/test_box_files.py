@@ -55,7 +55,7 @@ def test_coco(tmp_path):
     assert names == ["person", "cat", "dog"]
     assert {name: len(part) for name, part in splits.items()} == {"train": 2, "validation": 2}
     inputs = from_source(source.images_with_boxes(), "images_with_boxes", "validation")
-    assert list(inputs.about) == [{"image_id": 139}, {"image_id": 7}]
+    assert list(inputs.identifiers) == [{"image_id": 139}, {"image_id": 7}]
     assert inputs.categories == {"person": 1, "cat": 17, "dog": 18}
     first, second = splits["train"][0], splits["train"][1]
     assert first["image"].shape == second["image"].shape == (30, 40, 3)

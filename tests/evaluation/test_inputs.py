@@ -99,7 +99,7 @@ def test_sound_header_is_needed(tmp_path):
     with pytest.raises(ValueError, match=r"a\.csv, line 1 is not UTF-8 text: byte 0xe9 at offset 3 of the line"):
         from_files(str(tmp_path / "a.csv"), "documents", bad=5)
     (tmp_path / "a.jsonl").write_text('{"words": 5}\n{"words": ["a", "b"]}\n')
-    assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).about == [{}, {"words": ["a", "b"]}]
+    assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).identifiers == [{}, {"words": ["a", "b"]}]
 
 
 @pytest.mark.thorough
@@ -140,14 +140,14 @@ def test_inputs_of_questions_and_images(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"data": [article]}))
     actual = from_files(str(tmp_path / "a.json"), "questions")
     assert actual.rows == [Question("Is it?", "It is.", [], "x7")]
-    assert actual.about == [{"id": "x7"}]
+    assert actual.identifiers == [{"id": "x7"}]
     (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
     actual = from_files(str(tmp_path / "a.csv"), "questions")
-    assert (actual.rows[0].text, actual.rows[0].context, actual.about) == ("Is it?", "It is.", [{"id": "0"}])
+    assert (actual.rows[0].text, actual.rows[0].context, actual.identifiers) == ("Is it?", "It is.", [{"id": "0"}])
     Image.new("L", (4, 2)).save(tmp_path / "a.png")
     (tmp_path / "a, b").mkdir()
     Image.new("L", (4, 2)).save(tmp_path / "a, b" / "a.png")
-    assert from_files(str(tmp_path / "a, b"), "images", channels=3).about == [{"file": "a.png"}]
+    assert from_files(str(tmp_path / "a, b"), "images", channels=3).identifiers == [{"file": "a.png"}]
     (tmp_path / "a, b" / "a.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no file or folder .*/photos\."):
         from_files(str(tmp_path / "photos"), "images", channels=3)
@@ -155,7 +155,7 @@ def test_inputs_of_questions_and_images(tmp_path):
     for name in ("list.txt", "a.png", ""):
         actual = from_files(str(tmp_path / name), "images", channels=3)
         assert actual.rows[len(actual.rows) - 1]["image"].shape == (2, 4, 3)
-        assert {row["file"] for row in actual.about} == {"a.png"}
+        assert {row["file"] for row in actual.identifiers} == {"a.png"}
         assert len(actual.rows) == (2 if name == "list.txt" else 1)
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),

@@ -191,5 +191,5 @@ def test_inputs_are_remote_files_or_folders(bucket):
     bucket.put({"texts.jsonl": b'{"text": "a"}\n', "photos/a.png": image.getvalue()})
     assert from_files(f"{bucket.url}/texts.jsonl", "documents").part(0, 9) == ["a"]
     photos = from_files(f"{bucket.url}/photos", "images", channels=3)
-    assert photos.about == [{"file": "a.png"}]
+    assert photos.identifiers == [{"file": "a.png"}]
     assert photos.rows[0]["image"].shape == (2, 2, 3)

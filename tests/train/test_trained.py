@@ -317,7 +317,7 @@ def test_lists_of_inputs(tmp_path):
     assert all((image == pixels).all() for image in rows.take(np.arange(3))["image"])
     actual = from_memory(["an apple", ["an", "apple"]], "tagged_sentences")
     assert [row.words for row in actual.rows] == [["an", " apple"]] * 2
-    assert actual.about == [{"words": ["an", "apple"]}] * 2
+    assert actual.identifiers == [{"words": ["an", "apple"]}] * 2
     (question,) = from_memory([("Who?", "Ann.")], "questions").rows
     assert (question.text, question.context) == ("Who?", "Ann.")
     assert from_memory(["a", ("b", "c")], "labeled_texts").rows == [("a",), ("b", "c")]
