@@ -108,8 +108,8 @@ def test_crowds_and_excess_objects_in_training_and_evaluation():
     example = blocks(0) | {"crowd": np.array([False, True, False])}
     batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
 
-    def make(most, training):
-        return detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)
+    def make(max_boxes, training):
+        return detection.Transform([], 96, max_boxes, (0.5,), (0.5,), training)(batch, keys)
 
     seen = make(3, False)
     assert seen["boxes_mask"].tolist() == [[True, False, True]]

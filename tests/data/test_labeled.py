@@ -31,9 +31,9 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
     task = TextClassification(sequence_length=length, long_text=rule, stride=stride)
-    made = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
-    made.encode(texts)
-    return lambda row: made(row, tuple(CODER.encode_batch(row)))
+    encoder = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
+    encoder.encode(texts)
+    return lambda row: encoder(row, tuple(CODER.encode_batch(row)))
 
 
 def written(rows):

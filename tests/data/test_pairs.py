@@ -42,8 +42,8 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
 
 
 def test_tokens_are_the_targets_shifted_right(coder):
-    made = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
-    batch = made.take(np.array([2, 0]))
+    encoded = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
+    batch = encoded.take(np.array([2, 0]))
     end = coder.end_of_text
     for row, number in enumerate([2, 0]):
         targets = batch["targets"][row][batch["mask"][row]]
@@ -53,7 +53,7 @@ def test_tokens_are_the_targets_shifted_right(coder):
         inputs = batch["inputs"][row][batch["inputs_mask"][row]]
         assert coder.decode(inputs[:-1]) == LEFT[number]
         assert inputs[-1] == end
-    np.testing.assert_array_equal(made[0]["targets"], batch["targets"][1])
+    np.testing.assert_array_equal(encoded[0]["targets"], batch["targets"][1])
 
 
 def test_long_pairs_are_dropped_or_truncated_but_references_are_not(coder):

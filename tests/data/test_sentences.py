@@ -50,10 +50,10 @@ def pairs(chunks, coder, order=False, seed=0, rounds=1):
     masked = MaskTokens(0.15, coder)
     firsts = np.tile(chunks.firsts, rounds)
     batch = {"first": firsts, "chunks": [chunks] * len(firsts), "mask": np.ones(len(firsts), bool)}
-    made = PairSentences(LENGTH, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
-    hidden = made["tokens"].copy()
-    np.put_along_axis(hidden, made["masked_positions"], made["targets"], axis=1)  # restore the masked tokens
-    return firsts, made | {"tokens": hidden}
+    examples = PairSentences(LENGTH, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
+    hidden = examples["tokens"].copy()
+    np.put_along_axis(hidden, examples["masked_positions"], examples["targets"], axis=1)  # restore the masked tokens
+    return firsts, examples | {"tokens": hidden}
 
 
 def test_sentences_end_at_lines_and_punctuation():

@@ -51,9 +51,9 @@ def run(tmp_path, monkeypatch, capsys):
 def save(folder, name, example, tokenizer=None, roles=(), **settings):
     """Write a small model with random weights, and a tokenizer of the WORDS, in the layout of `transformers`."""
     if tokenizer:
-        made = TOKENIZERS[tokenizer]().train([" ".join(WORDS) + " ?"], roles)
-        made.save(folder)
-        settings |= {"vocab_size": made.vocab_size}
+        trained = TOKENIZERS[tokenizer]().train([" ".join(WORDS) + " ?"], roles)
+        trained.save(folder)
+        settings |= {"vocab_size": trained.vocab_size}
     model = models.build(name, **settings)
     variables = model.init(jax.random.key(0), *example)
     noisy = jax.tree.map(lambda a: a + 0.3 * RANDOM.standard_normal(a.shape).astype("f"), variables["params"])

@@ -140,7 +140,7 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
         kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
         x = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         groups = x.reshape(*x.shape[:3], 32, -1)
-        mean, variance = (of(groups, axis=(1, 2, 4), keepdims=True) for of in (jnp.mean, jnp.var))
+        mean, variance = (statistic(groups, axis=(1, 2, 4), keepdims=True) for statistic in (jnp.mean, jnp.var))
         x = ((groups - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
         return x * arrays[f"{norm}/scale"] + arrays[f"{norm}/bias"]
 

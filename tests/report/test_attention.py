@@ -140,8 +140,8 @@ def test_weights_fit_into_a_report(monkeypatch):
     weights = np.zeros((2, 6, 3, 5, 5), np.float32)
     monkeypatch.setattr(attention, "attention_weights", lambda *_: {"attention": weights})
     model = models.build("vit", "Ti", image_size=4, patch_size=2, num_classes=2)
-    for fitting, most in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
-        monkeypatch.setattr(attention, "MAX_BYTES", most)
+    for fitting, limit in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
+        monkeypatch.setattr(attention, "MAX_BYTES", limit)
         actual = attention.attention_of_images(model, {}, np.zeros((6, 4, 4, 1)), Facts(mean=(0.5,), std=(0.5,)))
         shapes = {name: len(actual["attention_image"][name]) for name in ("image", "weights")} if actual else {}
         assert shapes == ({"image": fitting, "weights": 2} if fitting else {})
