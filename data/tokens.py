@@ -85,11 +85,13 @@ def tokenize(
     if begin is not None:
         key += f" {begin}"
     folder = Path(root) / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if workers or not _is_complete(folder, dtype):
+    shards, complete = read_index(folder)
+    complete = complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
+    if workers or not complete:
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
             _write(folder, documents, encode, workers)
-    shards, _ = read_index(folder)
+        shards, _ = read_index(folder)
     return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
 
 
@@ -117,12 +119,6 @@ class _Encode:
         ]
         ends = np.cumsum([len(ids) for ids in tokens])[np.array(last)]
         return _Part(np.concatenate(tokens), ends, sum(map(len, texts)), sum(len(text.encode()) for text in texts))
-
-
-def _is_complete(folder: Path, dtype: np.dtype) -> bool:
-    """Return whether all shards of a corpus exist and have the right sizes."""
-    shards, complete = read_index(folder)
-    return complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
 
 
 def _is_intact(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool = False) -> bool:

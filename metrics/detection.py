@@ -214,15 +214,13 @@ def coco(state: Detections) -> Coco:
     recall = np.full((len(THRESHOLDS), classes, len(AREAS), len(LIMITS)), np.nan)
     order = np.lexsort((-detections.scores, detections.classes))  # stable: ties in the order of the images
     of_class = np.split(order, np.searchsorted(detections.classes[order], np.arange(1, classes)))
-    for number in range(classes):
+    for number, members in enumerate(of_class):
         counts = (~ignore[:, truths.classes == number]).sum(axis=1)
         for area in np.flatnonzero(counts):
-            hits, count = correct[area][:, of_class[number]], counts[area]
-            precision[:, :, number, area] = _precision(hits, wrong[area][:, of_class[number]], count)
+            hits, count = correct[area][:, members], counts[area]
+            precision[:, :, number, area] = _precision(hits, wrong[area][:, members], count)
             for column, limit in enumerate(LIMITS):
-                recall[:, number, area, column] = (
-                    hits[:, detections.ranks[of_class[number]] < limit].sum(axis=1) / count
-                )
+                recall[:, number, area, column] = hits[:, detections.ranks[members] < limit].sum(axis=1) / count
     return Coco(precision, recall)
 
 

@@ -61,7 +61,9 @@ class COCO(SplitFiles):
     def images_with_boxes(self) -> Images:
         splits, names = {}, list(self.known.class_names) if self.known else []
         for split, path in self.without_training(self.paths()).items():
-            content = _content(path)
+            content, kinds = read_json(path), ("images", "annotations", "categories")
+            if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
+                raise ValueError(f"{path} is not a file of COCO: it must have lists of {', '.join(kinds)}.")
             categories = category_names(path, content["categories"])
             categories_of_split = list(categories.values())
             if names and names != categories_of_split:
@@ -184,14 +186,6 @@ def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.
     boxes, classes, crowd = zip(*objects) if objects else ((), (), ())
     boxes = np.array(boxes, np.float32).reshape(-1, 4)
     return {"boxes": boxes, "classes": np.array(classes, np.int32), "crowd": np.array(crowd, bool)}
-
-
-def _content(path: str) -> dict[str, Any]:
-    """Return the content of a COCO JSON file."""
-    content, kinds = read_json(path), ("images", "annotations", "categories")
-    if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
-        raise ValueError(f"{path} is not a file of COCO: it must have lists of images, annotations and categories.")
-    return content
 
 
 def category_names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:

@@ -193,9 +193,9 @@ class _Recent:
                 return self._groups[key]
         with _opened(file) as table:
             _check_size(file, table.metadata.row_group(number), [column])
-            texts = [
-                chunk.path_in_schema for chunk in _chunks(table.metadata.row_group(number), [column]) if _is_text(chunk)
-            ]
+            chunks = _chunks(table.metadata.row_group(number), [column])
+        # Columns that pyarrow can read as indices into a list of their different values.
+        texts = [c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
         with _opened(file, read_dictionary=texts) as table:  # a value that many rows share is in memory once
             values = table.read_row_group(number, columns=[column]).column(column)
         with self._lock:
@@ -243,11 +243,6 @@ def _chunks(group: Any, keys: Sequence[str]) -> list[Any]:
     """Return the metadata of some columns of a row group, and of those in them."""
     chunks = (group.column(number) for number in range(group.num_columns))
     return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{key}.") for key in keys)]
-
-
-def _is_text(chunk: Any) -> bool:
-    """Return whether pyarrow can read a column as indices into a list of its different values."""
-    return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
 
 
 def _groups(file: str, column: str) -> np.ndarray:

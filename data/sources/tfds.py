@@ -64,11 +64,7 @@ class TFDS(PathSource):
             for part in self._builder.info.splits[split].file_instructions
         )
         return sorted(
-            {
-                file
-                for (file, _, stop, role), (next_file, start, _, next_role) in pairwise(parts)
-                if role != next_role and (file, stop) > (next_file, start)
-            }
+            {a for (a, _, stop, x), (b, start, _, y) in pairwise(parts) if a == b and x != y and stop > start}
         )
 
     def documents(self) -> dict[str, Documents]:

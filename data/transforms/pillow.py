@@ -122,9 +122,7 @@ def _check_size(image, size):
         raise OSError("it is a plain PPM file, in which each number is a text, of more than 1 MB")
     tags = getattr(image, "tag_v2", {})
     tile = [tags.get(tag) for tag in TILE]
-    width, height = (
-        max(side, tile_side) if isinstance(tile_side, int) else side for side, tile_side in zip(image.size, tile)
-    )
+    width, height = (max(side, edge) if isinstance(edge, int) else side for side, edge in zip(image.size, tile))
     if (needed := 4 * width * height) > 10**8 + 100 * size:  # Pillow has up to 4 bytes for each pixel
         raise OSError(
             f"{width:,} x {height:,} pixels need {needed:,} bytes, above 100 MB and 100 times the file's size"

@@ -139,7 +139,7 @@ def test_splits_of_coco(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations and categories"),
+        ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations, categories"),
         ({"images": []}, "has no images"),
         ({"images": [{"id": 1}]}, "has an image without `id` and `file_name`"),
         ({"images": [{"id": 1, "file_name": "a.png"}]}, "The image a.png of .* is not in .*/images, .*: set"),
