@@ -283,8 +283,7 @@ def run_sweep(options: Options) -> int:
         return search.run_search(start, objective, partial(changed, config), folder, finish, parallel)
     if options.trials:
         raise ValueError(f"--trials is {options.trials}: it requires --optuna.")
-    configs = [changed(config, change) for change in overrides]
-    return sweep.run_sweep(start, overrides, configs, folder, finish, parallel)
+    return sweep.run_sweep(start, overrides, [changed(config, run) for run in overrides], folder, finish, parallel)
 
 
 def run_slurm(options: Options) -> int:
@@ -297,7 +296,7 @@ def run_slurm(options: Options) -> int:
         return slurm.cancel(folder)
     config, overrides = configured(options)
     alone = [Run(folder.name, folder, {}, changed(config, {}))]
-    runs = plan(overrides, [changed(config, change) for change in overrides], folder) if options.sweep else alone
+    runs = plan(overrides, [changed(config, run) for run in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, shared_command(options), folder, config.cluster)

@@ -248,7 +248,7 @@ def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
     [
         ({"body": ["a"], "s": [{"x": 1}]}, {}, "has no column 'text': its columns are body, s, s.x"),
         ({"text": ["a", None], "label": [0, 0]}, {}, "row 2: the column 'text' has no value"),
-        ({"text": [["a"]], "label": [0]}, {}, "row 1: the column 'text' is of type list, it must be a text or a"),
+        ({"text": [["a"]], "label": [0]}, {}, "row 1: the column 'text' is of type list: it must be a text or a"),
         ({"text": ["a", "b"], "label": ["x", ""]}, {}, "row 2: the column 'label' has no value"),
         ({"text": ["a"], "label": [1]}, {"text_key": "text.b"}, "has no column 'text.b'"),
         (dict.fromkeys(("text", "label"), pa.array([], pa.string())), {}, "has no rows for the split train"),

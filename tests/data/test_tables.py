@@ -261,7 +261,7 @@ def test_paths_are_files_globs_and_folders(tmp_path):
         ("a.jsonl", '{"text": "x"}\n', "line 1 has no column 'label': its columns are text"),
         ("a.jsonl", '\n{"text": "x", "label": null}\n', "line 2: the column 'label' has no value"),
         ("a.jsonl", '{"text": "x\\ud83d", "label": 1}\n', "line 1: the column 'text' is not UTF-8 text: surrogates"),
-        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list, it must be a text or"),
+        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list: it must be a text or"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x"\n', "line 2 is not JSON: Expecting"),
         ("a.jsonl", '[{"text": "x"}]', "line 1 is not a JSON object"),
     ],
