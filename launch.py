@@ -54,9 +54,9 @@ def execute(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not process.is_reported(error):
             raise
-        said = process.printable(str(error) or type(error).__name__, kept="\n")
-        more = traceback.format_exc() if "--traceback" in arguments else "(use --traceback for the full traceback)"
-        process.say(f"\n{process.ERROR}{said}\n{more}")
+        message = process.printable(str(error) or type(error).__name__, kept="\n")
+        details = traceback.format_exc() if "--traceback" in arguments else "(use --traceback for the full traceback)"
+        process.say(f"\n{process.ERROR}{message}\n{details}")
         return process.exit_code(error)
     except KeyboardInterrupt:
         process.say("\ninterrupted")
@@ -237,8 +237,8 @@ def run_compile(options: Options) -> None:
 
 def folders(options: Options) -> list[Path]:
     """Return the folders of `report`, `verify` or `watch`."""
-    given = [folder for folder in (options.workdir, *options.folders) if folder]
-    return [options.folder, *(Path(local(folder)) for folder in given[1:])]
+    named = [folder for folder in (options.workdir, *options.folders) if folder]
+    return [options.folder, *(Path(local(folder)) for folder in named[1:])]
 
 
 def run_report(options: Options) -> None:
@@ -283,7 +283,7 @@ def run_sweep(options: Options) -> int:
         return search.run_search(start, objective, partial(changed, config), folder, finish, parallel)
     if options.trials:
         raise ValueError(f"--trials is {options.trials}: it requires --optuna.")
-    return sweep.run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, finish, parallel)
+    return sweep.run_sweep(start, overrides, [changed(config, run) for run in overrides], folder, finish, parallel)
 
 
 def run_slurm(options: Options) -> int:
@@ -296,7 +296,7 @@ def run_slurm(options: Options) -> int:
         return slurm.cancel(folder)
     config, overrides = configured(options)
     alone = [Run(folder.name, folder, {}, changed(config, {}))]
-    runs = plan(overrides, [changed(config, one) for one in overrides], folder) if options.sweep else alone
+    runs = plan(overrides, [changed(config, run) for run in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, shared_command(options), folder, config.cluster)

@@ -10,8 +10,8 @@ class Build(build_py):
     """Build the package without this file, which lies in its folder."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
-        found = super().find_package_modules(package, package_dir)
-        return [module for module in found if module[1] != "setup"]
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if module[1] != "setup"]
 
 
 setup(

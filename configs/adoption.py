@@ -76,15 +76,15 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     name = MODELS.name_of(model)
     if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", name)
-    section, taken = config.model, model.settings
+    section, settings = config.model, model.settings
     if section.name != name:
-        taken = {key: taken[key] for key in SIZES if key in taken}
+        settings = {key: settings[key] for key in SIZES if key in settings}
     fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
     if section.get("variant") and not fixed:
         section.variant = None
     if init.layers:
-        taken = taken | {"depth": len(init.layers)}
-    for key, value in taken.items():
+        settings = settings | {"depth": len(init.layers)}
+    for key, value in settings.items():
         if key in section and key not in (*NOT_COPIED, *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
     for key, value in _preparation(path, model).items():
@@ -106,15 +106,15 @@ def _adopt_saved(config, typed, saved):
 
 def _is_typed(key, typed):
     """Return whether a key, or a key in this section, is one of those set on the command line."""
-    return any(f"{one}.".startswith(f"{key}.") for one in typed)
+    return any(f"{typed_key}.".startswith(f"{key}.") for typed_key in typed)
 
 
 def _set(section, key, value):
     """Set a key; a model, such as a backbone, becomes a section."""
     if isinstance(value, Model):
-        given = {name: each for name, each in value.settings.items() if each is not None}
+        options = {name: option for name, option in value.settings.items() if option is not None}
         with section.unlocked():
-            section[key] = schema.section(MODELS, MODELS.name_of(value), **given)
+            section[key] = schema.section(MODELS, MODELS.name_of(value), **options)
     else:
         section[key] = float(value) if value is not None and section.get_type(key) is float else value
 
@@ -124,19 +124,19 @@ def _preparation(path, model):
 
     An `image_size` of 0 in a run means that its images had the model's size already.
     """
-    found = {"image_size": model.data_options["image_size"]}
+    options = {"image_size": model.data_options["image_size"]}
     if is_run(path):
         task = read_json(Path(path) / CONFIG)["task"]
-        given = {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key) is not None}
-        if given.get("image_size") == 0:
-            del given["image_size"]
+        saved = {key: schema.tuples(task[key]) for key in PREPARATION if task.get(key) is not None}
+        if saved.get("image_size") == 0:
+            del saved["image_size"]
         start = Facts.load(Path(path) / FACTS).start_token  # of pre-training too, which has no such option
         if start is not None:
-            given["start_token"] = "pad" if start == Tokenizer.load(path).pad else "end_of_text"
-        return found | given
+            saved["start_token"] = "pad" if start == Tokenizer.load(path).pad else "end_of_text"
+        return options | saved
     if Path(path).suffix == ".npz":
-        return found
-    return found | {"start_token": companions.start_role(Path(path))} | companions.preprocessing(Path(path))
+        return options
+    return options | {"start_token": companions.start_role(Path(path))} | companions.preprocessing(Path(path))
 
 
 def config_of(folder: Path, task: str) -> ConfigDict:

@@ -28,14 +28,14 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
     """
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["train", *arguments]
-    name, *rest = (HOME.sub(lambda found: f"{found[1]}{_home()}", argument) for argument in arguments)
+    name, *rest = (HOME.sub(lambda match: f"{match[1]}{_home()}", argument) for argument in arguments)
     if name not in COMMANDS:
         root = _root(program)
         root.parse_args([name] if name.startswith("-") else [])
         root.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS) or ': use one of ' + ', '.join(COMMANDS)}")
     parser = _parser(name, program)
-    own, changes = _overrides(name, rest, parser)
-    options, unknown = parser.parse_known_args(own)
+    remaining, changes = _overrides(name, rest, parser)
+    options, unknown = parser.parse_known_args(remaining)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
         hint = did_you_mean(unknown[0].partition("=")[0], known)
@@ -55,21 +55,21 @@ def _home() -> str:
 
 def _overrides(command: str, arguments: Sequence[str], parser: Parser) -> tuple[list[str], dict[str, str]]:
     """Separate `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments."""
-    own, changes = [], {}
-    rest = iter(arguments)
-    for argument in rest:
+    remaining, changes = [], {}
+    iterator = iter(arguments)
+    for argument in iterator:
         if not argument.startswith("--config."):
-            own.append(argument)
+            remaining.append(argument)
             continue
         key, equals, value = argument.removeprefix("--config.").partition("=")
         if not equals:
-            value = next(rest, "--")
+            value = next(iterator, "--")
             if value.startswith("--"):
                 parser.error(f"--config.{key} has no value: write --config.{key}=VALUE")
         if EXPERIMENT not in COMMANDS[command].groups:
             parser.error(f"--config.{key} is not an argument of {command}, which reads no config")
         changes[key] = value
-    return own, changes
+    return remaining, changes
 
 
 def _root(program: str) -> Parser:

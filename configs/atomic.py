@@ -20,10 +20,10 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     Temporary files of killed processes in the folder are deleted; those in use are locked.
     """
     path = Path(path)
-    for left in path.parent.glob(".*.[0-9]*.partial"):
-        with contextlib.suppress(OSError), open(left, "rb", opener=without_links) as file:
+    for leftover in path.parent.glob(".*.[0-9]*.partial"):
+        with contextlib.suppress(OSError), open(leftover, "rb", opener=without_links) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is in use
-            left.unlink()
+            leftover.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
         with naming(path), _locked(temporary):
@@ -100,18 +100,18 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_turn(path: str | os.PathLike, what: str) -> Iterator[None]:
+def in_turn(path: str | os.PathLike, work: str) -> Iterator[None]:
     """Let one process at a time execute the block, across all hosts that share the file system, by a lock file.
 
     The lock is released when its process ends for any reason. On file systems without locks, nothing is locked. A
-    waiting process prints `what`, a description of the work, to standard error.
+    waiting process prints `work`, a description of the block, to standard error.
     """
     with Path(path).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with contextlib.suppress(OSError):  # a closed pipe or a full disk
-                print(f"waiting for another process: {what}", file=sys.stderr)
+                print(f"waiting for another process: {work}", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass

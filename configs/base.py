@@ -75,15 +75,15 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     Its section is replaced, and so are the default evaluators where the task changes. An evaluator is chosen, or added,
     by "evaluators.NAME" and "evaluators.NAME.name". Return False, without a change, if the key does not select a part.
     """
-    part, _, rest = key.partition(".")
-    if part in REGISTRIES and rest in ("", "name"):
+    part, _, option = key.partition(".")
+    if part in REGISTRIES and option in ("", "name"):
         registry, section, value = REGISTRIES[part], config, shorthand(part, value)
-    elif part == "evaluators" and rest and "." not in rest.removesuffix(".name"):
-        registry, section, part = EVALUATORS, config.evaluators, rest.removesuffix(".name")
+    elif part == "evaluators" and option and "." not in option.removesuffix(".name"):
+        registry, section, part = EVALUATORS, config.evaluators, option.removesuffix(".name")
     else:
         return False
     default = TASKS[config.task.name].evaluators
-    extra = {name: one.to_dict() for name, one in config.evaluators.items() if name not in default}
+    extra = {name: evaluator.to_dict() for name, evaluator in config.evaluators.items() if name not in default}
     with config.unlocked():
         old = section.get(part)
         section[part] = schema.parse(registry, value) if old is None else schema.swapped(registry, old, value)
@@ -99,7 +99,7 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
         modules.import_module(name)
     config = get_config(**{part: values[part]["name"] for part in REGISTRIES})
     config.evaluators = ConfigDict(
-        {name: schema.section(EVALUATORS, one["name"]) for name, one in values["evaluators"].items()}
+        {name: schema.section(EVALUATORS, section["name"]) for name, section in values["evaluators"].items()}
     )
     schema.update(config, values)
     _each_part(schema.release, config)
@@ -111,8 +111,8 @@ def read(path: str | Path) -> ConfigDict:
     try:
         return from_json(json.loads(regular(Path(path), MAX_JSON).read_text(encoding="utf-8")))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ModuleNotFoundError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ValueError(f"{path} cannot be read as a config: {said}") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(f"{path} cannot be read as a config: {reason}") from error
 
 
 def resolved(config: ConfigDict) -> ConfigDict:
@@ -126,9 +126,9 @@ def resolved(config: ConfigDict) -> ConfigDict:
 
 
 def _each_part(change, config):
-    given = {"model": schema.build(TASKS, config.task).model_options()}
+    options = {"model": schema.build(TASKS, config.task).model_options()}
     for part, registry in REGISTRIES.items():
-        change(registry, config[part], given.get(part, {}))
+        change(registry, config[part], options.get(part, {}))
 
 
 def replace(config: ConfigDict, **parts: str) -> None:
@@ -145,7 +145,7 @@ def replace(config: ConfigDict, **parts: str) -> None:
 
 def classes(config: ConfigDict) -> dict[str, type]:
     """Return the dataclass behind each section of a config, by the section's dotted key; "" is the config itself."""
-    found = {"": Run} | {key: hint for key, hint in field_types(Run).items() if is_dataclass(hint)}
+    by_key = {"": Run} | {key: hint for key, hint in field_types(Run).items() if is_dataclass(hint)}
     for part, registry in REGISTRIES.items():
-        found |= schema.classes(registry, config[part], part)
-    return found | {f"evaluators.{name}": EVALUATORS[one.name] for name, one in config.evaluators.items()}
+        by_key |= schema.classes(registry, config[part], part)
+    return by_key | {f"evaluators.{name}": EVALUATORS[evaluator.name] for name, evaluator in config.evaluators.items()}

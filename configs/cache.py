@@ -59,6 +59,6 @@ def delete_unused(path: Path) -> None:
     """Delete the reproducible files of a cache that were neither read nor written for `DAYS` days."""
     for file in (file for pattern in REPRODUCIBLE for file in path.glob(pattern)):
         with contextlib.suppress(OSError):  # deleted by another process
-            about = file.stat()
-            if file.is_file() and time.time() - max(about.st_atime, about.st_mtime) > DAYS * 86400:
+            status = file.stat()
+            if file.is_file() and time.time() - max(status.st_atime, status.st_mtime) > DAYS * 86400:
                 file.unlink()

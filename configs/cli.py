@@ -63,7 +63,9 @@ def _call(module, name, argument):
 def _described_error(path, error):
     """Describe an exception in a config file: the line, and the message without the config's content."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    line = frames[-1].lineno if frames else None
+    if isinstance(error, SyntaxError):
+        line = error.lineno
     while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
         (error,) = error.args
     message = str(error.args[0] if error.args else "")
@@ -130,9 +132,9 @@ def parts(kind: str) -> str:
     registries = {f"{part}s": registry for part, registry in base.REGISTRIES.items()} | {"evaluators": EVALUATORS}
     if kind not in registries:
         raise ValueError(f"unknown kind of parts {kind!r}: it must be one of {', '.join(registries)}.")
-    found = sorted(registries[kind].items())
-    width = max(len(name) for name, _ in found)
-    return "\n".join(f"{name:{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in found)
+    classes = sorted(registries[kind].items())
+    width = max(len(name) for name, _ in classes)
+    return "\n".join(f"{name:{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in classes)
 
 
 def search(file: str, trials: int | None = None) -> Search | None:
@@ -141,8 +143,8 @@ def search(file: str, trials: int | None = None) -> Search | None:
     `trials` replaces the number of trials.
     """
     path, argument = find(file)
-    found = _call(modules.execute(Path(path)), "search", argument) if path.endswith(".py") else None
-    return replace(found, trials=trials) if found and trials is not None else found
+    result = _call(modules.execute(Path(path)), "search", argument) if path.endswith(".py") else None
+    return replace(result, trials=trials) if result and trials is not None else result
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str, Any] | None = None) -> None:
@@ -173,17 +175,17 @@ def _place(config, key):
     """Return the section of a dotted key and the key's name in it."""
     *sections, name = key.split(".")
     section = config
-    for part in sections:
-        section = section.get(part) if isinstance(section, ConfigDict) else None
+    for section_name in sections:
+        section = section.get(section_name) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
         hint = did_you_mean(key, schema.describe(config, {})) or "." + _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
         elsewhere = [other for other in schema.describe(config, {}) if other.endswith(f".{name}")]
-        near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
-        hint = f": did you mean {near[0]!r}?" if near else "."
-        listed = _listed(".".join(sections), section) if sections else "" if near else _listed("the config", section)
+        close = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
+        hint = f": did you mean {close[0]!r}?" if close else "."
+        listed = _listed(".".join(sections) or "the config", section) if sections or not close else ""
         raise ValueError(f"unknown config key {key!r}{hint}{listed}")
     if isinstance(section[name], ConfigDict):
         raise ValueError(f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}.")

@@ -22,13 +22,13 @@ def steps(
 
     Fractions of a step are rounded up. Percentages are of `total_steps`, which itself has none.
     """
-    given = {unit: value for unit in UNITS if (value := section.get(f"{name}_{unit}")) is not None}
-    if not given and default is not None:
+    values = {unit: value for unit in UNITS if (value := section.get(f"{name}_{unit}")) is not None}
+    if not values and default is not None:
         return default
-    if len(given) != 1:
-        known = [key for unit in given or UNITS if (key := f"{name}_{unit}") in section]
+    if len(values) != 1:
+        known = [key for unit in values or UNITS if (key := f"{name}_{unit}") in section]
         raise ValueError(f"exactly one of {', '.join(known)} must be set.")
-    ((unit, value),) = given.items()
+    ((unit, value),) = values.items()
     if value < 0:
         raise ValueError(f"{name}_{unit} is {value}: a duration cannot be negative.")
     if unit == "steps":

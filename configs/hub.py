@@ -40,10 +40,10 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
         PermissionError: the repository is gated, or private.
         OSError: the download failed.
     """
-    found = PATH.fullmatch(path)
-    if not found or ".." in path.split("/"):
+    match = PATH.fullmatch(path)
+    if not match or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not a path on the Hugging Face Hub: it must be hf:ORG/NAME[@REVISION][/PATH].")
-    repository, revision, inside = found.groups("")
+    repository, revision, inside = match.groups("")
     if suffixes:
         folder = f"{inside}/" if inside else ""
         allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in ("", *COMPRESSED)]

@@ -47,12 +47,13 @@ def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
     documented, limits = documentation(cls), ranges(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    found = [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT)] if variants(cls) else []
+    listed = [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT)] if variants(cls) else []
     for name, hint in field_types(cls).items():
-        default, make = fields[name].default, fields[name].default_factory
-        default = make() if make is not dataclasses.MISSING else None if default is dataclasses.MISSING else default
-        found.append(Key(name, readable(hint, limits.get(name)), default, documented.get(name, "")))
-    return found
+        field = fields[name]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = None if default is dataclasses.MISSING else default
+        listed.append(Key(name, readable(hint, limits.get(name)), default, documented.get(name, "")))
+    return listed
 
 
 def plain(cls: type) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def plain(cls: type) -> dict[str, Any]:
     `resolve`), or if the data determine it (`FROM_DATA`). `construct` is the inverse.
     """
     hints, values = field_types(cls) | {"variant": str}, {}
-    empty = {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
+    empty = {*from_data(cls), *(key for settings in variants(cls).values() for key in settings)}
     for name, _, default, _ in keys(cls):
         if dataclasses.is_dataclass(hints[name]):
             values[name] = ConfigDict(plain(hints[name]))
@@ -73,28 +74,28 @@ def plain(cls: type) -> dict[str, Any]:
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     """Construct a dataclass from a section made by `plain`; additional keys are ignored."""
-    found = {}
+    arguments = {}
     for name, hint in field_types(cls).items():
         value = values[name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             value = construct(hint, value, f"{prefix}{name}.")
         elif value is not None and (allowed := choices(hint)) and value not in allowed:
             raise ValueError(f"{prefix}{name} is {value!r}.{nearest(value, allowed)}")
-        found[name] = value
-    return cls(**found)
+        arguments[name] = value
+    return cls(**arguments)
 
 
 def parse(registry: Registry, text: str) -> ConfigDict:
     """Return the section described by a shorthand: a name, or a name and the first option, such as "text:PATH"."""
     name, colon, option = text.partition(":")
-    made = section(registry, name)
+    values = section(registry, name)
     if colon:
         known = keys(registry[name])
         if not known:
             raise ValueError(f"The {registry.kind} {name!r} has no options: {text!r} must be {name!r}.")
         first = known[0].name
-        made[first] = typed(f"{registry.kind}.{first}", option, made.get_type(first))
-    return made
+        values[first] = typed(f"{registry.kind}.{first}", option, values.get_type(first))
+    return values
 
 
 def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
@@ -102,10 +103,10 @@ def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
     new = parse(registry, text)
     if old.name == new.name:
         return new if ":" in text else old
-    defaults, given = section(registry, old.name), section(registry, new.name)
+    old_defaults, new_defaults = section(registry, old.name), section(registry, new.name)
     for key, value in old.items():
-        changed = key in defaults and value != defaults[key]
-        if changed and key in new and key not in ("name", "variant") and new[key] == given[key]:
+        changed = key in old_defaults and value != old_defaults[key]
+        if changed and key in new and key not in ("name", "variant") and new[key] == new_defaults[key]:
             new[key] = value
     return new
 
@@ -120,15 +121,15 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
         ValueError: the class has no such key; the message names the nearest one.
     """
     cls = registry[name]
-    made = Section({"name": name} | plain(cls))
+    values = Section({"name": name} | plain(cls))
     for key in field_types(cls):
-        if parts := [one[key] for one in variants(cls).values() if isinstance(one.get(key), Mapping)]:
-            made[key] = _part(registry, parts, changes.pop(key, {}))
+        if parts := [settings[key] for settings in variants(cls).values() if isinstance(settings.get(key), Mapping)]:
+            values[key] = _part(registry, parts, changes.pop(key, {}))
     for key, value in changes.items():
-        if key not in made:
-            raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [one.name for one in keys(cls)])}")
-        made[key] = value
-    return made
+        if key not in values:
+            raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [known.name for known in keys(cls)])}")
+        values[key] = value
+    return values
 
 
 def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
@@ -168,7 +169,7 @@ def _implied(registry, section, given, outer=types.MappingProxyType({})):
     """
     cls, variant = registry[section.name], section.get("variant") or outer.get("variant")
     defaults = {key.name: key.default for key in keys(cls)} | variants(cls).get(variant, {})
-    shared = {key: None for one in variants(cls).values() for key in one if key not in from_data(cls)}
+    shared = {key: None for settings in variants(cls).values() for key in settings if key not in from_data(cls)}
     for key in shared | {key: None for key in outer if key in section and key != "name"}:
         value = {**defaults, **given, **outer}[key]
         if isinstance(section[key], ConfigDict):
@@ -179,13 +180,13 @@ def _implied(registry, section, given, outer=types.MappingProxyType({})):
 
 def documentation(cls: type) -> dict[str, str]:
     """Return the entries of the `Attributes:` sections of a class and its bases, by attribute."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         text = inspect.cleandoc(base.__doc__ or "")
         body = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)+)", text, re.MULTILINE)
         for entry in re.finditer(r"^ {4}([\w, ]+): (.+(?:\n {5,}.+)*)", body.group(1) if body else "", re.MULTILINE):
-            found |= {name.strip(): " ".join(entry.group(2).split()) for name in entry.group(1).split(",")}
-    return found
+            entries |= {name.strip(): " ".join(entry.group(2).split()) for name in entry.group(1).split(",")}
+    return entries
 
 
 def readable(hint: Any, limits: Range | None = None) -> str:
@@ -203,12 +204,12 @@ def readable(hint: Any, limits: Range | None = None) -> str:
 def _part(registry, parts, changes):
     """Return the section of a field that variants describe by dictionaries; the keys of these are empty."""
     named = changes.get("name", parts[0]["name"])
-    made = section(registry, named)
+    values = section(registry, named)
     for part in parts if named == parts[0]["name"] else []:
         for key in part.keys() - {"name", "variant"}:
-            made[key] = placeholder(_plain_type(field_types(registry[named])[key]))
-    made.update({key: value for key, value in changes.items() if key != "name"})
-    return made
+            values[key] = placeholder(_plain_type(field_types(registry[named])[key]))
+    values.update({key: value for key, value in changes.items() if key != "name"})
+    return values
 
 
 def _plain_type(hint: Any) -> type:
@@ -247,11 +248,11 @@ def tuples(value: Any) -> Any:
 
 def classes(registry: Registry, section: ConfigDict, key: str) -> dict[str, type]:
     """Return the class of a section and of the sections in it, such as a detector's backbone, by their dotted keys."""
-    found = {key: registry[section.name]}
+    by_key = {key: registry[section.name]}
     for name, value in section.items():
         if isinstance(value, ConfigDict):
-            found |= classes(registry, value, f"{key}.{name}")
-    return found
+            by_key |= classes(registry, value, f"{key}.{name}")
+    return by_key
 
 
 def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> dict[str, tuple[Key, Any]]:
@@ -265,13 +266,13 @@ def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "")
     if section in classes and "name" in config:
         summary = (inspect.getdoc(classes[section]) or "").partition("\n")[0]
         known["name"] = Key("name", "str", None, f"{NAME} {summary}")
-    found: dict[str, tuple[Key, Any]] = {}
+    described: dict[str, tuple[Key, Any]] = {}
     for name, field in config.items(preserve_field_references=True):
         path = f"{section}.{name}" if section else name
         if isinstance(field, ConfigDict):
-            found |= describe(field, classes, path)
+            described |= describe(field, classes, path)
         else:
             optional = " or None" if isinstance(field, FieldReference) else ""
             undocumented = Key(name, config.get_type(name).__name__ + optional, None, "")
-            found[path] = known.get(name, undocumented), config[name]
-    return found
+            described[path] = known.get(name, undocumented), config[name]
+    return described

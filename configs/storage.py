@@ -21,7 +21,7 @@ from lineage.configs import cache, hub
 
 REMOTE = re.compile(r"hf:|[A-Za-z][\w+.-]*://")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # scheme -> extra of the project
-VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # facts about a file, best first
+VERSION = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "updated", "created")  # metadata, best first
 RECORD = "about/metadata"  # record of a checkpoint, uploaded last and deleted first
 STEP = re.compile(r"(?:.*/)?checkpoints/\d+/")
 THREADS = 8
@@ -76,8 +76,8 @@ def name(path: str | os.PathLike) -> str:
         if path.startswith(root := f"{cache.root()}{os.sep}files{os.sep}"):
             scheme, _, rest = path.removeprefix(root).partition(os.sep)
             return f"{scheme}://{rest}"
-    if found := re.search(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/[^/]+(/.*)?$", path):
-        return f"hf:{found[1]}/{found[2]}{found[3] or ''}"
+    if match := re.search(r"/(?:models|datasets)--([^/]+?)--([^/]+)/snapshots/[^/]+(/.*)?$", path):
+        return f"hf:{match[1]}/{match[2]}{match[3] or ''}"
     return path
 
 
@@ -143,12 +143,12 @@ class Files:
         with readable_errors(f"{self.url}/{self.pattern}".rstrip("/")):
             self.system.invalidate_cache()
             if self.pattern:
-                found = self.system.glob(self.at(self.pattern), detail=True)
+                infos = self.system.glob(self.at(self.pattern), detail=True)
             elif (info := self.system.info(self.path))["type"] == "file":
                 return {"": info}
             else:
-                found = self.system.find(self.path, detail=True)
-            files = {path.removeprefix(f"{self.path}/"): info for path, info in found.items()}
+                infos = self.system.find(self.path, detail=True)
+            files = {path.removeprefix(f"{self.path}/"): info for path, info in infos.items()}
             files = {name: info for name, info in files.items() if info["type"] == "file" and not is_hidden(name)}
             complete = {step for step in map(step_of, files) if f"{step}{RECORD}" in files}
             files = {name: info for name, info in files.items() if incomplete or step_of(name) in {"", *complete}}
@@ -162,14 +162,14 @@ class Files:
         Args:
             suffixes: suffixes of the files to copy, before any compression suffix; (): all.
         """
-        found = self.listed()
-        wanted = [name for name in found if not suffixes or not name or hub.uncompressed(name).endswith(suffixes)]
+        infos = self.listed()
+        wanted = [name for name in infos if not suffixes or not name or hub.uncompressed(name).endswith(suffixes)]
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda name: self._fetch(name, found[name], place / name), wanted))
-        if "" in found:
+            list(pool.map(lambda name: self._fetch(name, infos[name], place / name), wanted))
+        if "" in infos:
             return
         for name in glob.glob(self.pattern or "**", root_dir=place, recursive=True):
-            if name not in found and not is_hidden(name) and (place / name).is_file():
+            if name not in infos and not is_hidden(name) and (place / name).is_file():
                 (place / name).unlink(missing_ok=True)  # another process may be copying the same files
         for folder, _, _ in os.walk(place, topdown=False):
             with contextlib.suppress(OSError):  # the folder is not empty
@@ -184,9 +184,9 @@ class Files:
         try:
             with readable_errors(f"{self.url}/{name}".rstrip("/")):
                 self.system.get_file(self.at(name), str(temporary))
-                size, needed = temporary.stat().st_size, info.get("size")
-                if needed is not None and size != needed:
-                    raise OSError(f"the download has {size:,} bytes of {needed:,}")
+                size, expected = temporary.stat().st_size, info.get("size")
+                if expected is not None and size != expected:
+                    raise OSError(f"the download has {size:,} bytes of {expected:,}")
             mark(temporary, info)
             temporary.replace(place)
         finally:
@@ -212,8 +212,8 @@ def mark(place: Path, info: Mapping[str, Any]) -> None:
 
 def step_of(name: str) -> str:
     """Return the folder of the checkpoint that a file belongs to, with a trailing slash; "" if there is none."""
-    found = STEP.match(name)
-    return found[0] if found else ""
+    match = STEP.match(name)
+    return match[0] if match else ""
 
 
 def is_hidden(name: str) -> bool:

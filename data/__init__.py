@@ -50,7 +50,7 @@ def load(
     workdir: str | Path | None = None,
     workers: int = 0,
     known: Facts | None = None,
-    whole: bool = False,
+    as_test: bool = False,
 ) -> Data:
     """Read the content of a source and create the batches of a `lineage.tasks.Task`.
 
@@ -62,12 +62,12 @@ def load(
         workers: number of processes that encode the texts missing from `task.cache_dir`, after verifying those in it;
             0: this process encodes them.
         known: metadata of the training data, to read only the evaluation splits where possible; None: read all splits.
-        whole: whether a source that has only training examples provides them as the split "test", for evaluation.
+        as_test: whether a source that has only training examples provides them as the split "test", for evaluation.
     """
     task.check_loader(loader)
     if known is not None:
         source, task = evaluating(source, known), evaluating(task, known)
-    contents = _contents(source, task.reads, known, whole)
+    contents = _contents(source, task.reads, known, as_test)
     if len(contents) > 1 and (loader.order or loader.buckets):
         option = "order" if loader.order else "buckets"
         raise ValueError(f"loader.{option} is {getattr(loader, option)!r}: a mixture does not allow it.")
@@ -88,19 +88,19 @@ def load(
         fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # cached for the starts of runs
     examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
     examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))
-    reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
-    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
+    settings = {"loader": loader, "process_index": process_index, "process_count": process_count}
+    facts = replace(examples.facts, examples={name: len(split) for name, split in examples.splits.items()})
     train, splits = None, {}
-    for name, part in examples.splits.items():
-        parts = {"source": part, "transform": examples.transform(name), **reading}
+    for name, split in examples.splits.items():
+        arguments = {"source": split, "transform": examples.transform(name), **settings}
         if name == "train":
-            train = TrainBatches(seed=seed, **parts)
+            train = TrainBatches(seed=seed, **arguments)
         else:
-            splits[name] = EvaluationBatches(**parts)
+            splits[name] = EvaluationBatches(**arguments)
     return Data(train, splits, trained, facts)
 
 
-def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> dict[str, Any]:
+def _contents(source: Source, kind: str, known: Facts | None, as_test: bool) -> dict[str, Any]:
     """Return the content of each part of a source.
 
     Raises ValueError if there are no training examples and none are known, or for classes other than the known ones.
@@ -111,4 +111,4 @@ def _contents(source: Source, kind: str, known: Facts | None, whole: bool) -> di
             raise ValueError(f"The source {name!r} has no training examples.")
         if known is not None and isinstance(content, Images):
             content.check_classes(known.class_names)
-    return {name: as_test_split(content) for name, content in contents.items()} if whole else contents
+    return {name: as_test_split(content) for name, content in contents.items()} if as_test else contents

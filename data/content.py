@@ -153,7 +153,7 @@ class Question:
     id: str = ""
 
     def __post_init__(self):
-        if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
+        if wrong := [text for text in (self.text, self.context) if not isinstance(text, str)]:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
             if start < 0 or not answer or self.context[start : start + len(answer)] != answer:
@@ -220,8 +220,8 @@ def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, 
 
 def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Documents]:
     """Return the concatenated texts of each split in several mappings; they may be read several times."""
-    splits = dict.fromkeys(split for part in texts for split in part)
-    parts = {split: [part[split] for part in texts if split in part] for split in splits}
+    splits = dict.fromkeys(chain(*texts))
+    parts = {split: [mapping[split] for mapping in texts if split in mapping] for split in splits}
     return {split: Documents(partial(chain.from_iterable, part)) for split, part in parts.items()}
 
 
@@ -235,11 +235,11 @@ def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [example[name] for example in examples] for name in examples[0]}
 
 
-def check_length(length: int, least: int, content: str = "") -> None:
-    """Raise ValueError for sequences of fewer than `least` tokens, the number that `content` has."""
-    if length < least:
+def check_length(length: int, minimum: int, content: str = "") -> None:
+    """Raise ValueError for sequences of fewer than `minimum` tokens, the number that `content` has."""
+    if length < minimum:
         reason = f", for {content}" if content else ""
-        raise ValueError(f"task.sequence_length is {length}: it must be {least} or more{reason}.")
+        raise ValueError(f"task.sequence_length is {length}: it must be {minimum} or more{reason}.")
 
 
 def padded(rows: Sequence[np.ndarray], length: int, fill: int = 0) -> np.ndarray:

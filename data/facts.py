@@ -12,7 +12,7 @@ from lineage.configs.atomic import unsealed, write_record
 
 Part = TypeVar("Part")  # a source or a task
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
-MOST = 1 << 31  # limit of its numbers
+MAX_NUMBER = 1 << 31  # limit of its numbers
 
 
 def _of_each_split() -> Any:
@@ -91,16 +91,16 @@ def evaluating(part: Part, facts: Facts | None) -> Part:
 
 
 def _out_of_range(facts: Facts) -> list[str]:
-    """Return the names of the fields that have a value which no data have."""
+    """Return the names of the fields whose values are impossible."""
     counts = ("vocab_size", "sequence_length", "num_classes", "channels")
     tokens = ("pad_id", "start_token", "begin_token")
     known = {name: value for name, value in vars(facts).items() if value is not None}
-    wrong = [name for name in counts if name in known and not 0 < known[name] < MOST]
-    wrong += [name for name in tokens if name in known and not 0 <= known[name] < known.get("vocab_size", MOST)]
+    wrong = [name for name in counts if name in known and not 0 < known[name] < MAX_NUMBER]
+    wrong += [name for name in tokens if name in known and not 0 <= known[name] < known.get("vocab_size", MAX_NUMBER)]
     sound = {
-        "image_size": all(0 < side < MOST for side in facts.image_size or ()),
-        "mean": all(abs(value) < MOST for value in facts.mean),
-        "std": all(0 < value < MOST for value in facts.std),
+        "image_size": all(0 < side < MAX_NUMBER for side in facts.image_size or ()),
+        "mean": all(abs(value) < MAX_NUMBER for value in facts.mean),
+        "std": all(0 < value < MAX_NUMBER for value in facts.std),
         "class_names": len(facts.class_names) in (0, facts.num_classes),
     }
     return wrong + [name for name, is_sound in sound.items() if not is_sound]
@@ -108,13 +108,13 @@ def _out_of_range(facts: Facts) -> list[str]:
 
 def _is(value: Any, hint: Any) -> bool:
     """Return whether a value has the type `hint` of a field of `Facts`."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind is UnionType:
-        return any(_is(value, part) for part in parts)
+        return any(_is(value, argument) for argument in arguments)
     if kind is Mapping:
-        return isinstance(value, dict) and all(_is(each, parts[1]) for each in value.values())
-    if kind is tuple and parts[1] is not Ellipsis:
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_is, value, parts))
+        return isinstance(value, dict) and all(_is(item, arguments[1]) for item in value.values())
+    if kind is tuple and arguments[1] is not Ellipsis:
+        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_is, value, arguments))
     if kind is tuple:
-        return isinstance(value, tuple) and all(_is(each, parts[0]) for each in value)
+        return isinstance(value, tuple) and all(_is(item, arguments[0]) for item in value)
     return type(value) is kind or (kind is float and type(value) is int)

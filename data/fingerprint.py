@@ -19,7 +19,7 @@ LIMIT = 1 << 30
 BLOCK = 1 << 16
 MIN_SHARE = 1 << 12
 LARGE = 1 << 24  # minimum total bytes of files whose CRC-32s are kept
-SETTLED = 2 * 10**9  # nanoseconds after which another change of a file has another time on any file system
+SETTLED = 2 * 10**9  # nanoseconds after which another change of a file gives it another time on any file system
 
 
 def fingerprint(paths: Iterable[str], limit: int = LIMIT, cache_dir: str | Path = "") -> dict[str, list[int]]:
@@ -64,14 +64,14 @@ def _cached(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share
     return sums
 
 
-def identity(files: Iterable[str | Path], *others: object, cache_dir: str | Path = "") -> str:
+def identity(files: Iterable[str | Path], *values: object, cache_dir: str | Path = "") -> str:
     """Return a string that identifies the content and names of files, regardless of their location, and other values.
 
     For `cache_dir`, see `fingerprint`.
     """
-    found = sorted(fingerprint(map(str, files), cache_dir=cache_dir).items())
-    parts = *others, [(os.path.basename(file), value) for file, value in found]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    fingerprints = sorted(fingerprint(map(str, files), cache_dir=cache_dir).items())
+    content = *values, [(os.path.basename(file), size_and_crc) for file, size_and_crc in fingerprints]
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def files_below(folder: str | Path) -> Iterator[Path]:
@@ -85,11 +85,11 @@ def files_below(folder: str | Path) -> Iterator[Path]:
 
     seen = set[tuple[int, int]]()
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        about = os.stat(place)
-        if (known := (about.st_dev, about.st_ino)) in seen:  # a link to a parent folder, or a second link
+        status = os.stat(place)
+        if (folder_id := (status.st_dev, status.st_ino)) in seen:  # a link to a parent folder, or a second link
             folders.clear()
             continue
-        seen.add(known)
+        seen.add(folder_id)
         folders.sort()
         yield from (Path(place, name) for name in names)
 
@@ -104,8 +104,8 @@ def crc(file: Path, limit: int) -> int:
         return 0
     with file.open("rb") as content:
         if size <= limit:
-            while part := content.read(1 << 20):
-                value = zlib.crc32(part, value)
+            while chunk := content.read(1 << 20):
+                value = zlib.crc32(chunk, value)
             return value
         block = min(BLOCK, limit // 2)
         count = limit // block
@@ -117,9 +117,9 @@ def crc(file: Path, limit: int) -> int:
 
 def files_of(path: str) -> Iterator[Path]:
     """Yield the files at a path: a file, a folder or a glob, or several separated by commas."""
-    found = [path] if path and Path(path).exists() else glob.glob(path, recursive=True)
-    for place in map(Path, found):
+    places = [path] if path and Path(path).exists() else glob.glob(path, recursive=True)
+    for place in map(Path, places):
         yield from filter(Path.is_file, files_below(place) if place.is_dir() else [place])  # a pipe would be waited for
-    if not found and "," in path:
-        for part in path.split(","):
-            yield from files_of(part)
+    if not places and "," in path:
+        for item in path.split(","):
+            yield from files_of(item)

@@ -67,7 +67,7 @@ class ExampleSource:
         """Raise ValueError if an example is damaged, as far as this can be seen without reading all of it."""
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on what is probably a mistake but may be intended."""
+        """Yield notes on probable mistakes, which may be intended."""
         yield from ()
 
     def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
@@ -79,9 +79,9 @@ class ExampleSource:
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return at most `most` indices below `count`, evenly spaced, with the first and the last one, int64 [N]."""
-    return np.unique(np.linspace(0, count - 1, most, dtype=np.int64))
+def evenly_spaced(count: int, limit: int) -> np.ndarray:
+    """Return at most `limit` indices below `count`, evenly spaced, with the first and the last one, int64 [N]."""
+    return np.unique(np.linspace(0, count - 1, limit, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ class _Batches:
 
     def __post_init__(self):
         if self.batch_size % self.process_count:
-            given = f"The batch size is {self.batch_size}, the number of processes {self.process_count}"
-            raise ValueError(f"{given}: the former must be a multiple of the latter.")
+            sizes = f"The batch size is {self.batch_size}, the number of processes {self.process_count}"
+            raise ValueError(f"{sizes}: the former must be a multiple of the latter.")
         if not len(self.source):
             raise ValueError("The data set is empty: at least one example is needed.")
 
@@ -133,7 +133,7 @@ class _Batches:
         try:
             yield from iterator
         except RuntimeError as error:  # raised by Grain for a process that has ended
-            raise ChildProcessError(f"a process that reads examples was lost: {error}") from error
+            raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
             if workers and error.errno == errno.ENOSPC:
                 why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"

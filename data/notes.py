@@ -1,4 +1,4 @@
-"""Checks of data at the start of a run, and notes on what is probably a mistake but may be intended."""
+"""Checks of the data at the start of a run, and notes on probable mistakes."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import numpy as np
 from lineage.data import Data, Source
 from lineage.data.loader import evenly_spaced
 
-CHECKED = 10_000  # maximum number of examples of a split that `check_examples` looks at
+MAX_CHECKED = 10_000  # examples of a split
 
 
 def check_examples(data: Data, seconds: float = 2.0) -> None:
@@ -19,7 +19,7 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
     parts, errors = [part.source for part in (data.train, *data.splits.values())], []
     for part in parts:
         end = time.monotonic() + seconds / len(parts)
-        for index in evenly_spaced(len(part), CHECKED).tolist():
+        for index in evenly_spaced(len(part), MAX_CHECKED).tolist():
             try:
                 part.check(index)
             except ValueError as error:
@@ -27,8 +27,8 @@ def check_examples(data: Data, seconds: float = 2.0) -> None:
             if time.monotonic() > end:
                 break
     if errors:
-        more = f" ({len(errors) - 1:,} more examples are damaged, such as: {errors[1]})" if len(errors) > 1 else ""
-        raise ValueError(errors[0] + more)
+        examples = f" ({len(errors) - 1:,} more examples are damaged, such as: {errors[1]})" if len(errors) > 1 else ""
+        raise ValueError(errors[0] + examples)
 
 
 def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
@@ -56,10 +56,10 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
         if counts[labels[0]] == 1 and (counts == 1).sum() == 1:
             yield f"only the first example has the label {names[labels[0]]!r}: if it is a header, delete it."
     shortened = ("truncated", examples.cut, 0), ("left out", examples.left_out, examples.left_out)
-    for result, count, others in shortened:
+    for result, count, missing in shortened:
         if count:
             longer = f"are longer than task.sequence_length, {facts.sequence_length}, and are {result}"
-            yield f"{count:,} of {len(examples) + others:,} training examples {longer}."
+            yield f"{count:,} of {len(examples) + missing:,} training examples {longer}."
     if len(examples) < size:
         yield (
             f"loader.batch_size is {size:,}, but there are {len(examples):,} training examples: a batch contains some "
@@ -69,10 +69,10 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
 
 def _notes_on_labels(data: Data) -> Iterator[str]:
     """Yield notes on classes that are probably the same one, and on evaluation splits of texts with a single class."""
-    names, written = data.facts.class_names, dict[str | float, str]()
+    names, earlier_names = data.facts.class_names, dict[str | float, str]()
     for name in names:
-        if (other := written.setdefault(_value(name), name)) != name:
-            yield f"the labels {other!r} and {name!r} are different classes."
+        if (earlier := earlier_names.setdefault(_value(name), name)) != name:
+            yield f"the labels {earlier!r} and {name!r} are different classes."
     for split, batches in data.splits.items():
         labels = getattr(batches.source, "per_sequence", {}).get("label", ())
         if len(names) > 1 and len(labels) > 1 and len(set(labels.tolist())) == 1:

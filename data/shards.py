@@ -55,15 +55,15 @@ class Shards:
     def dtype(self) -> np.dtype:
         return np.dtype(self._arguments[1])
 
-    def __getitem__(self, part: slice) -> np.ndarray:
-        start, stop, _ = part.indices(len(self))
-        found = []
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, stop, _ = index.indices(len(self))
+        arrays = []
         while start < stop:
             number = bisect_right(self._starts, start) - 1
-            first, end = self._starts[number], min(stop, self._starts[number + 1])
-            found.append(self._file(number).read(start - first, end - first))
+            begin, end = self._starts[number], min(stop, self._starts[number + 1])
+            arrays.append(self._file(number).read(start - begin, end - begin))
             start = end
-        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
+        return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, self.dtype), *arrays])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self[:], dtype)
@@ -88,21 +88,21 @@ class ShardFile:
         if _has_no_end(path):
             self._damaged()
         content = np.asarray(np.memmap(path, np.uint8, mode="r"))
-        first = 8 * shard.documents
-        self._size = first + dtype.itemsize * shard.tokens
+        ends_size = 8 * shard.documents
+        self._size = ends_size + dtype.itemsize * shard.tokens
         if len(content) != shard_size(shard, dtype):
             self._damaged()
         self._sums = np.frombuffer(content[self._size :].tobytes(), "<u4").tolist()
         if zlib.crc32(content[self._size :]) != shard.crc32:
             self._damaged()
         self._content, self._unchecked = content, bytearray(b"\1" * len(self._sums))
-        self._ends = content[:first].view("<i8")
-        self._tokens = content[first : self._size].view(dtype.newbyteorder("<"))
+        self._ends = content[:ends_size].view("<i8")
+        self._tokens = content[ends_size : self._size].view(dtype.newbyteorder("<"))
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return tokens of the shard."""
-        first, size = self._ends.nbytes, self._tokens.itemsize
-        self._check(first + start * size, first + stop * size)
+        offset, size = self._ends.nbytes, self._tokens.itemsize
+        self._check(offset + start * size, offset + stop * size)
         return self._tokens[start:stop]
 
     def verify(self) -> None:

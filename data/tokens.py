@@ -77,19 +77,21 @@ def tokenize(
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     end = tokenizer.end_of_text if documents.always_ended or are_several(documents) else None
     encode = _Encode(tokenizer, begin, end, dtype)
-    if not (kept := cache_dir or cache.folder("tokens")):
+    if not (root := cache_dir or cache.folder("tokens")):
         parts = list(map(encode, documents.chunks()))
         tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
         return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
     key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     if begin is not None:
         key += f" {begin}"
-    folder = Path(kept) / hashlib.sha256(key.encode()).hexdigest()[:24]
-    if workers or not _is_complete(folder, dtype):
+    folder = Path(root) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    shards, complete = read_index(folder)
+    complete = complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
+    if workers or not complete:
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
             _write(folder, documents, encode, workers)
-    shards, _ = read_index(folder)
+        shards, _ = read_index(folder)
     return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
 
 
@@ -110,19 +112,13 @@ class _Encode:
     def __call__(self, chunk: list[Piece]) -> _Part:
         texts, _, last = zip(*chunk)
         begin, end = (np.array([] if token is None else [token], self.dtype) for token in (self.begin, self.end))
-        ids = self.tokenizer.encode_batch(texts)
+        encoded = self.tokenizer.encode_batch(texts)
         tokens = [
-            np.concatenate([begin[: piece.is_first], own.astype(self.dtype), end[: piece.is_last]])
-            for piece, own in zip(chunk, ids)
+            np.concatenate([begin[: piece.is_first], ids.astype(self.dtype), end[: piece.is_last]])
+            for piece, ids in zip(chunk, encoded)
         ]
-        ends = np.cumsum([len(own) for own in tokens])[np.array(last)]
+        ends = np.cumsum([len(ids) for ids in tokens])[np.array(last)]
         return _Part(np.concatenate(tokens), ends, sum(map(len, texts)), sum(len(text.encode()) for text in texts))
-
-
-def _is_complete(folder: Path, dtype: np.dtype) -> bool:
-    """Return whether all shards of a corpus exist and have the right sizes."""
-    shards, complete = read_index(folder)
-    return complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
 
 
 def _is_intact(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify: bool = False) -> bool:
@@ -139,17 +135,17 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
     """Write the missing shards, and the index after each one; with workers, verify the checksums of the others."""
     known, complete = read_index(folder)
     verify = workers > 0
-    kept = {number for number, shard in enumerate(known) if _is_intact(folder, number, shard, encode.dtype, verify)}
-    if complete and len(kept) == len(known):
+    intact = {number for number, shard in enumerate(known) if _is_intact(folder, number, shard, encode.dtype, verify)}
+    if complete and len(intact) == len(known):
         return
     firsts = [0, *accumulate(shard.chunks for shard in known)]
-    skipped = {chunk for number in kept for chunk in range(firsts[number], firsts[number + 1])}
+    skipped = {chunk for number in intact for chunk in range(firsts[number], firsts[number + 1])}
     missing = (chunk for number, chunk in enumerate(documents.chunks()) if number not in skipped)
     shards: list[Shard] = []
     with contextlib.closing(_encoded(missing, encode, workers)) as parts:
         while True:
             path = shard_path(folder, len(shards))
-            if len(shards) in kept:
+            if len(shards) in intact:
                 shards.append(known[len(shards)])
             elif content := _take(parts):
                 shards.append(_write_shard(path, content, sum(shard.tokens for shard in shards)))
@@ -170,11 +166,11 @@ def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:
     """Return the parts of the next shard."""
-    taken, count = [], 0
+    content, count = [], 0
     while count < SHARD and (part := next(parts, None)):
-        taken.append(part)
+        content.append(part)
         count += len(part.tokens)
-    return taken
+    return content
 
 
 def _write_shard(path: Path, parts: Sequence[_Part], start: int) -> Shard:
@@ -222,12 +218,12 @@ def _encoded(chunks: Iterable[list[Piece]], encode: _Encode, workers: int) -> It
 
 def _start_worker(encode: _Encode, context: Any, stack: contextlib.ExitStack) -> Connection:
     """Start a process that encodes the chunks sent over the returned connection until the stack is closed."""
-    connection, other = context.Pipe()
-    process = context.Process(target=_work, args=(encode, other), daemon=True)
+    connection, worker_end = context.Pipe()
+    process = context.Process(target=_work, args=(encode, worker_end), daemon=True)
     process.start()
-    other.close()
-    for end in (process.join, process.kill, connection.close):  # called in reverse order
-        stack.callback(end)
+    worker_end.close()
+    for callback in (process.join, process.kill, connection.close):  # called in reverse order
+        stack.callback(callback)
     return connection
 
 
@@ -259,4 +255,4 @@ def _killed() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError):
-        raise ChildProcessError("A process that encodes texts was killed, perhaps for lack of memory.") from None
+        raise ChildProcessError("A process that encodes texts was killed: memory may be exhausted.") from None

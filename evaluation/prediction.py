@@ -107,9 +107,9 @@ def predictions(
         else:
             predicted = task.predict(context.rows(task.outputs, variables, batches), batches.source, facts)
         for number, prediction in enumerate(predicted):
-            about = inputs.about[first + number] if inputs.about else {}
+            identifiers = inputs.identifiers[first + number] if inputs.identifiers else {}
             failed = errors.get(first + number)
-            predicted[number] = {**about, **(prediction if failed is None else {"error": failed})}
+            predicted[number] = {**identifiers, **(prediction if failed is None else {"error": failed})}
         yield predicted[max(start - first, 0) :]
 
 

@@ -22,9 +22,9 @@ def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int
 
     False where the label is not a class index or its logit is nan.
     """
-    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-    known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(own[..., 0])
-    return known & ((~(logits < own)).sum(axis=-1) <= k)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+    known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(label_logits[..., 0])
+    return known & ((~(logits < label_logits)).sum(axis=-1) <= k)
 
 
 class Scores(NamedTuple):
@@ -51,11 +51,11 @@ def from_counts(correct: ArrayLike, predicted: ArrayLike, actual: ArrayLike, ave
     hits, guesses, labels = (np.asarray(x, float) for x in (correct, predicted, actual))
     if average == "micro":
         hits, guesses, labels = hits.sum(), guesses.sum(), labels.sum()
-    each = Scores(_ratio(hits, guesses), _ratio(hits, labels), _ratio(2 * hits, guesses + labels))
+    by_class = Scores(_ratio(hits, guesses), _ratio(hits, labels), _ratio(2 * hits, guesses + labels))
     if average in (None, "micro"):
-        return each
+        return by_class
     weights = labels if average == "weighted" else guesses + labels > 0
-    return Scores(*(_ratio((score * weights).sum(), weights.sum()) for score in each))
+    return Scores(*(_ratio((score * weights).sum(), weights.sum()) for score in by_class))
 
 
 def _ratio(a, b):

@@ -29,7 +29,7 @@ def box_overlaps(
     a, b = boxes[:, None], truths[None]
     ends = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
     sides = np.maximum(ends - np.maximum(a[..., :2], b[..., :2]) + pixel, 0)
-    area, true_area = ((each[..., 2] + pixel) * (each[..., 3] + pixel) for each in (a, b))
+    area, true_area = ((box[..., 2] + pixel) * (box[..., 3] + pixel) for box in (a, b))
     return _ratio(sides[..., 0] * sides[..., 1], area, true_area, crowd)
 
 
@@ -37,7 +37,7 @@ def mask_overlaps(
     masks: Bool[np.ndarray, "N h w"], truths: Bool[np.ndarray, "M h w"], crowd: Bool[np.ndarray, "M"]
 ) -> Float[np.ndarray, "N M"]:
     """Return the IoU of the masks of one image; for a crowd, the fraction of the detection inside it."""
-    a, b = (each.reshape(len(each), -1).astype(np.float32) for each in (masks, truths))
+    a, b = (array.reshape(len(array), -1).astype(np.float32) for array in (masks, truths))
     return _ratio((a @ b.T).astype(float), a.sum(1, keepdims=True).astype(float), b.sum(1)[None].astype(float), crowd)
 
 
@@ -91,37 +91,37 @@ class Detections:
         masks = boxes.ndim == 3 or true_boxes.ndim == 3
         if masks:
             boxes, true_boxes = _masks(boxes, true_boxes, image)
-            areas, true_own = (each.sum((1, 2)).astype(float) for each in (boxes, true_boxes))
+            areas, computed_areas = (array.sum((1, 2)).astype(float) for array in (boxes, true_boxes))
         else:
-            boxes, true_boxes = (_boxes(each, box_format, image) for each in (boxes, true_boxes))
-            areas, true_own = (each[:, 2] * each[:, 3] for each in (boxes, true_boxes))
-        none = np.zeros(len(true_own), bool)
-        crowd, ignored = (none if each is None else np.asarray(each, bool) for each in (true_crowd, true_ignored))
+            boxes, true_boxes = (_boxes(array, box_format, image) for array in (boxes, true_boxes))
+            areas, computed_areas = (array[:, 2] * array[:, 3] for array in (boxes, true_boxes))
+        default = np.zeros(len(computed_areas), bool)
+        crowd, ignored = (default if array is None else np.asarray(array, bool) for array in (true_crowd, true_ignored))
         parts = {
             "scores": np.asarray(scores, float),
             "classes": np.asarray(classes, int),
             "areas": areas,
             "true_classes": np.asarray(true_classes, int),
-            "true_areas": true_own if true_areas is None else np.asarray(true_areas, float),
+            "true_areas": computed_areas if true_areas is None else np.asarray(true_areas, float),
             "true_crowd": crowd,
             "true_ignored": ignored | crowd if ignored.shape == crowd.shape else ignored,
         }
-        self._check(image, parts, len(areas), len(true_own))
+        self._check(image, parts, len(areas), len(computed_areas))
         overlaps = mask_overlaps if masks else partial(box_overlaps, pixel=pixel)
         new = Image(**parts, overlaps=overlaps(boxes, true_boxes, crowd))
         return Detections(self.num_classes, {**self.images, image: new})
 
-    def _check(self, image, parts, found, true):
+    def _check(self, image, arrays, num_detections, num_objects):
         if image in self.images:
             raise ValueError(f"Image {image} was added before: its number must be unique.")
-        for name, values in parts.items():
-            count = true if name.startswith("true") else found
+        for name, values in arrays.items():
+            count = num_objects if name.startswith("true") else num_detections
             if values.shape != (count,):
                 raise ValueError(f"The shape of {name} of image {image} is {values.shape}: it must be ({count},).")
-        for name, what in (("scores", "a score"), ("true_areas", "an area")):
-            if not np.isfinite(parts[name]).all():
-                raise ValueError(f"Image {image}: {what} is not finite.")
-        classes = np.concatenate([parts["classes"], parts["true_classes"]])
+        for name, quantity in (("scores", "a score"), ("true_areas", "an area")):
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"Image {image}: {quantity} is not finite.")
+        classes = np.concatenate([arrays["classes"], arrays["true_classes"]])
         if len(wrong := classes[(classes < 0) | (classes >= self.num_classes)]):
             raise ValueError(f"A class of image {image} is {wrong[0]}: it must be from 0 to {self.num_classes - 1}.")
 
@@ -141,9 +141,9 @@ class Detections:
 def _masks(masks, true_masks, image):
     """Return both as boolean masks of the same size."""
     shape = (true_masks if true_masks.ndim == 3 else masks).shape[1:]
-    if wrong := [each.shape for each in (masks, true_masks) if each.size and each.shape[1:] != shape]:
+    if wrong := [array.shape for array in (masks, true_masks) if array.size and array.shape[1:] != shape]:
         raise ValueError(f"The size of a mask of image {image} is {wrong[0][1:]}: it must be {shape}, as of others.")
-    return (each.astype(bool).reshape(-1, *shape) for each in (masks, true_masks))
+    return (array.astype(bool).reshape(-1, *shape) for array in (masks, true_masks))
 
 
 def _boxes(boxes, box_format, image):
@@ -181,7 +181,7 @@ class Coco:
         values |= {f"ap_{name}": self.precision[..., number] for number, name in enumerate(names[1:], 1)}
         values |= {f"ar_{limit}": self.recall[:, :, 0, number] for number, limit in enumerate(LIMITS)}
         values |= {f"ar_{name}": self.recall[..., number, 2] for number, name in enumerate(names[1:], 1)}
-        return {name: _mean(each) for name, each in values.items()}
+        return {name: _mean(array) for name, array in values.items()}
 
     def curves(self) -> Float[np.ndarray, "T R"]:
         """Return the precision at `THRESHOLDS` and `RECALLS`, averaged over the classes that have objects, if any."""
@@ -202,25 +202,25 @@ def _mean(values):
 
 def coco(state: Detections) -> Coco:
     """Return COCO's precision and recall: in descending order of score, each detection takes the best free object."""
-    found, truths = flatten(state.images, state.num_classes, LIMITS[-1])
+    detections, truths = flatten(state.images, state.num_classes, LIMITS[-1])
     classes, limits = state.num_classes, np.array(list(AREAS.values()))
-    outside, ignore = ((areas < limits[:, :1]) | (areas > limits[:, 1:]) for areas in (found.areas, truths.areas))
+    outside, ignore = ((areas < limits[:, :1]) | (areas > limits[:, 1:]) for areas in (detections.areas, truths.areas))
     ignore |= truths.ignored
-    matched, ignored = match_detections(found, truths, ignore)
+    matched, ignored = match_detections(detections, truths, ignore)
     ignored |= ~matched & outside[:, None]
     correct, wrong = matched & ~ignored, ~matched & ~ignored
 
     precision = np.full((len(THRESHOLDS), len(RECALLS), classes, len(AREAS)), np.nan)
     recall = np.full((len(THRESHOLDS), classes, len(AREAS), len(LIMITS)), np.nan)
-    order = np.lexsort((-found.scores, found.classes))  # stable: ties in the order of the images
-    own = np.split(order, np.searchsorted(found.classes[order], np.arange(1, classes)))
-    for number in range(classes):
+    order = np.lexsort((-detections.scores, detections.classes))  # stable: ties in the order of the images
+    of_class = np.split(order, np.searchsorted(detections.classes[order], np.arange(1, classes)))
+    for number, members in enumerate(of_class):
         counts = (~ignore[:, truths.classes == number]).sum(axis=1)
         for area in np.flatnonzero(counts):
-            hits, count = correct[area][:, own[number]], counts[area]
-            precision[:, :, number, area] = _precision(hits, wrong[area][:, own[number]], count)
+            hits, count = correct[area][:, members], counts[area]
+            precision[:, :, number, area] = _precision(hits, wrong[area][:, members], count)
             for column, limit in enumerate(LIMITS):
-                recall[:, number, area, column] = hits[:, found.ranks[own[number]] < limit].sum(axis=1) / count
+                recall[:, number, area, column] = hits[:, detections.ranks[members] < limit].sum(axis=1) / count
     return Coco(precision, recall)
 
 
@@ -251,16 +251,16 @@ def rank(state: Detections, number: int, threshold: float = 0.5) -> Ranked:
     """
     rows, count = [], 0  # the score of each detection, and whether it is correct
     for _, image in sorted(state.images.items()):
-        truths, own = (np.flatnonzero(classes == number) for classes in (image.true_classes, image.classes))
-        count, found = count + (~image.true_ignored[truths]).sum(), set()
-        for row in own[np.argsort(-image.scores[own], kind="stable")]:
+        truths, detections = (np.flatnonzero(classes == number) for classes in (image.true_classes, image.classes))
+        count, matched = count + (~image.true_ignored[truths]).sum(), set()
+        for row in detections[np.argsort(-image.scores[detections], kind="stable")]:
             best = max(truths, key=image.overlaps[row].__getitem__, default=None)
             hit = best is not None and image.overlaps[row, best] > threshold
             if hit and image.true_ignored[best]:
                 continue
-            rows.append((image.scores[row], hit and best not in found))
+            rows.append((image.scores[row], hit and best not in matched))
             if hit:
-                found.add(best)
+                matched.add(best)
     scores, correct = np.array(sorted(rows, key=lambda row: -row[0])).reshape(-1, 2).T
     hits = np.cumsum(correct)
     recall = hits / count if count else np.full(len(hits), np.nan)
@@ -275,7 +275,7 @@ def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = 
     """
     known = {*np.concatenate([[], *(image.true_classes[~image.true_ignored] for image in state.images.values())])}
     ranked = [rank(state, number, threshold) if number in known else None for number in range(state.num_classes)]
-    return [_area(each.recall, each.precision, points) if each else float("nan") for each in ranked]
+    return [_area(ranking.recall, ranking.precision, points) if ranking else float("nan") for ranking in ranked]
 
 
 def mean_over_images(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> float:
@@ -289,7 +289,7 @@ def mean_over_images(state: Detections, threshold: float = 0.5, points: Literal[
 
 def _area(recall, precision, points):
     if points:
-        return float(np.mean([precision[recall >= at].max(initial=0) for at in np.arange(0, 1.1, 0.1)]))
+        return float(np.mean([precision[recall >= level].max(initial=0) for level in np.arange(0, 1.1, 0.1)]))
     recall = np.concatenate([[0], recall, [1]])
     precision = np.maximum.accumulate(np.concatenate([[0], precision, [0]])[::-1])[::-1]
     return float((np.diff(recall) * precision[1:]).sum())

@@ -27,15 +27,15 @@ def sentences(text: str) -> list[str]:
     A sentence ends at . ! ? or an ellipsis before white space, at Chinese or Japanese sentence punctuation, and at the
     end of a line, but not at abbreviations, initials or an ellipsis before a lower-case letter.
     """
-    found, start = [], 0
+    parts, start = [], 0
     for end in _END.finditer(text):
         before, after = text[start : end.end()], text[end.end() :].lstrip()[:1]
         abbreviated = end[0] == "." and _ABBREVIATIONS.search(before)
         paused = end[0].startswith(("...", "\u2026")) and after.islower()
         if not (abbreviated or paused) or not after:
-            found.append(before.strip())
+            parts.append(before.strip())
             start = end.end()
-    return [sentence for sentence in [*found, text[start:].strip()] if re.search(r"\w", sentence)]
+    return [sentence for sentence in [*parts, text[start:].strip()] if re.search(r"\w", sentence)]
 
 
 def burstiness(values: ArrayLike) -> float:
@@ -61,7 +61,7 @@ def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
     positions = defaultdict(list)
     for position, token in enumerate(tokens):
         positions[token].append(position)
-    return {token: burstiness(np.diff(found)) for token, found in positions.items() if len(found) >= max(least, 2)}
+    return {token: burstiness(np.diff(places)) for token, places in positions.items() if len(places) >= max(least, 2)}
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
@@ -76,8 +76,8 @@ def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
 
 def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
     """Return seq-rep-n: the mean of 1 - distinct-n over texts of n tokens or more, or nan (arXiv 1908.04319, 4.2)."""
-    parts = [1 - distinct([tokens], n) for tokens in texts if len(tokens) >= n]
-    return float(np.mean(parts)) if parts else float("nan")
+    rates = [1 - distinct([tokens], n) for tokens in texts if len(tokens) >= n]
+    return float(np.mean(rates)) if rates else float("nan")
 
 
 def self_bleu(texts: Sequence[str], order: int = 4) -> float:

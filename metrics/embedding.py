@@ -55,9 +55,9 @@ def bert_score(
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
     """
     pairs, first, known = _paired(candidates, references, embed)
-    rarity = _idf([known[text] for _, text in pairs]) if idf else None
-    weights = {text: _weights(each, rarity) for text, each in known.items()}
-    scores = [_bert_score(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
+    rarity = _idf([known[reference] for _, reference in pairs]) if idf else None
+    weights = {text: _weights(embedded, rarity) for text, embedded in known.items()}
+    scores = [_bert_score(*(known[text] for text in pair), *(weights[text] for text in pair)) for pair in pairs]
     scores = np.maximum.reduceat(np.array(scores), first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
@@ -149,8 +149,8 @@ def _bert_score(candidate: Embedded, reference: Embedded, weights, reference_wei
     """Return precision, recall and F1 of a pair of texts (arXiv 1904.09675, section 3)."""
     if min(len(candidate.ids), len(reference.ids)) <= 2:
         return 0.0, 0.0, 0.0
-    pair = (text.vectors / np.linalg.norm(text.vectors, axis=-1, keepdims=True) for text in (candidate, reference))
-    similarity = next(pair) @ next(pair).T
+    a, b = (text.vectors / np.linalg.norm(text.vectors, axis=-1, keepdims=True) for text in (candidate, reference))
+    similarity = a @ b.T
     sides = (similarity.max(axis=1), weights), (similarity.max(axis=0), reference_weights)
     precision, recall = ((best * weight).sum() / (weight.sum() or 1) for best, weight in sides)
     total = precision + recall

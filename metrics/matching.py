@@ -23,7 +23,7 @@ class Image(NamedTuple):
     overlaps: Float[np.ndarray, "N M"]
 
 
-class Found(NamedTuple):
+class FlatDetections(NamedTuple):
     """N detections, grouped by image and class, in descending order of their scores."""
 
     scores: np.ndarray
@@ -46,32 +46,33 @@ class Truths(NamedTuple):
     columns: np.ndarray  # column among the overlaps of a detection
 
 
-def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -> tuple[Found, Truths]:
+def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -> tuple[FlatDetections, Truths]:
     """Concatenate images; at most `limit` detections per image and class are kept, those with the highest scores."""
     kinds = (float, int, float, int, float, bool, bool)
     nothing = Image._make([*(np.zeros(0, kind) for kind in kinds), np.zeros((0, 0))])
     ordered = [*(images[number] for number in sorted(images)), nothing]
-    whole = Image(*(np.concatenate([part.ravel() for part in parts]) for parts in zip(*ordered)))
+    merged = Image(*(np.concatenate([field.ravel() for field in fields]) for fields in zip(*ordered)))
     counts = np.array([image.overlaps.shape for image in ordered])
-    of_found, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)
-    both = zip((of_found, of_truth), counts.T)
-    within, columns = (np.arange(len(of)) - (np.cumsum(column) - column)[of] for of, column in both)
-    rows = (np.cumsum(counts.prod(axis=1)) - counts.prod(axis=1))[of_found] + within * counts[of_found, 1]
+    starts, sizes = np.cumsum(counts, axis=0) - counts, counts.prod(axis=1)
+    of_detection, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)  # index of the image
+    within = np.arange(len(of_detection)) - starts[of_detection, 0]
+    columns = np.arange(len(of_truth)) - starts[of_truth, 1]
+    rows = (np.cumsum(sizes) - sizes)[of_detection] + within * counts[of_detection, 1]
 
-    keys = of_found * num_classes + whole.classes
-    order = np.lexsort((-whole.scores, keys))
+    keys = of_detection * num_classes + merged.classes
+    order = np.lexsort((-merged.scores, keys))
     ranks = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order])
     kept, ranks = order[ranks < limit], ranks[ranks < limit]
-    parts = (part[kept] for part in (whole.scores, whole.classes, whole.areas, keys))
-    found = Found._make([*parts, ranks, whole.overlaps, rows[kept]])
-    keys = of_truth * num_classes + whole.true_classes
+    fields = (field[kept] for field in (merged.scores, merged.classes, merged.areas, keys))
+    detections = FlatDetections._make([*fields, ranks, merged.overlaps, rows[kept]])
+    keys = of_truth * num_classes + merged.true_classes
     order = np.argsort(keys, kind="stable")
-    parts = (whole.true_classes, whole.true_areas, whole.true_crowd, whole.true_ignored, keys, columns)
-    return found, Truths(*(part[order] for part in parts))
+    fields = (merged.true_classes, merged.true_areas, merged.true_crowd, merged.true_ignored, keys, columns)
+    return detections, Truths(*(field[order] for field in fields))
 
 
 def match_detections(
-    found: Found, truths: Truths, ignore: Bool[np.ndarray, "A M"]
+    detections: FlatDetections, truths: Truths, ignore: Bool[np.ndarray, "A M"]
 ) -> tuple[Bool[np.ndarray, "A T N"], Bool[np.ndarray, "A T N"]]:
     """Match detections to annotated objects by COCO's rules, for A area ranges and T IoU thresholds.
 
@@ -80,27 +81,28 @@ def match_detections(
     that matched an object, and of those that matched an ignored one.
     """
     thresholds = np.minimum(THRESHOLDS, 1 - 1e-10)[:, None, None]
-    matched, ignored = np.zeros((2, len(AREAS), len(THRESHOLDS), len(found.keys)), bool)
-    first, last = (np.searchsorted(truths.keys, found.keys, side) for side in ("left", "right"))
+    matched, ignored = np.zeros((2, len(AREAS), len(THRESHOLDS), len(detections.keys)), bool)
+    first, last = (np.searchsorted(truths.keys, detections.keys, side) for side in ("left", "right"))
     sizes = last - first
     for width in 2 ** np.arange(int(sizes.max(initial=0)).bit_length() + 1):  # group by number of candidates
-        here = np.flatnonzero((sizes > width // 2) & (sizes <= width))
-        group = np.unique(found.keys[here], return_inverse=True)[1]
-        taken = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
+        members = np.flatnonzero((sizes > width // 2) & (sizes <= width))
+        group = np.unique(detections.keys[members], return_inverse=True)[1]
+        assigned = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
         slots = np.arange(width)
-        for rank in range(found.ranks[here].max(initial=-1) + 1):
-            now = found.ranks[here] == rank
-            own, key = here[now], group[now]
-            real = slots < sizes[own, None]
-            columns = np.where(real, first[own, None] + slots, 0)
-            overlaps = np.where(real, found.overlaps[found.rows[own, None] + truths.columns[columns] * real], -1)
-            free = (overlaps >= thresholds) & (~taken[:, :, key] | truths.crowd[columns])
+        for rank in range(detections.ranks[members].max(initial=-1) + 1):
+            is_current = detections.ranks[members] == rank
+            current, key = members[is_current], group[is_current]
+            real = slots < sizes[current, None]
+            columns = np.where(real, first[current, None] + slots, 0)
+            cells = detections.rows[current, None] + truths.columns[columns] * real
+            overlaps = np.where(real, detections.overlaps[cells], -1)
+            free = (overlaps >= thresholds) & (~assigned[:, :, key] | truths.crowd[columns])
             counts = ~ignore[:, columns][:, None]
             counted, taking = _best(overlaps, free & counts)
             other, taking_other = _best(overlaps, free & ~counts)
             chosen = np.where(counted, taking, taking_other)
-            taken[:, :, key] |= (slots == chosen[..., None]) & (counted | other)[..., None]
-            matched[..., own], ignored[..., own] = counted | other, ~counted & other
+            assigned[:, :, key] |= (slots == chosen[..., None]) & (counted | other)[..., None]
+            matched[..., current], ignored[..., current] = counted | other, ~counted & other
     return matched, ignored
 
 

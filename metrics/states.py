@@ -104,8 +104,8 @@ class F1(Confusion):
     """
 
     def compute(self) -> Leaf:
-        found, total = self.counts.diagonal(), self.counts.sum(0) + self.counts.sum(1)
-        scores = 2 * found / total.clip(1)
+        hits, total = self.counts.diagonal(), self.counts.sum(0) + self.counts.sum(1)
+        scores = 2 * hits / total.clip(1)
         macro = scores.sum() / (total > 0).sum().clip(1)
         return _nan_unless(self.outside == 0, scores[1] if len(scores) == 2 else macro)
 

@@ -36,10 +36,10 @@ def _stemmer():
 
 def tokens(text: str, stem: bool = False) -> list[str]:
     """Split a text into lower-case runs of ASCII letters and digits; `stem` stems those of more than 3 characters."""
-    found = re.findall("[a-z0-9]+", text.lower())
+    runs = re.findall("[a-z0-9]+", text.lower())
     if not stem:
-        return found
-    stemmed = [_stemmer()(token) if len(token) > 3 else token for token in found]
+        return runs
+    stemmed = [_stemmer()(token) if len(token) > 3 else token for token in runs]
     return [token for token in stemmed if re.fullmatch("[a-z0-9]+", token)]
 
 
@@ -72,9 +72,9 @@ def rouge(
         raise ValueError("There is no reference: at least one is needed.")
     if not beta > 0:
         raise ValueError(f"beta is {beta}: it must be above 0.")
-    found, expected = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
-    scores = {kind: [_scored(_hits(kind, perl)(found, text), beta) for text in expected] for kind in kinds}
-    return {kind: max(each, key=lambda score: score.f) for kind, each in scores.items()}
+    candidate, expected = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
+    scores = {kind: [_scored(_hits(kind, perl)(candidate, text), beta) for text in expected] for kind in kinds}
+    return {kind: max(group, key=lambda score: score.f) for kind, group in scores.items()}
 
 
 def corpus_rouge(
@@ -92,8 +92,8 @@ def corpus_rouge(
     The bounds are percentiles of the means of bootstrap samples. The kinds and options are those of `rouge`.
     """
     check_numbers(outputs, references)
-    each = [rouge(output, group, kinds, **options) for output, group in zip(outputs, references)]
-    scores = np.array([[row[kind] for kind in kinds] for row in each])  # [N, kinds, 3]
+    rows = [rouge(output, group, kinds, **options) for output, group in zip(outputs, references)]
+    scores = np.array([[row[kind] for kind in kinds] for row in rows])  # [N, kinds, 3]
     drawn = np.random.default_rng(seed).multinomial(len(scores), np.full(len(scores), 1 / len(scores)), samples)
     means = np.tensordot(drawn / len(scores), scores, axes=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
@@ -113,24 +113,24 @@ def grouped(outputs: Sequence[Any], references: Sequence[str | Sequence[str]]) -
 def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
     """Raise ValueError unless there are as many outputs as references, and at least one."""
     if not outputs or len(outputs) != len(references):
-        given = f"Got {len(outputs)} outputs and {len(references)} references"
-        raise ValueError(f"{given}: the numbers must be equal and not 0.")
+        counts = f"Got {len(outputs)} outputs and {len(references)} references"
+        raise ValueError(f"{counts}: the numbers must be equal and not 0.")
 
 
 class _Text:
     """Tokens of a text and of each of its sentences (lines)."""
 
     def __init__(self, text, tokenize):
-        self.sentences = [found for found in map(tokenize, text.split("\n")) if found]
+        self.sentences = [sentence for sentence in map(tokenize, text.split("\n")) if sentence]
         self.tokens = tokenize(text)
 
 
 def _scored(counts, beta):
     """Compute precision, recall and F from the numbers of matches, output units and reference units."""
-    hits, found, expected = counts
-    precision, recall = hits / found if found else 0.0, hits / expected if expected else 0.0
-    whole = recall + beta**2 * precision
-    return Score(precision, recall, (1 + beta**2) * precision * recall / whole if whole else 0.0)
+    hits, predicted, expected = counts
+    precision, recall = hits / predicted if predicted else 0.0, hits / expected if expected else 0.0
+    denominator = recall + beta**2 * precision
+    return Score(precision, recall, (1 + beta**2) * precision * recall / denominator if denominator else 0.0)
 
 
 @cache
@@ -144,7 +144,7 @@ def _hits(kind, perl):
         return lambda *texts: _shared(*(ngrams(text.tokens, size) for text in texts))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
-        singles = slice(0 if match[1] == "S" else -1 if perl else None)
+        singles = slice(0) if match[1] == "S" else slice(-1 if perl else None)
         return lambda *texts: _shared(*(_skip_bigrams(text.tokens, limit, singles) for text in texts))
     raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
@@ -187,15 +187,15 @@ def _growths(positions, columns):
     column takes a few operations on integers with one bit per row (Hyyro 2004). Of consecutive columns without a match,
     only the first is returned.
     """
-    same, found = -1, [(0, 0)]  # infinitely many ones: the bits beyond the last row never change
+    same, growths = -1, [(0, 0)]  # infinitely many ones: the bits beyond the last row never change
     for token in columns:
         if match := positions.get(token, 0):
             common = same & match
             same = (same + common) | (same - common)
-            found.append((match, ~same))
-        elif found[-1][0]:
-            found.append((0, ~same))
-    return found
+            growths.append((match, ~same))
+        elif growths[-1][0]:
+            growths.append((0, ~same))
+    return growths
 
 
 def _longest_of_sentences(output, reference):
@@ -203,8 +203,8 @@ def _longest_of_sentences(output, reference):
     left, hits = Counter(output.tokens) & Counter(reference.tokens), 0
     for sentence in reference.sentences:
         positions, common = _positions(sentence), 0
-        for other in output.sentences:
-            common |= _common(positions, other)
+        for candidate in output.sentences:
+            common |= _common(positions, candidate)
         for row, token in enumerate(sentence):
             if common >> row & 1:  # a token counts at most as often as it occurs in both texts
                 hits += left[token] > 0
@@ -217,14 +217,14 @@ def _common(positions, columns):
 
     Starting from the last row and column, take a match, else skip rows that add nothing, else skip the column.
     """
-    found, below = 0, -1
+    common, below = 0, -1
     for match, growth in reversed(_growths(positions, columns)):
         row = ((match | growth) & below).bit_length()
         last = 1 << row >> 1  # the bit of the last row; 0 if there is none
         if match & last:
-            found, row = found | last, row - 1
+            common, row = common | last, row - 1
         below = (1 << row) - 1
-    return found
+    return common
 
 
 def _weighted(output, reference):
@@ -250,12 +250,12 @@ def _weighted_of_sentences(output, reference):
     """Return the counts of ROUGE 1.5.5: runs of matches in the union of the weighted LCS with each sentence."""
     left, hits, size = Counter(output.tokens) & Counter(reference.tokens), 0.0, 0.0
     for sentence in reference.sentences:
-        found, run = set().union(*(_weighted_common(sentence, other) for other in output.sentences)), 0
-        for row in sorted(found):
+        matched, run = set().union(*(_weighted_common(sentence, candidate) for candidate in output.sentences)), 0
+        for row in sorted(matched):
             if left[sentence[row]] > 0:  # else a run goes on after this token, as it does in ROUGE 1.5.5
                 left[sentence[row]] -= 1
                 run += 1
-                if row + 1 not in found:
+                if row + 1 not in matched:
                     hits, run = hits + run**WEIGHT, 0
         size += len(sentence) ** WEIGHT
     return hits ** (1 / WEIGHT), len(output.tokens), size
@@ -263,13 +263,13 @@ def _weighted_of_sentences(output, reference):
 
 def _weighted_common(rows, columns):
     """Return the rows of the weighted LCS, choosing the same one as ROUGE 1.5.5."""
-    table, found, row, column = _weighted_table(rows, columns), set(), len(rows), len(columns)
+    table, matched, row, column = _weighted_table(rows, columns), set(), len(rows), len(columns)
     while row and column:
         if rows[row - 1] == columns[column - 1]:
             row, column = row - 1, column - 1
-            found.add(row)
+            matched.add(row)
         elif table[row - 1][column][0] >= table[row][column - 1][0]:
             row -= 1
         else:
             column -= 1
-    return found
+    return matched

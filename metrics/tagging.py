@@ -42,15 +42,15 @@ def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
     if scheme not in _SCHEMES:
         raise ValueError(f"scheme is {scheme!r}: it must be None or one of {', '.join(filter(None, _SCHEMES))}.")
     letters, begin, inside, end = _SCHEMES[scheme]
-    found, start, before = [], None, _OUTSIDE
-    for position, word in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
-        step = before[0] + word[0] + ("=" if before[1] == word[1] else "")
+    complete, start, previous = [], None, _OUTSIDE
+    for position, current in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
+        step = previous[0] + current[0] + ("=" if previous[1] == current[1] else "")
         if start is None or not re.match(inside, step):
             if start is not None and re.match(end, step):
-                found.append(Span(before[1], start, position))
+                complete.append(Span(previous[1], start, position))
             start = position if re.match(begin, step) else None
-        before = word
-    return found
+        previous = current
+    return complete
 
 
 def is_chunk(tag: str) -> bool:
@@ -67,8 +67,8 @@ def word_accuracy(tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[st
 def _pairs(tags, true_tags):
     """Return the predicted and true tags of each sentence; raise ValueError for unequal numbers."""
     if len(tags) != len(true_tags):
-        given = f"Got {len(tags)} predicted and {len(true_tags)} true sentences"
-        raise ValueError(f"{given}: the numbers must be equal.")
+        counts = f"Got {len(tags)} predicted and {len(true_tags)} true sentences"
+        raise ValueError(f"{counts}: the numbers must be equal.")
     pairs = list(zip(tags, true_tags))
     for number, (guess, truth) in enumerate(pairs):
         if len(guess) != len(truth):
@@ -106,7 +106,7 @@ class Spans:
             predicted += [(number, *span) for span in spans(guess, scheme)]
             actual += [(number, *span) for span in spans(truth, scheme)]
         correct = set(predicted) & set(actual)
-        return self.merge(Spans(*(Counter(kind for _, kind, *_ in each) for each in (correct, predicted, actual))))
+        return self.merge(Spans(*(Counter(kind for _, kind, *_ in group) for group in (correct, predicted, actual))))
 
     def merge(self, other: "Spans") -> "Spans":
         """Return the state of the sentences of both states."""

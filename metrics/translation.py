@@ -95,10 +95,10 @@ def compare(
     for outputs in systems.values():
         columns = _transposed(outputs, references)  # the same for all systems; it also checks the number of outputs
     named: list[tuple[str, Sequence[str]]] = [(system, list(outputs)) for system, outputs in systems.items()]
-    signatures, found = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
+    signatures, by_metric = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
     (key,) = signatures
-    results: list[Any] = found[key]
-    scores = {system: Compared(float(each.score), each.p_value) for system, each in zip(systems, results)}
+    results: list[Any] = by_metric[key]
+    scores = {system: Compared(float(result.score), result.p_value) for system, result in zip(systems, results)}
     return scores, str(signatures[key])
 
 
@@ -124,8 +124,8 @@ def _d2l_bleu(output, reference, order):
         return 0.0
     score = math.exp(min(0, 1 - len(reference) / len(output)))
     for n in range(1, min(order, len(output)) + 1):
-        found, expected = (ngrams(tokens, n) for tokens in (output, reference))
-        score *= ((found & expected).total() / found.total()) ** 0.5**n
+        counts, expected = (ngrams(tokens, n) for tokens in (output, reference))
+        score *= ((counts & expected).total() / counts.total()) ** 0.5**n
     return score
 
 

@@ -66,8 +66,8 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled functions, preferably between modules, so that a worker stays below 3 GiB."""
-    same, before = nextitem is not None and nextitem.path == item.path, item.config.stash.get(LEFT, 0)
-    if resident() > max(MEMORY * (2 if same else 1), before + GROWTH):
+    same_module, before = nextitem is not None and nextitem.path == item.path, item.config.stash.get(LEFT, 0)
+    if resident() > max(MEMORY * (2 if same_module else 1), before + GROWTH):
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

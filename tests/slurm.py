@@ -88,16 +88,16 @@ def restart_now(environment: dict[str, str], job: str) -> None:
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=environment, check=True)
 
 
-def wait_for(what, seconds=240):
+def wait_for(condition, seconds=240):
     """Return the first true value of a function; raise AssertionError after some seconds without one."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.3)
-    return found
+    return result
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

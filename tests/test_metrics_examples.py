@@ -25,9 +25,9 @@ def test_code_examples_run():
     assert names["f1"]("the cat sat", ["a cat"]) == pytest.approx(2 / 3)
     assert names["nats"] == pytest.approx((0.126928 + 0.313262 + 1.313262) / 3, abs=1e-6)
     assert names["state"].compute()["ap"] == pytest.approx(1)
-    found = names["Spans"].empty().update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
-    assert found.types == ["LOC", "PER"]
-    assert [found.compute().f1, *found.compute(None).f1] == pytest.approx([2 / 3, 0, 1])
+    actual = names["Spans"].empty().update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
+    assert actual.types == ["LOC", "PER"]
+    assert [actual.compute().f1, *actual.compute(None).f1] == pytest.approx([2 / 3, 0, 1])
 
 
 def test_commands_run(tmp_path, monkeypatch, capsys):

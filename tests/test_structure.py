@@ -44,8 +44,8 @@ def test_functions_are_short(tree):
 def test_docstrings_begin_with_a_noun_phrase_or_an_imperative(path):
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     documented = [node for node in ast.walk(parse(path)) if isinstance(node, kinds)]
-    found = [(getattr(node, "name", "module"), ast.get_docstring(node)) for node in documented]
-    assert not [(name, text.splitlines()[0]) for name, text in found if text and RELATIVE.match(text)]
+    actual = [(getattr(node, "name", "module"), ast.get_docstring(node)) for node in documented]
+    assert not [(name, text.splitlines()[0]) for name, text in actual if text and RELATIVE.match(text)]
 
 
 # Files with other writes than `write_atomic` and `replacing`, and why a part of what they write does no harm.
@@ -60,8 +60,8 @@ NOT_ATOMIC = {
 
 def test_files_are_written_atomically():
     write = re.compile(r"\.write_(text|bytes)\(|(?<!temporary)\.open\(.(?:w|r\+)|\bopen\(.*, .(?:w|r\+)")
-    found = {names(path) for path in FILES if write.search(path.read_text(encoding="utf-8"))}
-    assert {path for path in found if not path.startswith("benchmarks/")} == NOT_ATOMIC.keys()
+    actual = {names(path) for path in FILES if write.search(path.read_text(encoding="utf-8"))}
+    assert {path for path in actual if not path.startswith("benchmarks/")} == NOT_ATOMIC.keys()
 
 
 def test_train_has_at_most_16_files():
@@ -77,8 +77,8 @@ def test_links_lead_to_files_and_headings(path):
         target = path.parent / file if file else path
         assert target.exists(), file
         if heading:
-            found = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
-            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found]
+            actual = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in actual]
 
 
 @pytest.mark.parametrize(

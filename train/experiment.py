@@ -259,7 +259,7 @@ class Experiment:
             compile=lambda *args, **options: self.jit(step(*args, **options)),
             to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
             teach=self.with_teacher,
-            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text)), self.facts, whole=True),
+            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text)), self.facts, as_test=True),
         )
 
     def evaluation(self) -> Evaluation:

@@ -50,9 +50,8 @@ def mix(folder: str) -> None:
     unlabeled passages of two categories from held-out text.
     """
     texts = {kind: Path(folder, f"{kind}.txt").read_text(encoding="utf-8") for kind in ("play", "wiki", "code")}
-    starts, ends = {}, {}
-    for kind, text in texts.items():
-        starts[kind], ends[kind] = text[: int(len(text) * 0.9)], text[int(len(text) * 0.9) :]
+    starts = {kind: text[: int(len(text) * 0.9)] for kind, text in texts.items()}
+    ends = {kind: text[int(len(text) * 0.9) :] for kind, text in texts.items()}
     two = {kind: ends[kind] for kind in ("play", "wiki")}
     for name, parts, labeled in (("mix_train", starts, True), ("mix_valid", ends, True), ("two", two, False)):
         places = [(kind, text, i) for kind, text in parts.items() for i in range(0, len(text), 200)]

@@ -63,8 +63,8 @@ def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """
     size, length = real.sum(axis=1), real.shape[1]
     noise, spans = np.array([count_noise(rate, n) if n > 1 else (0, 0) for n in size]).T
-    parts = [draw_spans(n, spans, length, shuffle.fold(keys, use)) for use, n in enumerate((size - noise, noise))]
-    stops = np.cumsum(np.stack(parts, axis=2).reshape(len(keys), -1), axis=1)
+    lengths = [draw_spans(n, spans, length, shuffle.fold(keys, use)) for use, n in enumerate((size - noise, noise))]
+    stops = np.cumsum(np.stack(lengths, axis=2).reshape(len(keys), -1), axis=1)
     changes = np.zeros((len(keys), length + 1), np.int64)  # number of spans that end before each token
     np.add.at(changes, (np.arange(len(keys))[:, None], stops), 1)
     return (np.cumsum(changes, axis=1)[:, :-1] % 2 == 1) & real
@@ -72,10 +72,10 @@ def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens [B, T] with a sentinel at the first token of each span, and a mask of the remaining tokens."""
-    first = spans.copy()
-    first[:, 1:] &= ~spans[:, :-1]
-    number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
-    return np.where(first, sentinels[number], tokens), first | ~spans
+    is_first = spans.copy()
+    is_first[:, 1:] &= ~spans[:, :-1]
+    number = np.minimum(np.cumsum(is_first, axis=1) - 1, len(sentinels) - 1)
+    return np.where(is_first, sentinels[number], tokens), is_first | ~spans
 
 
 def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -197,12 +197,12 @@ class AddNoise:
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         tokens, real = batch["tokens"], present(batch)
         noisy = []
-        for text, kept, key in zip(tokens, real, keys):
-            new, random = text[kept], shuffle.generator(key)
+        for text, is_real, key in zip(tokens, real, keys):
+            new, random = text[is_real], shuffle.generator(key)
             for step in self.steps:
                 new = step(new, random) if len(new) else new
             noisy.append(after(self.begin, new))
         inputs, inputs_mask = with_end(noisy, self.length, self.end)
-        whole = [after(self.begin, text[kept]) for text, kept in zip(tokens, real)]
-        targets, mask = with_end(whole, self.length, self.end)
+        clean = [after(self.begin, text[is_real]) for text, is_real in zip(tokens, real)]
+        targets, mask = with_end(clean, self.length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.end)

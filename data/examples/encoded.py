@@ -52,12 +52,12 @@ class Encoded(ExampleSource):
         return np.array([len(ids) for ids in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        found = {"tokens": padded([self.tokens[index] for index in indices], self.length, self.pad)}
-        found |= {name: padded([rows[i] for i in indices], self.length) for name, rows in self.per_token.items()}
+        batch = {"tokens": padded([self.tokens[index] for index in indices], self.length, self.pad)}
+        batch |= {name: padded([rows[i] for i in indices], self.length) for name, rows in self.per_token.items()}
         mask = np.arange(self.length) < self.lengths[indices, None]
-        second = np.arange(self.length) >= self.seconds[indices, None]
-        found |= {"tokens_mask": mask, "segments": (second & mask).astype(np.int32)}
-        return found | {name: values[indices] for name, values in self.per_sequence.items()}
+        is_second = np.arange(self.length) >= self.seconds[indices, None]
+        batch |= {"tokens_mask": mask, "segments": (is_second & mask).astype(np.int32)}
+        return batch | {name: values[indices] for name, values in self.per_sequence.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ContextWindows(Encoded):
         window, best first, with their sums; of equal texts, only the best is kept. The second value is the lowest sum
         at [CLS], which represents no answer (arXiv 1810.04805, section 4.3).
         """
-        found: list[dict[str, float]] = [{} for _ in self.questions]
+        text_scores: list[dict[str, float]] = [{} for _ in self.questions]
         no_answer = np.full(len(self.questions), np.inf)
         for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
             size = len(offsets)
@@ -92,8 +92,8 @@ class ContextWindows(Encoded):
             for place in best[inside[best] > -np.inf]:
                 first, last = np.unravel_index(place, scores.shape)
                 text = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
-                found[question][text] = max(found[question].get(text, -np.inf), float(inside[place]))
-        pairs = ([(score, text) for text, score in answers.items()] for answers in found)
+                text_scores[question][text] = max(text_scores[question].get(text, -np.inf), float(inside[place]))
+        pairs = ([(score, text) for text, score in answers.items()] for answers in text_scores)
         ordered = [sorted(answers, key=lambda pair: -pair[0])[:count] for answers in pairs]
         return list(zip(ordered, no_answer.tolist()))
 
@@ -120,13 +120,13 @@ def collect(
     tokenizer: Tokenizer,
     kind: type[Encoded] = Encoded,
     /,
-    **others: Any,
+    **fields: Any,
 ) -> Encoded:
-    """Return the sequences of `join` as a source of examples of a class with the additional fields `others`."""
+    """Return the sequences of `join` as a source of examples of a class with additional `fields`."""
     if not joined:
         raise ValueError("The data set is empty: at least one example is needed.")
     tokens, seconds = zip(*joined)
-    return kind(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **others)
+    return kind(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **fields)
 
 
 def window_starts(count: int, room: int, stride: int) -> range:

@@ -61,24 +61,24 @@ class MaskTokens:
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
         """Mask tokens int32 [B, T]; `real` bool [B, T] is False for padding."""
         selectable = real & ~self.special[tokens]
-        most = count_masked(self.rate, tokens.shape[1])
-        counts = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, most)[:, None]
+        num_masked = count_masked(self.rate, tokens.shape[1])
+        counts = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, num_masked)[:, None]
         draws = shuffle.draw(shuffle.fold(keys, 0), tokens.shape[1])
         if self.word_marks:
             selectable &= self._in_words(tokens, selectable, draws, counts[:, 0])
         order = np.where(selectable, draws, _LAST)
-        positions = np.argpartition(order, most - 1, axis=1)[:, :most]
+        positions = np.argpartition(order, num_masked - 1, axis=1)[:, :num_masked]
         ranks = np.argsort(np.take_along_axis(order, positions, axis=1), axis=1)
         positions = np.take_along_axis(positions, ranks, axis=1)
         targets, chosen = (np.take_along_axis(a, positions, axis=1) for a in (tokens, selectable))
-        chosen &= np.arange(most) < counts
-        tenth = shuffle.draw(shuffle.fold(keys, 1), most) % np.uint64(10)
-        random = (shuffle.draw(shuffle.fold(keys, 2), most) % np.uint64(self.vocab_size)).astype(np.int32)
+        chosen &= np.arange(num_masked) < counts
+        tenth = shuffle.draw(shuffle.fold(keys, 1), num_masked) % np.uint64(10)
+        random = (shuffle.draw(shuffle.fold(keys, 2), num_masked) % np.uint64(self.vocab_size)).astype(np.int32)
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
         np.put_along_axis(tokens, positions, np.where(chosen, new, targets), axis=1)
-        found = {"masked_positions": positions.astype(np.int32), "targets": targets, "mask": chosen}
-        return {"tokens": tokens, "tokens_mask": real} | found
+        masked = {"masked_positions": positions.astype(np.int32), "targets": targets, "mask": chosen}
+        return {"tokens": tokens, "tokens_mask": real} | masked
 
     def _in_words(self, tokens, selectable, draws, counts):
         """Select whole words in random order, if they still fit into `counts` [B] selectable tokens in total."""
@@ -126,7 +126,7 @@ def _blocks(rows: int, columns: int, masked: int, random: np.random.Generator) -
     """Mask rectangles until enough patches are masked, truncating the last one (arXiv 2106.08254, algorithm 1)."""
     values = random.random((rows, columns))
     chosen = np.zeros((rows, columns), bool)
-    last = rows * columns
+    priority = rows * columns
     while (left := masked - chosen.sum()) > 0:
         area, aspect = random.uniform(min(16, left), left), math.exp(random.uniform(-1, 1) * math.log(1 / 0.3))
         height = min(max(round(math.sqrt(area * aspect)), 1), rows)
@@ -135,8 +135,8 @@ def _blocks(rows: int, columns: int, masked: int, random: np.random.Generator) -
         block = np.zeros_like(chosen)
         block[row : row + height, column : column + width] = True
         block &= ~chosen
-        values[block] += last
-        chosen, last = chosen | block, last - int(block.any())
+        values[block] += priority
+        chosen, priority = chosen | block, priority - int(block.any())
     return values
 
 

@@ -61,15 +61,15 @@ class Mixed(ExampleSource):
 
     def _gather(self, part, indices):
         order = np.argsort(part, kind="stable")
-        taken = [self.parts[number].take(indices[part == number]) for number in np.unique(part)]
-        return {name: _joined([one[name] for one in taken], np.argsort(order)) for name in taken[0]}
+        batches = [self.parts[number].take(indices[part == number]) for number in np.unique(part)]
+        return {name: _joined([batch[name] for batch in batches], np.argsort(order)) for name in batches[0]}
 
 
 def _joined(values, order):
     """Return the values of a feature from all parts in the given order: an array, or a list if shapes differ."""
-    if all(isinstance(one, np.ndarray) for one in values) and len({one.shape[1:] for one in values}) == 1:
+    if all(isinstance(array, np.ndarray) for array in values) and len({array.shape[1:] for array in values}) == 1:
         return np.concatenate(values)[order]
-    rows = [row for one in values for row in one]
+    rows = [row for array in values for row in array]
     return [rows[index] for index in order]
 
 
@@ -81,14 +81,14 @@ def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray,
     share by less than the number of sources, for any n.
     """
     part, ranks = np.full(len(positions), len(weights) - 1), positions.copy()
-    rest = np.arange(len(positions))  # positions that are not assigned yet
+    unassigned = np.arange(len(positions))
     for number in range(len(weights) - 1):
         share = weights[number] / sum(weights[number:])
-        before, after = (np.floor((ranks[rest] + more) * share).astype(np.int64) for more in (0, 1))
+        before, after = (np.floor((ranks[unassigned] + step) * share).astype(np.int64) for step in (0, 1))
         assigned = after > before
-        part[rest[assigned]] = number
-        ranks[rest] = np.where(assigned, before, ranks[rest] - before)
-        rest = rest[~assigned]
+        part[unassigned[assigned]] = number
+        ranks[unassigned] = np.where(assigned, before, ranks[unassigned] - before)
+        unassigned = unassigned[~assigned]
     return part, ranks
 
 
@@ -103,8 +103,8 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
     for key in (field.name for field in fields(Facts) if field.name not in DIFFERENT):
         values = [getattr(part.facts, key) for part in parts]
         if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
-            found = " and ".join(f"{str(values[number])[:80]} in {names[number]!r}" for number in (0, other))
-            raise ValueError(f"The sources of a mixture must have the same {key}: it is {found}.")
+            listed = " and ".join(f"{str(values[number])[:80]} in {names[number]!r}" for number in (0, other))
+            raise ValueError(f"The sources of a mixture must have the same {key}: it is {listed}.")
 
     def named(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the values for each split of each source, by "SPLIT_NAME"."""
@@ -112,6 +112,6 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
 
     facts = {key: named(getattr(part.facts, key) for part in parts) for key in BY_SPLIT}
     facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
-    evaluated = named({split: one for split, one in part.splits.items() if split != "train"} for part in parts)
+    evaluated = named({split: source for split, source in part.splits.items() if split != "train"} for part in parts)
     mixed = Mixed(training, proportions([len(part) for part in training]))
     return replace(first, splits={"train": mixed, **evaluated}, facts=replace(first.facts, **facts))

@@ -71,17 +71,18 @@ def pack(lengths: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     in this order, followed by P, int64 [R + 1].
     """
     counts = np.bincount(lengths, minlength=size + 1)
-    found, firsts, left = [], [], np.cumsum(counts[::-1])[::-1] - counts  # position of the next part of each length
+    positions = np.cumsum(counts[::-1])[::-1] - counts  # position of the next part of each length
+    blocks, sizes = [], []
     order = np.argsort(-lengths, kind="stable")
     for row, number in _plan(counts.tolist(), size):
         columns = []
         for length, copies in row:
-            columns.append(order[left[length] :][: number * copies].reshape(number, copies))
-            left[length] += number * copies
+            columns.append(order[positions[length] :][: number * copies].reshape(number, copies))
+            positions[length] += number * copies
         block = np.concatenate(columns, axis=1)
-        found.append(block.ravel())
-        firsts.append(np.full(number, block.shape[1]))
-    return np.concatenate(found), np.append(0, np.cumsum(np.concatenate(firsts)))
+        blocks.append(block.ravel())
+        sizes.append(np.full(number, block.shape[1]))
+    return np.concatenate(blocks), np.append(0, np.cumsum(np.concatenate(sizes)))
 
 
 def _plan(counts: list[int], size: int) -> list[tuple[Row, int]]:
@@ -97,21 +98,21 @@ def _plan(counts: list[int], size: int) -> list[tuple[Row, int]]:
             rooms[space].append((row, number))
 
     for length in range(size, 0, -1):
-        parts = counts[length]
-        while parts:
+        remaining = counts[length]
+        while remaining:
             place = bisect_left(spaces, length)
             if place == len(spaces):
-                space, row, number = size, (), -(-parts // (size // length))
+                space, row, number = size, (), -(-remaining // (size // length))
             else:
                 space = spaces[place]
                 row, number = rooms[space].pop()
                 if not rooms[space]:
                     del rooms[space], spaces[place]
             copies = space // length
-            filled, rest = divmod(min(parts, number * copies), copies)
+            filled, remainder = divmod(min(remaining, number * copies), copies)
             add((*row, (length, copies)), filled, space - length * copies)
-            if rest:
-                add((*row, (length, rest)), 1, space - length * rest)
-            add(row, number - filled - bool(rest), space)
-            parts -= filled * copies + rest
+            if remainder:
+                add((*row, (length, remainder)), 1, space - length * remainder)
+            add(row, number - filled - bool(remainder), space)
+            remaining -= filled * copies + remainder
     return [kind for space in spaces for kind in rooms[space]]

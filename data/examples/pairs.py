@@ -52,8 +52,8 @@ class EncodedPairs(ExampleSource):
 
 def with_end(texts: Sequence[np.ndarray], length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return token ids with `end`, truncated or padded to T = `length`, int32 [N, T], and the mask of the tokens."""
-    kept = [tokens[: length - 1] for tokens in texts]
-    return padded(kept, length, end), np.arange(length) <= np.array(list(map(len, kept)))[:, None]
+    truncated = [tokens[: length - 1] for tokens in texts]
+    return padded(truncated, length, end), np.arange(length) <= np.array(list(map(len, truncated)))[:, None]
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
@@ -80,10 +80,10 @@ class Continuations(EncodedPairs):
         mask = np.zeros((len(indices), self.length), bool)
         for row, index in enumerate(indices):
             target = self.targets[index][: self.length - 1]
-            given = self.inputs[index][: self.length - 1 - len(target)]
-            whole = [*given, self.end, *target]
-            rows[row, : len(whole)] = whole
-            mask[row, len(given) : len(whole)] = True
+            source = self.inputs[index][: self.length - 1 - len(target)]
+            sequence = [*source, self.end, *target]
+            rows[row, : len(sequence)] = sequence
+            mask[row, len(source) : len(sequence)] = True
         return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "mask": mask}
 
 

@@ -40,8 +40,8 @@ class Windows(ExampleSource):
         self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
         check_length(length, 1)
         if not 1 <= self.stride <= length:
-            given = f"task.sequence_length is {length} and the stride {self.stride}"
-            raise ValueError(f"{given}: the stride must be at least 1 and at most the length.")
+            sizes = f"task.sequence_length is {length} and the stride {self.stride}"
+            raise ValueError(f"{sizes}: the stride must be at least 1 and at most the length.")
         if len(tokens) < 2:
             raise ValueError(f"The text has {len(tokens)} tokens: language modeling needs at least 2.")
 
@@ -55,9 +55,9 @@ class Windows(ExampleSource):
             mask[starts > 0, : self.length - self.stride] = False
         block = np.zeros((len(starts), width), np.int32)
         for row, start in enumerate(starts.tolist()):
-            part = self.tokens[start : start + width]
-            block[row, : len(part)] = part
-            mask[row, len(part) - 1 :] = False
+            window = self.tokens[start : start + width]
+            block[row, : len(window)] = window
+            mask[row, len(window) - 1 :] = False
         return {"tokens": block[:, :-1], "targets": block[:, 1:], "mask": mask}
 
 
@@ -108,7 +108,7 @@ class Chunks(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return {"first": self.firsts[indices], "chunks": [self] * len(indices)}
 
-    def whole(self, first: int, size: int) -> int:
+    def num_fitting(self, first: int, size: int) -> int:
         """Return the number of sentences of a document, starting from `first`, with at most `size` tokens in total."""
         lengths = self.lengths[first : min(self.stops[first], first + size)]
         return int(np.searchsorted(np.cumsum(lengths), size, side="right"))
@@ -116,8 +116,8 @@ class Chunks(ExampleSource):
     def read(self, first: int, count: int) -> np.ndarray:
         """Return the tokens of `count` sentences, starting from sentence `first`."""
         last = first + count - 1
-        part = self.tokens[self.starts[first] : self.starts[last] + self.lengths[last]]
-        return part[np.delete(np.arange(len(part)), self.starts[first + 1 : last + 1] - 1 - self.starts[first])]
+        tokens = self.tokens[self.starts[first] : self.starts[last] + self.lengths[last]]
+        return tokens[np.delete(np.arange(len(tokens)), self.starts[first + 1 : last + 1] - 1 - self.starts[first])]
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,16 @@ class PairSentences:
         draws = shuffle.draw(keys, 5)
         label = (draws[:, 0] % np.uint64(2)).astype(np.int32)
         for row, (chunks, first) in enumerate(zip(batch["chunks"], batch["first"].tolist())):
-            whole, second = join(coder, *self._pair(chunks, first, bool(label[row]), *map(int, draws[row, 1:])))
-            tokens[row, : len(whole)] = whole
-            segments[row, second : len(whole)] = 1
-            real[row, : len(whole)] = batch["mask"][row]
+            sequence, second = join(coder, *self._pair(chunks, first, bool(label[row]), *map(int, draws[row, 1:])))
+            tokens[row, : len(sequence)] = sequence
+            segments[row, second : len(sequence)] = 1
+            real[row, : len(sequence)] = batch["mask"][row]
         return self.masked.hide(tokens, real, shuffle.fold(keys, 5)) | {"segments": segments, "label": label}
 
     def _pair(self, chunks, first, negative, shorter, size, cut, start):
         """Return the tokens of A and B of the chunk with the first sentence `first`; `shorter` to `start` are draws."""
         size = 2 + size % (self.length - 1) if shorter % 10 == 0 else self.length
-        count = max(chunks.whole(first, size), 2)
+        count = max(chunks.num_fitting(first, size), 2)
         middle = 1 + cut % (count - 1)
         a = chunks.read(first, middle)
         if negative and not self.order:
@@ -160,10 +160,10 @@ class PairSentences:
             begin = int(np.searchsorted(chunks.stops, stop))
             start = start % (len(chunks.starts) - (stop - begin))
             start += (stop - begin) * (start >= begin)  # skips the document of A
-            b = chunks.read(start, max(chunks.whole(start, size - len(a)), 1))
+            b = chunks.read(start, max(chunks.num_fitting(start, size - len(a)), 1))
         else:
             b = chunks.read(first + middle, count - middle)
         if negative and self.order:
             a, b = b, a
-        kept, rest = longest_first(len(a), len(b), size)
-        return a[len(a) - kept :], b[:rest]
+        length_a, length_b = longest_first(len(a), len(b), size)
+        return a[len(a) - length_a :], b[:length_b]

@@ -25,13 +25,13 @@ class Inputs:
     `TaggedSentence`s, `Question`s, or examples with an `image`."""
 
     rows: Sequence[Any] | ExampleSource
-    about: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
+    identifiers: Sequence[Mapping[str, Any]] = ()  # entries of each prediction that identify its input; may be empty
     categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, from a file of COCO
 
     def __post_init__(self):
-        ids = Counter(repr(each[key]) for each in self.about for key in ("id", "image_id") if key in each)
-        if twice := [each for each, count in ids.items() if count > 1]:
-            raise ValueError(f"Several inputs have the id {twice[0][:80]}: their ids must differ.")
+        ids = Counter(repr(row[key]) for row in self.identifiers for key in ("id", "image_id") if key in row)
+        if repeated := [id for id, count in ids.items() if count > 1]:
+            raise ValueError(f"Several inputs have the id {repeated[0][:80]}: their ids must differ.")
 
     def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
         """Return some of the rows."""
@@ -52,15 +52,15 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     splits = splits_of(content)
     if split not in splits and (split or len(splits) > 1):
         raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
-    part = splits[split or next(iter(splits))]
-    if isinstance(part, PairedTexts):
-        part = part.inputs
-    elif isinstance(part, LabeledTexts):
-        part = part.texts
-    rows = part if isinstance(part, ExampleSource) else list(part)
-    if isinstance(part, BoxedImages) and part.ids:
-        return Inputs(rows, [{"image_id": id} for id in part.ids], part.categories)
-    return Inputs(rows, _about(rows, kind))
+    chosen = splits[split or next(iter(splits))]
+    if isinstance(chosen, PairedTexts):
+        chosen = chosen.inputs
+    elif isinstance(chosen, LabeledTexts):
+        chosen = chosen.texts
+    rows = chosen if isinstance(chosen, ExampleSource) else list(chosen)
+    if isinstance(chosen, BoxedImages) and chosen.ids:
+        return Inputs(rows, [{"image_id": id} for id in chosen.ids], chosen.categories)
+    return Inputs(rows, _identifiers(rows, kind))
 
 
 def from_files(
@@ -94,7 +94,7 @@ def from_files(
     rows = rows_of(path, KINDS[kind], names, bad, quotes)
     if not len(rows):
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, _about(rows, kind))
+    return Inputs(rows, _identifiers(rows, kind))
 
 
 def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -> Inputs:
@@ -106,29 +106,29 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         kind: kind of content, see `Source`.
         channels: number of channels of images.
     """
-    whole = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
-    given, values = values, [] if whole else list(values)  # a Series in its order, whatever its index
-    if not values:
-        raise ValueError(f"The inputs are {str(given)[:60]!r}: they must be a list of at least one input.")
-    known = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
-    for number, value in enumerate(values):
-        if not isinstance(value, known) or isinstance(value, Mapping | Set):
+    is_single = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
+    inputs = [] if is_single else list(values)  # a Series in its order, whatever its index
+    if not inputs:
+        raise ValueError(f"The inputs are {str(values)[:60]!r}: they must be a list of at least one input.")
+    types = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
+    for number, value in enumerate(inputs):
+        if not isinstance(value, types) or isinstance(value, Mapping | Set):
             allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
             raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
-        return Inputs(MemoryImages(values, channels), _about(values, kind))
+        return Inputs(MemoryImages(inputs, channels), _identifiers(inputs, kind))
     reading = KINDS[kind]
-    single = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in values]
-    for number, row in enumerate(single):
+    columns = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in inputs]
+    for number, row in enumerate(columns):
         reading.check(row, f"input {number}")
-    rows = [reading.row(row, f"input {number}") for number, row in enumerate(single)]
-    return Inputs(rows, _about(rows, kind))
+    rows = [reading.row(row, f"input {number}") for number, row in enumerate(columns)]
+    return Inputs(rows, _identifiers(rows, kind))
 
 
-def _about(rows, kind):
-    """Return the entries that identify each row (see `Kind.about`), if the kind has any; {} for errors."""
+def _identifiers(rows, kind):
+    """Return the entries that identify each row (see `Kind.identifiers`), if the kind has any; {} for errors."""
     if kind == BOXES:
         return [{"image_id": number} for number in range(len(rows))]
-    if kind not in KINDS or not (about := KINDS[kind].about):
+    if kind not in KINDS or not (identifiers := KINDS[kind].identifiers):
         return ()
-    return [{} if isinstance(row, ValueError) else about(number, row) for number, row in enumerate(rows)]
+    return [{} if isinstance(row, ValueError) else identifiers(number, row) for number, row in enumerate(rows)]

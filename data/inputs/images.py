@@ -28,11 +28,11 @@ class MemoryImages(ExampleSource):
         return len(self.images)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        found = [self.images[index] for index in indices.tolist()]
-        for one in found:
-            if isinstance(one, np.ndarray) and (one.dtype != np.uint8 or one.ndim != 3 or not one.size):
-                raise ValueError(f"An image is an array {one.dtype} {list(one.shape)}: it must be uint8 [h, w, c].")
-        return {"image": [one if isinstance(one, np.ndarray) else decode(one, self.channels) for one in found]}
+        images = [self.images[index] for index in indices.tolist()]
+        for image in images:
+            if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim != 3 or not image.size):
+                raise ValueError(f"An image is an array {image.dtype} {list(image.shape)}: it must be uint8 [h, w, c].")
+        return {"image": [image if isinstance(image, np.ndarray) else decode(image, self.channels) for image in images]}
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def images_of(path: str, kind: str, channels: int) -> tuple[ImageFiles, list[dic
         raise ValueError(f"{path} must be an image, a folder, a .txt with paths, a .json of COCO, or a source.")
     if not files:
         raise ValueError(f"There is no image in {path}.")
-    about = [{"file": str(file.relative_to(root) if file.is_relative_to(root) else file)} for file in files]
+    entries = [{"file": str(file.relative_to(root) if file.is_relative_to(root) else file)} for file in files]
     if kind == BOXES:
-        about = [{"image_id": id, **file} for id, file in zip(ids or range(len(files)), about)]
-    return ImageFiles(files, np.zeros(len(files), np.int32), channels), about, categories
+        entries = [{"image_id": id, **file} for id, file in zip(ids or range(len(files)), entries)]
+    return ImageFiles(files, np.zeros(len(files), np.int32), channels), entries, categories
 
 
 def _coco(path, root):

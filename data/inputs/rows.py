@@ -21,14 +21,14 @@ from lineage.data.sources.tables import CSV
 class Kind:
     """Format of the inputs of a kind of content.
 
-    With `about`, which maps the number of an input and the input to the entries of its prediction that identify it, the
-    inputs of a file are read all together instead of in parts.
+    With `identifiers`, which maps the number of an input and the input to the entries of its prediction that identify
+    it, the inputs of a file are read all together instead of in parts.
     """
 
     row: Callable[[Sequence[Any], str], Any]  # function of the values of a row and its name in error messages
     columns: tuple[str, ...]  # default names
     readers: Mapping[str, Callable[[str], Sequence[Any]]] = field(default_factory=dict)  # other formats, by suffix
-    about: Callable[[int, Any], Mapping[str, Any]] | None = None
+    identifiers: Callable[[int, Any], Mapping[str, Any]] | None = None
     is_list: bool = False  # whether a list is one value of a row instead of the row
     counts: tuple[int, ...] = (1,)  # possible numbers of values in a row
 
@@ -49,17 +49,17 @@ class Rows(Sequence):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, part: Any) -> Any:
-        if not isinstance(part, slice):
-            return self[part : part + 1][0]
-        first, stop, _ = part.indices(self._size)
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return self[index : index + 1][0]
+        first, stop, _ = index.indices(self._size)
         if first < self._next:
             self._rows, self._next = self.read(), 0
-        found = list(islice(self._rows, first - self._next, stop - self._next))
-        if len(found) < stop - first:
+        rows = list(islice(self._rows, first - self._next, stop - self._next))
+        if len(rows) < stop - first:
             raise ValueError(f"{self.path} has changed while it was read: it had {self._size:,} rows.")
         self._next = stop
-        return found
+        return rows
 
 
 def rows_of(path: str, kind: Kind, names: Sequence[str], bad: int, quotes: bool) -> Sequence[Any]:
@@ -68,7 +68,7 @@ def rows_of(path: str, kind: Kind, names: Sequence[str], bad: int, quotes: bool)
     if suffix in kind.readers:
         return kind.readers[suffix](path)
     rows = Rows(path, partial(_rows, path, kind.row, suffix, names, bad, quotes))
-    return rows[:] if kind.about else rows
+    return rows[:] if kind.identifiers else rows
 
 
 def skip(errors: dict[int, str], allowed: int, index: int, error: ValueError) -> None:
@@ -94,10 +94,10 @@ def _rows(path, row, suffix, names, allowed, quotes):
         try:
             if isinstance(values, ValueError):
                 raise values
-            found = row(values, f"{path}, line {number}")
+            entry = row(values, f"{path}, line {number}")
         except ValueError as error:
-            skip(errors, allowed, len(errors), found := error)
-        yield found
+            skip(errors, allowed, len(errors), entry := error)
+        yield entry
 
 
 def _words(values, where):

@@ -65,8 +65,8 @@ class Source:
         All are read if "train" is the only split, or if validation examples are held out from it.
         """
         held_out = getattr(self, "validation_fraction", 0) and "validation" not in splits
-        needed = self.known is None or held_out or not splits.keys() - {"train"}
-        return splits if needed else {split: part for split, part in splits.items() if split != "train"}
+        reads_all = self.known is None or held_out or not splits.keys() - {"train"}
+        return splits if reads_all else {split: part for split, part in splits.items() if split != "train"}
 
     def read(self, kind: str) -> Any:
         """Return the content of one kind; raise ValueError if the source does not provide it."""
@@ -144,6 +144,6 @@ class SplitFiles(PathSource):
         splits = self.copied().split_files().values()
         if len(splits) < 2:
             return []
-        parts = [{(stat.st_dev, stat.st_ino): file for file in files for stat in [os.stat(file)]} for files in splits]
-        count = Counter(chain(*parts))
-        return sorted({key: file for part in parts for key, file in part.items() if count[key] > 1}.values())
+        inodes = [{(stat.st_dev, stat.st_ino): file for file in files for stat in [os.stat(file)]} for files in splits]
+        count = Counter(chain(*inodes))
+        return sorted({key: file for split in inodes for key, file in split.items() if count[key] > 1}.values())

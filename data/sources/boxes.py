@@ -39,35 +39,37 @@ class COCO(SplitFiles):
     images_path: str = ""
 
     def paths(self) -> dict[str, str]:
-        given, folder = super().paths(), Path(self.path) / "annotations"
+        explicit, folder = super().paths(), Path(self.path) / "annotations"
         if not Path(self.path).is_dir():
-            return given
-        del given["train"]
-        found: dict[str, str] = {}
+            return explicit
+        del explicit["train"]
+        files: dict[str, str] = {}
         for file in sorted(folder.glob("instances_*.json")):
             split = split_of(file.name)
-            if split in found:
-                raise ValueError(f"{folder} has {Path(found[split]).name} and {file.name}: choose one by source.path.")
+            if split in files:
+                raise ValueError(f"{folder} has {Path(files[split]).name} and {file.name}: choose one by source.path.")
             if split:
-                found[split] = str(file)
-        if "train" not in found and (self.known is None or not found | given):
+                files[split] = str(file)
+        if "train" not in files and (self.known is None or not files | explicit):
             raise FileNotFoundError(f"There is no file {folder}/instances_train*.json.")
-        return found | given
+        return files | explicit
 
     def files(self) -> list[str]:
-        given = super().paths().values()
-        return [*given, *([self.images_path] if self.images_path else {str(_root(path)) for path in given})]
+        paths = super().paths().values()
+        return [*paths, *([self.images_path] if self.images_path else {str(_root(path)) for path in paths})]
 
     def images_with_boxes(self) -> Images:
         splits, names = {}, list(self.known.class_names) if self.known else []
         for split, path in self.without_training(self.paths()).items():
-            content = _content(path)
+            content, kinds = read_json(path), ("images", "annotations", "categories")
+            if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
+                raise ValueError(f"{path} is not a file of COCO: it must have lists of {', '.join(kinds)}.")
             categories = category_names(path, content["categories"])
-            found = list(categories.values())
-            if names and names != found:
+            categories_of_split = list(categories.values())
+            if names and names != categories_of_split:
                 first = self.paths().get("train", "the training data")
                 raise ValueError(f"{path} has other categories than {first}: they must be equal.")
-            names = found
+            names = categories_of_split
             splits[split] = _coco_images(path, content, categories, self.images_path)
         return Images(splits, names)
 
@@ -95,19 +97,19 @@ class VOC(PathSource):
     difficult: bool = False
 
     def images_with_boxes(self) -> Images:
-        found: dict[str, list[Path]] = {}
+        annotations: dict[str, list[Path]] = {}
         for split, name in zip(SPLITS, (self.train_set, self.validation_set, self.test_set)):
             if not name and split != "train":
                 continue
             if files := self._annotations(name):
-                if both := set(files) & set(found.get("train", ())):
-                    raise ValueError(f"The sets {self.train_set} and {name} share {len(both)} images.")
-                found[split] = files
+                if shared := set(files) & set(annotations.get("train", ())):
+                    raise ValueError(f"The sets {self.train_set} and {name} share {len(shared)} images.")
+                annotations[split] = files
             elif (split, name) != ("test", "test"):
                 raise FileNotFoundError(f"There is no set {name}.txt in {self.path}/ImageSets/Main with images.")
-        rows = {split: [_voc_example(file) for file in files] for split, files in found.items()}
-        found_names = {name for _, _, objects in rows["train"] for name, *_ in objects}
-        names = list(self.known.class_names if self.known else sorted(found_names))
+        rows = {split: [_voc_example(file) for file in files] for split, files in annotations.items()}
+        classes = {name for _, _, objects in rows["train"] for name, *_ in objects}
+        names = list(self.known.class_names if self.known else sorted(classes))
         return Images({split: self._images(part, names) for split, part in rows.items()}, names)
 
     def _annotations(self, name: str) -> list[Path]:
@@ -122,10 +124,10 @@ class VOC(PathSource):
 
     def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
         number, objects = {name: number for number, name in enumerate(names)}, []
-        for file, _, found in rows:
-            if unknown := {name for name, *_ in found} - number.keys():
+        for file, _, annotated in rows:
+            if unknown := {name for name, *_ in annotated} - number.keys():
                 raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
-            objects.append(boxed([(box, number[name], flag and not self.difficult) for name, box, flag in found]))
+            objects.append(boxed([(box, number[name], flag and not self.difficult) for name, box, flag in annotated]))
         files, sizes, _ = zip(*rows)
         return BoxedImages(files, sizes, objects)
 
@@ -150,8 +152,8 @@ class BoxedImages(ExampleSource):
         """Yield notes on boxes that are probably not in the right format: outside of the images, or in other units."""
         known = [all(type(side) is int and 0 < side < LIMIT for side in size) for size in self.sizes]
         counts = [len(example["boxes"]) * flag for example, flag in zip(self.objects, known)]
-        found = [example["boxes"] for example, flag in zip(self.objects, known) if flag]
-        boxes = np.concatenate([np.zeros((0, 4), np.float32), *found])
+        known_boxes = [example["boxes"] for example, flag in zip(self.objects, known) if flag]
+        boxes = np.concatenate([np.zeros((0, 4), np.float32), *known_boxes])
         sides = np.repeat(np.array([size if flag else (0, 0) for size, flag in zip(self.sizes, known)]), counts, axis=0)
         outside = ((boxes[:, :2] < -1) | (boxes[:, 2:] > sides + 1)).any(axis=1)
         if outside.sum() > len(boxes) / 100:
@@ -159,8 +161,8 @@ class BoxedImages(ExampleSource):
             yield f"{outside.sum():,} of {len(boxes):,} boxes are partly outside of their images, such as {file}."
         if len(boxes) and boxes.max() <= 1:
             yield f"all {len(boxes):,} boxes lie in the first pixel of their images: they must be in pixels."
-        if twice := [file for file, count in Counter(self.files).items() if count > 1]:
-            yield f"{twice[0]} is listed several times, and counts as often ({len(twice)} such images)."
+        if repeated := [file for file, count in Counter(self.files).items() if count > 1]:
+            yield f"{repeated[0]} is listed several times and is counted each time ({len(repeated)} such images)."
 
     def check(self, index: int) -> None:
         picture = Picture(self.files[index], 3)
@@ -175,23 +177,15 @@ class BoxedImages(ExampleSource):
     def _check_size(self, index, shape):
         width, height = self.sizes[index]
         if width and height and shape[:2] != (height, width):
-            found = f"{shape[1]}x{shape[0]} pixels"
-            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {f'{width}x{height}'[:40]}.")
+            actual = f"{shape[1]}x{shape[0]} pixels"
+            raise ValueError(f"{self.files[index]} has {actual}: its annotation is for {f'{width}x{height}'[:40]}.")
 
 
 def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:
     """Return the `boxes`, `classes` and `crowd` of objects, see `content.Images`."""
     boxes, classes, crowd = zip(*objects) if objects else ((), (), ())
-    found = {"classes": np.array(classes, np.int32), "crowd": np.array(crowd, bool)}
-    return {"boxes": np.array(boxes, np.float32).reshape(-1, 4)} | found
-
-
-def _content(path: str) -> dict[str, Any]:
-    """Return the content of a COCO JSON file."""
-    content, kinds = read_json(path), ("images", "annotations", "categories")
-    if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
-        raise ValueError(f"{path} is not a file of COCO: it must have lists of images, annotations and categories.")
-    return content
+    boxes = np.array(boxes, np.float32).reshape(-1, 4)
+    return {"boxes": boxes, "classes": np.array(classes, np.int32), "crowd": np.array(crowd, bool)}
 
 
 def category_names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
@@ -233,24 +227,26 @@ def _coco_images(path: str, content: dict[str, Any], categories: Mapping[int, st
             needed = "the ids of an image and a category, a `bbox` of left, top, width and height, and `iscrowd` 0 or 1"
             raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
     sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
-    found = [boxed(each) for each in objects.values()]
-    return BoxedImages(files, sizes, found, list(images), {name: id for id, name in categories.items()})
+    ids_by_name = {name: id for id, name in categories.items()}
+    return BoxedImages(files, sizes, list(map(boxed, objects.values())), list(images), ids_by_name)
 
 
 def _root(path: str) -> Path:
     """Return the parent of a JSON file's folder `annotations`, the folder of another file, or a folder itself."""
-    beside = Path(path).parent
-    return Path(path) if Path(path).is_dir() else beside.parent if beside.name == "annotations" else beside
+    if Path(path).is_dir():
+        return Path(path)
+    parent = Path(path).parent
+    return parent.parent if parent.name == "annotations" else parent
 
 
-def _image_folder(path: str, first: str, folder: str) -> Path:
+def _image_folder(path: str, first_image: str, folder: str) -> Path:
     """Return the folder of the images of a COCO file, see `COCO.images_path`."""
     root, name = _root(path), Path(path).stem.removeprefix("instances_")
     places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
-    if found := next((place for place in places if os.path.isfile(place / first)), None):
-        return found
+    if place := next((place for place in places if os.path.isfile(place / first_image)), None):
+        return place
     listed = ", ".join(map(str, places))
-    raise FileNotFoundError(f"The image {first[:200]} of {path} is not in {listed}: set source.images_path.")
+    raise FileNotFoundError(f"The image {first_image[:200]} of {path} is not in {listed}: set source.images_path.")
 
 
 def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tuple[float, ...], bool]]]:

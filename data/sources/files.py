@@ -43,23 +43,20 @@ class DataFiles(SplitFiles):
         test_path: test data: a file, a glob or a folder; "": those in the folder `path`, if any.
     """
 
-    def found(self) -> dict[str, list[str]]:
+    def split_files(self) -> dict[str, list[str]]:
         """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
-        self = self.copied()
-        given, splits = self.paths(), {}
-        if os.path.isdir(self.path):
-            splits = find_splits(given.pop("train"), self.suffixes, self.known is None)
-        for split, path in self.without_training(given).items():
-            splits[split] = [str(file) for file in find_files(path, self.suffixes)]
+        source = self.copied()
+        paths, splits = source.paths(), {}
+        if os.path.isdir(source.path):
+            splits = find_splits(paths.pop("train"), source.suffixes, source.known is None)
+        for split, path in source.without_training(paths).items():
+            splits[split] = [str(file) for file in find_files(path, source.suffixes)]
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
-        return self.without_training({split: splits[split] for split in SPLITS if split in splits})
+        return source.without_training({split: splits[split] for split in SPLITS if split in splits})
 
     def files(self) -> list[str]:
-        return [file for files in self.found().values() for file in files]
-
-    def split_files(self) -> dict[str, list[str]]:
-        return self.found()
+        return [file for files in self.split_files().values() for file in files]
 
     def unread(self) -> list[str]:
         source, read = self.copied(), {*self.files()}
@@ -77,11 +74,11 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """
     if os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
-        found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
-        found = [file for file in found if not suffixes or uncompressed(file.name).endswith(suffixes)]
+        files = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
+        files = [file for file in files if not suffixes or uncompressed(file.name).endswith(suffixes)]
     else:
-        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
-    return sorted(file for file in found if file.is_file())
+        files = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
+    return sorted(file for file in files if file.is_file())
 
 
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:
@@ -115,8 +112,8 @@ def split_of(name: str) -> str:
     The name of a split must not be preceded by a letter, or followed by a letter or by "_" without a digit:
     "my_train_1.csv" is for training, whereas "validation_matched.csv" belongs to no split.
     """
-    found = _NAMES.search(name.lower())
-    return _ROLES.get(found[1], found[1]) if found else ""
+    match = _NAMES.search(name.lower())
+    return _ROLES.get(match[1], match[1]) if match else ""
 
 
 def held_out(index: Any, fraction: float) -> Any:
@@ -143,11 +140,11 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str, ValueError | None]]:
     Raises FileNotFoundError if there is no such file, and ValueError if it cannot be decompressed, has lines that end
     with "\\r" only, or has a line that is too long for the size of the file.
     """
-    most = _most_bytes(_LINE, path)
+    limit = _max_bytes(_LINE, path)
     with opened(Path(path)) as file:
-        for number, line in enumerate(iter(partial(file.readline, most), b""), 1):
-            if len(line) == most:
-                raise ValueError(f"{path}, line {number} has more than {most:,} bytes: {_LIMIT.format(_LINE / 1e6)}.")
+        for number, line in enumerate(iter(partial(file.readline, limit), b""), 1):
+            if len(line) == limit:
+                raise ValueError(f"{path}, line {number} has more than {limit:,} bytes: {_LIMIT.format(_LINE / 1e6)}.")
             if number == 1 and not line.endswith(b"\n") and b"\r" in line.rstrip(b"\r"):
                 raise ValueError(f"{path} has lines that end with \\r only: they must end with \\n or \\r\\n.")
             encoding = "utf-8" if number > 1 else "utf-8-sig"
@@ -209,8 +206,8 @@ class _Streams(io.RawIOBase):
     def _starts_next(self):
         """Start the next stream, before which there may be zeros; return False if there is none."""
         self._rest = self._stream.unused_data.lstrip(b"\0")
-        while not self._rest and (more := self._file.read(_READ)):
-            self._rest = more.lstrip(b"\0")
+        while not self._rest and (block := self._file.read(_READ)):
+            self._rest = block.lstrip(b"\0")
         self._stream = self._make() if self._rest else self._stream
         return bool(self._rest)
 
@@ -226,10 +223,10 @@ def read_lines(path: str) -> list[str]:
 
 def read_json(path: str) -> Any:
     """Return the content of a JSON file, which may be compressed and at most as long as a line; see `parse_json`."""
-    text, most = io.StringIO(), _most_bytes(_LINE, path)
+    text, limit = io.StringIO(), _max_bytes(_LINE, path)
     for line in iterate_lines(path):
-        if text.tell() + len(line) > most:
-            raise ValueError(f"{path} has more than {most:,} characters: {_LIMIT.format(_LINE / 1e6)}.")
+        if text.tell() + len(line) > limit:
+            raise ValueError(f"{path} has more than {limit:,} characters: {_LIMIT.format(_LINE / 1e6)}.")
         text.write(line)
     return parse_json(text.getvalue(), path)
 
@@ -244,35 +241,35 @@ def parse_json(text: str, where: str) -> Any:
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with some pairs of keys and values; raise ValueError for a key that occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:60]!r} occurs twice in an object")
-    return found
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {repeated[:60]!r} occurs twice in an object")
+    return values
 
 
 def gathered(parts: Iterable[Any], *paths: str | Path) -> list[Any]:
     """Return the parts of files (bytes, texts or tuples of values); raise ValueError if they need too much memory."""
-    kept, needed, most = [], 0, _most_bytes(_ALL, *paths)
+    values, needed, limit = [], 0, _max_bytes(_ALL, *paths)
     for part in parts:
         needed += sys.getsizeof(part) + (sum(map(sys.getsizeof, part)) if isinstance(part, tuple) else 0)
-        if needed > most:
+        if needed > limit:
             check_bytes(needed, *paths)
-        kept.append(part)
-    return kept
+        values.append(part)
+    return values
 
 
 def check_bytes(needed: int, *paths: str | Path) -> None:
     """Raise ValueError if parts of files, which need some bytes of memory, are too large for their sizes."""
-    if needed > (most := _most_bytes(_ALL, *paths)):
-        raise ValueError(f"{paths[0]} needs more than {most:,} bytes: {_LIMIT.format(_ALL / 1e6)}.")
+    if needed > (limit := _max_bytes(_ALL, *paths)):
+        raise ValueError(f"{paths[0]} needs more than {limit:,} bytes: {_LIMIT.format(_ALL / 1e6)}.")
 
 
-def _most_bytes(least, *paths):
+def _max_bytes(minimum, *paths):
     """Return how many bytes of files, which may be compressed, are read into memory at a time; they must exist."""
     if missing := [path for path in paths if not Path(path).is_file()]:
         raise FileNotFoundError(f"There is no file {missing[0]}.")
-    return least + 100 * sum(map(os.path.getsize, paths))
+    return minimum + 100 * sum(map(os.path.getsize, paths))
 
 
 def inside(folder: str | Path, name: str, source: str | Path) -> Path:

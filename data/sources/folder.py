@@ -20,7 +20,7 @@ from lineage.data.sources.files import held_out, read_lines
 from lineage.data.transforms.pillow import Picture, common_channels
 
 VALIDATION = "validation", "valid", "val", "dev"  # names of the folder of the validation data
-SEEN = 100  # number of training images that are looked at for color
+NUM_SAMPLED = 100  # training images from which the number of channels is determined
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -38,8 +38,8 @@ class Folder(PathSource):
         folders = self.without_training(_split_folders(root))
         known = self.known if "train" not in folders else None
         names = known.class_names if known else _training_classes(root)
-        found = {split: _labeled(folder, names) for split, folder in folders.items()}
-        return _images(found, names, known and known.channels)
+        splits = {split: _labeled(folder, names) for split, folder in folders.items()}
+        return _images(splits, names, known and known.channels)
 
 
 @SOURCES.register("imagenet")
@@ -94,22 +94,22 @@ class ImageFiles(ExampleSource):
 
 
 def _images(
-    found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str], channels: int | None = None
+    splits: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str], channels: int | None = None
 ) -> Images:
     if not channels:
-        files, _ = found["train"]
-        channels = common_channels((files[index], "") for index in evenly_spaced(len(files), SEEN))
-    return Images({split: ImageFiles(*found[split], channels) for split in SPLITS if split in found}, list(names))
+        files, _ = splits["train"]
+        channels = common_channels((files[index], "") for index in evenly_spaced(len(files), NUM_SAMPLED))
+    return Images({split: ImageFiles(*splits[split], channels) for split in SPLITS if split in splits}, list(names))
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each split; raise ValueError if there are several of the validation data."""
-    found = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    folders = {split: root / split for split in SPLITS if (root / split).is_dir()}
     validation = [root / name for name in VALIDATION if (root / name).is_dir()]
     if len(validation) > 1:
-        both = f"{validation[0].name} and {validation[1].name}"
-        raise ValueError(f"{root} has the folders {both}: it must have one folder of validation data.")
-    return found | ({"validation": validation[0]} if validation else {})
+        names = f"{validation[0].name} and {validation[1].name}"
+        raise ValueError(f"{root} has the folders {names}: it must have one folder of validation data.")
+    return folders | ({"validation": validation[0]} if validation else {})
 
 
 def _training_classes(root: Path) -> list[str]:
@@ -127,7 +127,7 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     empty = [folder / name for name, group in zip(names, groups) if not group]
     if len(empty) == len(names) or (empty and folder.name == "train"):
         raise ValueError(f"There is no image in {empty[0] if empty else folder}.")
-    return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
+    return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(group) for group in groups])
 
 
 def image_files(folder: str | Path) -> list[Path]:

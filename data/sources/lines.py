@@ -68,7 +68,7 @@ class TaggedFiles(DataFiles):
         raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        splits = self.found().items()
+        splits = self.split_files().items()
         return {split: [sentence for file in files for sentence in self.read_file(file)] for split, files in splits}
 
     def documents(self) -> dict[str, Documents]:
@@ -119,8 +119,8 @@ class BIO(TaggedFiles):
                 continue
             width = width or len(row)
             if len(row) != width or width < needed:
-                must = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
-                raise ValueError(f"{path}, line {number} has {len(row)} columns: {must}.")
+                expected = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
+                raise ValueError(f"{path}, line {number} has {len(row)} columns: {expected}.")
             words.append((" " if words else "") + row[self.word_column])
             tags.append(row[self.tag_column])
         if not sentences:
@@ -141,7 +141,7 @@ def read_pairs(path: str) -> PairedTexts:
             raise ValueError(f"{files[0]} and {files[1]} are empty: they must have a text in each line.")
         return PairedTexts(inputs, targets)
     rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
-    return PairedTexts([given for given, _ in rows], [target for _, target in rows])
+    return PairedTexts([text for text, _ in rows], [target for _, target in rows])
 
 
 def read_labeled_texts(path: str) -> LabeledTexts:
@@ -229,12 +229,12 @@ def read_rows(
     def row(line, where):
         if suffix == ".jsonl":
             entry = json_object(line, where)
-            given = [key for key in keys if key != optional or key in entry]
-            return tuple(as_text(entry.get(key), key, where) for key in given)
-        found = tuple(line.rstrip("\r\n").split("\t"))
-        if len(found) not in (len(keys), len(keys) - bool(optional)):
-            raise ValueError(f"{where} has {len(found)} columns: it must have {columns}.")
-        return found
+            present = [key for key in keys if key != optional or key in entry]
+            return tuple(as_text(entry.get(key), key, where) for key in present)
+        values = tuple(line.rstrip("\r\n").split("\t"))
+        if len(values) not in (len(keys), len(keys) - bool(optional)):
+            raise ValueError(f"{where} has {len(values)} columns: it must have {columns}.")
+        return values
 
     lines = enumerate(iterate_lines(path), 1)
     rows = gathered((row(line, f"{path}, line {number}") for number, line in lines if line.strip(" \r\n")), path)

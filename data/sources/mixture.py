@@ -51,24 +51,24 @@ class Mixture(Source):
     @cached_property
     def named(self) -> dict[str, Part]:
         """Sources by name."""
-        found: dict[str, Part] = {}
-        for given in self.parts:
-            options = {"source": given} if isinstance(given, str) else given
+        named: dict[str, Part] = {}
+        for part in self.parts:
+            options = {"source": part} if isinstance(part, str) else part
             if not isinstance(options, dict) or not isinstance(options.get("source"), str):
-                raise ValueError(f"source.parts has {given!r}: it must be a source, or a dictionary with a `source`.")
+                raise ValueError(f"source.parts has {part!r}: it must be a source, or a dictionary with a `source`.")
             if wrong := [key for key in ("name", "prefix") if not isinstance(options.get(key, ""), str)]:
                 raise ValueError(f"source.parts has the {wrong[0]} {options[wrong[0]]!r}: it must be a text.")
             kind, colon, value = options["source"].partition(":")
             name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
-            if name in found or not re.fullmatch(r"\w+", name):
-                raise ValueError(f"source.parts has the name {name!r}: each needs its own, of letters, digits and _.")
-            settings = {key: given for key, given in options.items() if key not in ("source", "name", "prefix")}
+            if name in named or not re.fullmatch(r"\w+", name):
+                raise ValueError(f"source.parts has the name {name!r}: it must be unique, of letters, digits and _.")
+            settings = {key: option for key, option in options.items() if key not in ("source", "name", "prefix")}
             if colon and not keys:
                 raise ValueError(f"source.parts has {options['source']!r}: the source {kind!r} has no options.")
-            found[name] = Part(SOURCES.build(kind, **settings | ({keys[0]: value} if colon else {})), prefix)
-        if len(found) < 2:
+            named[name] = Part(SOURCES.build(kind, **settings | ({keys[0]: value} if colon else {})), prefix)
+        if len(named) < 2:
             raise ValueError(f"source.parts is {self.parts}: a mixture needs two or more, as in ('text:PATH', 'cldr').")
-        return found
+        return named
 
     def proportions(self, sizes: Sequence[int]) -> list[float]:
         """Return the weights of the sources, given the numbers of their training examples."""
@@ -84,7 +84,7 @@ class Mixture(Source):
         """Return the content of all sources, as splits such as "train_NAME"."""
         parts = self.read_parts(kind)
         images = [part for part in parts.values() if isinstance(part, Images)]
-        splits = {f"{split}_{name}": one for name, part in parts.items() for split, one in splits_of(part).items()}
+        splits = {f"{split}_{name}": rows for name, part in parts.items() for split, rows in splits_of(part).items()}
         return Images(splits, images[0].class_names) if images else splits
 
     def read_parts(self, kind: str) -> dict[str, Any]:

@@ -65,8 +65,7 @@ class Dates(Source):
             day = datetime.date.fromordinal(ordinal)
             draw = zlib.crc32(str(ordinal).encode())
             locale, form = _LOCALES[draw % len(_LOCALES)], _FORMATS[draw // 64 % len(_FORMATS)]
-            tenth = draw // 4096 % 10
-            inputs, targets = splits["test" if tenth == 9 else "validation" if tenth == 8 else "train"]
+            inputs, targets = splits[{8: "validation", 9: "test"}.get(draw // 4096 % 10, "train")]
             inputs.append(format_date(day, form, locale))
             targets.append(locale[:2] if self.languages else day.isoformat())
         return splits

@@ -21,7 +21,7 @@ from lineage.data.sources.tables import Row, Table, check_columns
 from lineage.data.transforms.pillow import Picture, common_channels
 
 MAX_CLASSES = 1_000_000  # maximum number of classes of images whose classes are numbers
-SEEN = 10  # number of training images that are looked at for color; each may be in another row group
+NUM_SAMPLED = 10  # training images from which the channels are determined; each may be in another row group
 CACHE = 1 << 28  # bytes of encoded images that a process keeps in memory
 BATCH = 1024, 1 << 28  # rows that are decompressed together, and bytes that they need if all have the largest value
 
@@ -58,7 +58,7 @@ class Parquet(Table):
                     yield number, values
 
     def class_names(self, key: str) -> list[str]:
-        first, *others = [files[0] for files in self.found().values()]
+        first, *others = [files[0] for files in self.split_files().values()]
         names = self._class_names(first, key)
         if other := next((file for file in others if self._class_names(file, key) not in ([], names)), None):
             raise ValueError(f"{other} has other names of the classes of {key!r} than {first}: they must be equal.")
@@ -84,7 +84,7 @@ class Parquet(Table):
         return {split: list(self._questions(split)) for split in self.splits()}
 
     def _questions(self, split: str) -> Iterator[Question]:
-        with _opened(next(iter(self.found().values()))[0]) as table:
+        with _opened(next(iter(self.split_files().values()))[0]) as table:
             ids = [name for name in table.schema_arrow.names if name == "id"]
         for file, row, text, context, answers, *others in self._rows(split, ["question", "context", "answers", *ids]):
             try:
@@ -104,9 +104,9 @@ class Parquet(Table):
         for split in self.splits():
             values = self._rows(split, [self.label_key])
             if not names and all(isinstance(label, int) for *_, label in values):
-                if (most := max(label for *_, label in values)) >= MAX_CLASSES:
-                    raise ValueError(f"The split {split} has the label {most}: it must be below {MAX_CLASSES:,}.")
-                names = [str(number) for number in range(most + 1)]
+                if (largest := max(label for *_, label in values)) >= MAX_CLASSES:
+                    raise ValueError(f"The split {split} has the label {largest}: it must be below {MAX_CLASSES:,}.")
+                names = [str(number) for number in range(largest + 1)]
             names = names or sorted({label for *_, label in values if isinstance(label, str)})
             known = {value: number for number, name in enumerate(names) for value in (name, number)}
             known |= {-1: -1} if named else {}
@@ -116,15 +116,15 @@ class Parquet(Table):
                     raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {classes}.")
             kept = [(file, row - 1, known[label]) for file, row, label in values if known[label] >= 0]
             if kept:
-                place = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
-                groups = [_groups(file, self.image_key) for file in place]
-                stamps = [os.stat(file).st_mtime_ns for file in place]
-                columns = zip(*((place[file], row, number) for file, row, number in kept))
+                file_numbers = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
+                groups = [_groups(file, self.image_key) for file in file_numbers]
+                stamps = [os.stat(file).st_mtime_ns for file in file_numbers]
+                columns = zip(*((file_numbers[file], row, number) for file, row, number in kept))
                 arrays = (np.array(column, np.int32) for column in columns)
-                part = ParquetImages(list(place), groups, stamps, *arrays, self.image_key, channels)
-                seen = ((part.content(index), part.where(index)) for index in evenly_spaced(len(part), SEEN))
-                channels = channels or common_channels(seen)
-                splits[split] = replace(part, channels=channels)
+                images = ParquetImages(list(file_numbers), groups, stamps, *arrays, self.image_key, channels)
+                indices = evenly_spaced(len(images), NUM_SAMPLED)
+                channels = channels or common_channels((images.content(i), images.where(i)) for i in indices)
+                splits[split] = replace(images, channels=channels)
         return Images(splits, named or names)
 
 
@@ -149,9 +149,9 @@ class ParquetImages(ExampleSource):
         place, row = self.file[index], self.row[index]
         file, ends = self.files[place], self.groups[place]
         group = int(np.searchsorted(ends, row, side="right"))
-        found = _RECENT.read(file, self.stamps[place], group, self.column)[int(row - (ends[group - 1] if group else 0))]
+        cell = _RECENT.read(file, self.stamps[place], group, self.column)[int(row - (ends[group - 1] if group else 0))]
         try:
-            value = found.as_py()
+            value = cell.as_py()
         except (ArithmeticError, LookupError, ValueError):  # a value that Python does not have, and no image
             value = None
         if isinstance(value, dict):
@@ -183,7 +183,7 @@ class _Recent:
         self._size, self._lock = 0, threading.Lock()
 
     def read(self, file: str, stamp: int, number: int, column: str) -> Any:
-        """Return a column of a row group as pyarrow's array; raise ValueError if the file has another time now."""
+        """Return a column of a row group as pyarrow's array; raise ValueError if the file was modified."""
         if os.stat(file).st_mtime_ns != stamp:
             raise ValueError(f"{file} has changed since its rows and labels were read.")
         key = file, stamp, number, column
@@ -193,15 +193,17 @@ class _Recent:
                 return self._groups[key]
         with _opened(file) as table:
             _check_size(file, table.metadata.row_group(number), [column])
-            texts = [one.path_in_schema for one in _chunks(table.metadata.row_group(number), [column]) if _is_text(one)]
+            chunks = _chunks(table.metadata.row_group(number), [column])
+        # Columns that pyarrow can read as indices into a list of their different values.
+        texts = [c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
         with _opened(file, read_dictionary=texts) as table:  # a value that many rows share is in memory once
-            found = table.read_row_group(number, columns=[column]).column(column)
+            values = table.read_row_group(number, columns=[column]).column(column)
         with self._lock:
-            self._size += 0 if key in self._groups else found.nbytes
-            self._groups[key] = found
+            self._size += 0 if key in self._groups else values.nbytes
+            self._groups[key] = values
             while self._size > CACHE and len(self._groups) > 1:
                 self._size -= self._groups.popitem(last=False)[1].nbytes
-        return found
+        return values
 
 
 _RECENT = _Recent()
@@ -226,8 +228,8 @@ def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
 
     kinds = {"file": pyarrow.string(), "features": pyarrow.list_(pyarrow.float32()), "error": pyarrow.string()}
     with pyarrow.parquet.ParquetWriter(path, schema := pyarrow.schema(kinds)) as writer:
-        while part := list(islice(predictions, 1024)):
-            writer.write_table(pyarrow.Table.from_pylist(part, schema))
+        while rows := list(islice(predictions, 1024)):
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
 
 
 def _check_size(file: str, group: Any, keys: Sequence[str]) -> int:
@@ -241,11 +243,6 @@ def _chunks(group: Any, keys: Sequence[str]) -> list[Any]:
     """Return the metadata of some columns of a row group, and of those in them."""
     chunks = (group.column(number) for number in range(group.num_columns))
     return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{key}.") for key in keys)]
-
-
-def _is_text(chunk: Any) -> bool:
-    """Return whether pyarrow can read a column as indices into a list of its different values."""
-    return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
 
 
 def _groups(file: str, column: str) -> np.ndarray:

@@ -64,17 +64,17 @@ class IDX(PathSource):
 
 def _records(path: Path, skipped: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels [N, 3072] and the labels [N] of a binary file, whose labels come after `skipped` bytes."""
-    found, size = _content(path), skipped + 1 + 3 * 32 * 32
-    if len(found) % size:
-        raise ValueError(f"{path} has {len(found)} bytes, not a multiple of {size}.")
-    rows = np.frombuffer(found, np.uint8).reshape(-1, size)
+    content, size = _content(path), skipped + 1 + 3 * 32 * 32
+    if len(content) % size:
+        raise ValueError(f"{path} has {len(content)} bytes, not a multiple of {size}.")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, size)
     return rows[:, skipped + 1 :], rows[:, skipped]
 
 
 def _batch(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels [N, 3072] and the labels [N] of a file of the Python version."""
-    found = _unpickled(path)
-    label, pixels = found.get(key), found.get("data")
+    batch = _unpickled(path)
+    label, pixels = batch.get(key), batch.get("data")
     state = pixels.state if isinstance(pixels, _Stub) else ()
     match state:
         case (_, shape, _Stub(arguments=("u1" | b"u1", *_)), False, str() | bytes() as content):
@@ -90,8 +90,8 @@ def _batch(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
 def _class_names(path: Path) -> list[str]:
     if path.suffix == ".txt":
         return " ".join(read_lines(str(path))).split()
-    found = _unpickled(path)
-    names = found.get("label_names", found.get("fine_label_names"))
+    metadata = _unpickled(path)
+    names = metadata.get("label_names", metadata.get("fine_label_names"))
     if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
         raise ValueError(f"{path} has no list of names as 'label_names' or 'fine_label_names'.")
     return [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
@@ -110,8 +110,8 @@ def _unpickled(path: Path) -> dict[str, Any]:
     """Return the dictionary in a pickle, whose keys are texts or bytes; see `_interpreted`."""
     content = _content(path)
     try:
-        found = _interpreted(content)
-        return {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
+        values = _interpreted(content)
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in values.items()}
     except Exception as error:  # Damaged bytes can raise almost anything.
         raise ValueError(f"{path} is not one of CIFAR's files for Python: {error}.") from None
 
@@ -157,9 +157,9 @@ def _interpreted(content: bytes) -> Any:
                 called, arguments = popped(-2)
                 stack.append(_Stub(called.name, arguments))
             case "BUILD":
-                made, state = popped(-2)
-                made.state = state
-                stack.append(made)
+                instance, state = popped(-2)
+                instance.state = state
+                stack.append(instance)
             case name if value is not None or name == "STOP":
                 stack += [value] * (name not in ("PROTO", "FRAME", "STOP"))
             case name:
@@ -181,14 +181,14 @@ _CIFAR = {
 
 def _array(path: Path) -> np.ndarray:
     """Return the bytes of an idx file in their shape."""
-    found = _content(path)
-    dimensions = found[3] if found[:3] == b"\0\0\x08" and len(found) > 3 else 0
+    content = _content(path)
+    dimensions = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     start = 4 + 4 * dimensions
-    shape = np.frombuffer(found[4:start], ">u4").tolist() if dimensions and len(found) >= start else []
+    shape = np.frombuffer(content[4:start], ">u4").tolist() if dimensions and len(content) >= start else []
     sound = 0 < len(shape) <= 32 and 0 < math.prod(shape[1:]) < 2**31  # for NumPy
-    if not sound or len(found) - start != math.prod(shape):
-        raise ValueError(f"{path} is not an idx file of bytes, or is truncated: it has {len(found)} bytes.")
-    return np.frombuffer(found, np.uint8, offset=start).reshape(shape)
+    if not sound or len(content) - start != math.prod(shape):
+        raise ValueError(f"{path} is not an idx file of bytes, or is truncated: it has {len(content)} bytes.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _content(path: Path) -> bytes:

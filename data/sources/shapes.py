@@ -20,7 +20,7 @@ SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cross": lambda x, y: (np.minimum(abs(x), abs(y)) <= 1 / 3) & (np.maximum(abs(x), abs(y)) <= 1),
 }
 SIZES = {"train": 20_000, "validation": 500, "test": 500}  # number of images of each split
-MOST = 6  # maximum number of shapes in an image
+MAX_SHAPES = 6  # in an image
 
 
 @SOURCES.register("shapes")
@@ -40,7 +40,7 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """Images of `size` x `size` pixels with at most `MOST` colored shapes on noise, by (split, index)."""
+    """Images of `size` x `size` pixels with at most `MAX_SHAPES` colored shapes on noise, by (split, index)."""
 
     split: str
     size: int = 64
@@ -58,7 +58,7 @@ class DrawnShapes(ExampleSource):
         ground = random.uniform(0, 255, 3)
         image = ground + random.normal(0, 20, (size, size, 3))
         objects = []
-        for _ in range(random.integers(1, MOST + 1)):
+        for _ in range(random.integers(1, MAX_SHAPES + 1)):
             width, height = random.uniform(size / 8, size / 2.5, 2)
             left, top = random.uniform(0, size - width), random.uniform(0, size - height)
             x, y = (np.arange(size) + 0.5 - left) * 2 / width - 1, (np.arange(size) + 0.5 - top) * 2 / height - 1

@@ -56,7 +56,7 @@ class Table(DataFiles):
     def splits(self) -> list[str]:
         """Return the names of the splits, including that of held-out rows."""
         held = ["validation"] if self.validation_fraction else []
-        return list(dict.fromkeys([*self.found(), *held]))
+        return list(dict.fromkeys([*self.split_files(), *held]))
 
     def texts(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield the texts in some columns of a split, row by row; raise ValueError if a row has no text or label."""
@@ -70,19 +70,19 @@ class Table(DataFiles):
 
         ValueError is also raised if there are no rows.
         """
-        found, index, kept = self.found(), -1, 0
-        held = split not in found  # whether it consists of training rows
-        fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
-        for file in found["train" if held else split]:
+        files, index, count = self.split_files(), -1, 0
+        held = split not in files  # whether it consists of training rows
+        fraction = self.validation_fraction if held or (split == "train" and "validation" not in files) else 0
+        for file in files["train" if held else split]:
             for number, row in self.rows(file, keys):
                 if strict and isinstance(row, ValueError):
                     raise row
                 index += 1
                 if not fraction or held_out(index, fraction) == held:
-                    kept += 1
+                    count += 1
                     yield file, number, row
-        if not kept:
-            raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
+        if not count:
+            raise ValueError(f"{files['train' if held else split][0]} has no rows for the split {split}.")
 
     def documents(self) -> dict[str, Documents]:
         splits = self.splits()
@@ -110,8 +110,8 @@ class Table(DataFiles):
             if names:
                 known = {str(number): name for number, name in enumerate(names)}
                 if unknown := {label for *_, label in rows} - known.keys() - {"-1"}:
-                    given = f"{self.path} has the class {min(unknown)[:60]} in the split {split}"
-                    raise ValueError(f"{given}: there are {len(names)} classes.")
+                    where = f"{self.path} has the class {min(unknown)[:60]} in the split {split}"
+                    raise ValueError(f"{where}: there are {len(names)} classes.")
                 rows = [(*texts, known[label]) for *texts, label in rows if label != "-1"]
             if rows:
                 splits[split] = LabeledTexts([tuple(texts) for *texts, _ in rows], [row[-1] for row in rows], names)
@@ -119,9 +119,9 @@ class Table(DataFiles):
 
     def _identity(self, split: str, cache_dir: str | Path) -> str:
         """Return a string that identifies the documents of a split."""
-        found = self.found()
+        files = self.split_files()
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
-        return identity(found[split if split in found else "train"], self.name, split, options, cache_dir=cache_dir)
+        return identity(files[split if split in files else "train"], self.name, split, options, cache_dir=cache_dir)
 
 
 @SOURCES.register("csv")
@@ -161,10 +161,11 @@ class CSV(Table):
             places = [header.index(key) for key in keys]
             delimiters.clear()
             for row in reader:
-                if self.delimiter == "\t" and delimiters[1:] and {*delimiters} == {len(header) - 1} != {0}:
-                    joined = f"{file}, line {reader.line_num} is joined to the line before by double quotes"
-                    whole = f"both have {len(header)} columns: set --config.source.quotes=false"
-                    errors.append(ValueError(f"{joined}, but {whole}."))
+                are_rows = len(delimiters) > 1 and len(header) > 1 and {*delimiters} == {len(header) - 1}
+                if self.delimiter == "\t" and are_rows:
+                    where = f"{file}, line {reader.line_num} is joined to the line before by double quotes"
+                    both = f"both have {len(header)} columns: set --config.source.quotes=false"
+                    errors.append(ValueError(f"{where}, but {both}."))
                 if row and len(row) != len(header):
                     where = f"{file}, line {reader.line_num}"
                     errors.append(ValueError(f"{where} has {len(row)} columns: the header has {len(header)}."))
@@ -256,6 +257,6 @@ def as_text(value: Any, key: str, where: str) -> str:
     except UnicodeError as error:
         raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
     if not (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
-        found = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"
-        raise ValueError(f"{where}: the column {key!r} {found}, it must be a text or a number.")
+        problem = "has no value" if value is None or isinstance(value, float) else f"is of type {type(value).__name__}"
+        raise ValueError(f"{where}: the column {key!r} {problem}: it must be a text or a number.")
     return str(value)

@@ -74,12 +74,12 @@ class StandardLibrary(Source):
         return [str(module) for module in self._modules()]
 
     def _modules(self) -> list[Path]:
-        found: list[Path] = []
+        files: list[Path] = []
         for folder, names, modules in os.walk(sysconfig.get_path("stdlib")):
             names[:] = set(names) - {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
             # _sysconfigdata lists the paths and compiler flags of the machine that built Python.
-            found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
-        return sorted(found)
+            files += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
+        return sorted(files)
 
 
 def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Docum
     The held-out texts are evenly spread. If they would be none or all of the texts, the last `fraction` of the
     characters of each text is used for validation.
     """
-    parts: dict[str, tuple[Sequence[Path], float, float]] = {split: (part, 0.0, 1.0) for split, part in files.items()}
+    parts: dict[str, tuple[Sequence[Path], float, float]] = {split: (paths, 0.0, 1.0) for split, paths in files.items()}
     if "validation" not in files and fraction:
         held = held_out(np.arange(len(files["train"])), fraction)
         if held.any() and not held.all():
@@ -150,11 +150,11 @@ def read_blocks(path: str | Path, size: int = 1 << 20) -> Iterator[str]:
         while block:
             offset = file.tell()
             block = file.read(size)
-            kept = len(decoder.getstate()[0])  # bytes of a character that the next block completes
+            pending = len(decoder.getstate()[0])  # bytes of a character that the next block completes
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                place = offset - kept + error.start
-                wrong = f"byte {error.object[error.start]:#04x} at offset {place} ({error.reason})"
-                raise ValueError(f"{path} is not UTF-8 text: {wrong}.") from None
+                place = offset - pending + error.start
+                problem = f"byte {error.object[error.start]:#04x} at offset {place} ({error.reason})"
+                raise ValueError(f"{path} is not UTF-8 text: {problem}.") from None
             yield text

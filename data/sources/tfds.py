@@ -63,7 +63,9 @@ class TFDS(PathSource):
             for role, split in self._splits.items()
             for part in self._builder.info.splits[split].file_instructions
         )
-        return sorted({one[0] for one, two in pairwise(parts) if one[3] != two[3] and (one[0], one[2]) > two[:2]})
+        return sorted(
+            {a for (a, _, stop, x), (b, start, _, y) in pairwise(parts) if a == b and x != y and stop > start}
+        )
 
     def documents(self) -> dict[str, Documents]:
         return {name: self._texts(split) for name, split in self._splits.items()}
@@ -113,8 +115,8 @@ class TFDS(PathSource):
     def _splits(self) -> dict[str, str]:
         """Splits to read, by their role: those that are given, and the data set's own unless they are empty."""
         known = {name for name, split in self._builder.info.splits.items() if split.num_examples}
-        given = self.train_split, self.validation_split, self.test_split
-        splits = {role: split or role for role, split in zip(SPLITS, given) if split or role in known}
+        explicit = self.train_split, self.validation_split, self.test_split
+        splits = {role: split or role for role, split in zip(SPLITS, explicit) if split or role in known}
         return self.without_training(splits)
 
     def _feature(self, key: str) -> Any:
@@ -127,11 +129,11 @@ class TFDS(PathSource):
         """Return the features in a feature that is a sequence of dictionaries."""
         import tensorflow_datasets
 
-        found = getattr(self._feature(key), "feature", None)
-        if not isinstance(found, tensorflow_datasets.features.FeaturesDict) or {*names} - {*found}:
-            has_not = " and ".join(map(repr, names))
-            raise ValueError(f"The feature {key!r} of {self._builder.info.full_name} has no {has_not}.")
-        return found
+        features = getattr(self._feature(key), "feature", None)
+        if not isinstance(features, tensorflow_datasets.features.FeaturesDict) or {*names} - {*features}:
+            missing = " and ".join(map(repr, names))
+            raise ValueError(f"The feature {key!r} of {self._builder.info.full_name} has no {missing}.")
+        return features
 
     def _classes(self, feature: Any, key: str) -> Sequence[Any]:
         """Return the names of the classes of a feature, which must be a single class label."""
@@ -149,17 +151,17 @@ class TFDS(PathSource):
         except ValueError as error:
             raise ValueError(f"The split {split!r} of {info.full_name} cannot be read: {error}") from None
 
-    def _columns(self, texts: Sequence[str], *others: str) -> dict[str, list[list[Any]]]:
+    def _columns(self, texts: Sequence[str], *features: str) -> dict[str, list[list[Any]]]:
         """Return all values of features with texts, and of other features, by split; texts are decoded."""
-        read = dict.fromkeys(texts, _text) | dict.fromkeys(others, _decoded)
+        read = dict.fromkeys(texts, _text) | dict.fromkeys(features, _decoded)
         for key in read:
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
-            with _reading(found := self._records(split)):
-                records = list(found)
+            with _reading(source := self._records(split)):
+                records = list(source)
             splits[name] = [
-                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *others)
+                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *features)
             ]
         return splits
 
@@ -188,8 +190,8 @@ class TFDS(PathSource):
         if channels is None:
             raise ValueError(f"The images {key!r} of {self._builder.info.full_name} have no known number of channels.")
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
-        found = {name: self._records(split, decoders) for name, split in self._splits.items()}
-        splits = {name: Records(records, key, label_key, channels, len(class_names)) for name, records in found.items()}
+        sources = {name: self._records(split, decoders) for name, split in self._splits.items()}
+        splits = {name: Records(source, key, label_key, channels, len(class_names)) for name, source in sources.items()}
         return Images(splits, [str(name) for name in class_names])
 
 
@@ -291,28 +293,32 @@ def find_builder(name: str, data_dir: str = "") -> Any:
             f"`tfds build {name} --data_dir={root} --file_format=array_record` (needs the extra `prepare`)."
         )
     newest = max(versions, key=lambda text: [int(part) if part.isdecimal() else -1 for part in text.split(".")])
-    if odd := [path for path in (folder / newest).glob("*") if not (isfile(path) or isdir(path))]:
-        raise ValueError(f"{odd[0]} is not a regular file.")  # opening a pipe would wait forever
+    if irregular := [path for path in (folder / newest).glob("*") if not (isfile(path) or isdir(path))]:
+        raise ValueError(f"{irregular[0]} is not a regular file.")  # opening a pipe would wait forever
     _check_classes(folder / newest / "features.json")
     try:
-        found = tensorflow_datasets.builder_from_directory(folder / newest)
+        builder = tensorflow_datasets.builder_from_directory(folder / newest)
     except Exception as error:  # damaged files raise exceptions of many types
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{folder / newest} cannot be read as a data set: {type(error).__name__} {reason}") from error
-    formats = [form.value for form in found.info.available_file_formats()]
+    formats = [form.value for form in builder.info.available_file_formats()]
     if "array_record" not in formats:
-        found = f"The data set {name!r} is prepared in {root} as {', '.join(formats)}"
-        raise ValueError(f"{found}: prepare it into another data_dir with --file_format=array_record.")
-    return found
+        problem = f"The data set {name!r} is prepared in {root} as {', '.join(formats)}"
+        raise ValueError(f"{problem}: prepare it into another data_dir with --file_format=array_record.")
+    return builder
 
 
 def _check_classes(path: Any) -> None:
     """Raise ValueError if a file of features names classes in modules that TensorFlow Datasets would import."""
-    left = [parse_json(path.read_bytes().decode(errors="replace"), str(path))]
-    while left:
-        value = left.pop()
-        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        names = [value.get(key) for key in CLASS_KEYS] if isinstance(value, dict) else []
+    pending = [parse_json(path.read_bytes().decode(errors="replace"), str(path))]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        if not isinstance(value, dict):
+            continue
+        pending += value.values()
+        names = (value.get(key) for key in CLASS_KEYS)
         for module in (name.rpartition(".")[0] for name in names if isinstance(name, str)):
             if module and not module.startswith("tensorflow_datasets.") and module not in sys.modules:
                 raise ValueError(f"{path} has a class of the module {module!r}: import it first if you trust it.")

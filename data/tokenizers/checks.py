@@ -49,9 +49,9 @@ def check_added(spec: Mapping[str, Any], id_of: Callable[[str], int | None]) -> 
     The library numbers the added tokens that are not in the vocabulary from its size on.
     """
     for token in spec.get("added_tokens") or ():
-        if (found := id_of(token["content"])) != token["id"]:
+        if (actual := id_of(token["content"])) != token["id"]:
             name = repr(token["content"])[:60]
-            raise ValueError(f"the added token {name} has the id {token['id']}, but is read as {found}")
+            raise ValueError(f"the added token {name} has the id {token['id']}, but is read as {actual}")
 
 
 def _growth(part: Mapping[str, Any], charsmap: bytes) -> int:

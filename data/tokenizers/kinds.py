@@ -50,8 +50,8 @@ class TokenizerKind:
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
         backend = self.backend(texts.split() if isinstance(texts, Documents) else texts, names)
-        if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
-            needed = f"it must be at least {least}, the number of characters and special tokens"
+        if self.vocab_size and (size := backend.get_vocab_size()) > self.vocab_size:
+            needed = f"it must be at least {size}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         backend.add_special_tokens(names)
         return Tokenizer(backend)
@@ -81,9 +81,9 @@ class VocabularyKind(TokenizerKind):
 
     def settings(self, names: list[str]) -> dict[str, Any]:
         """Return the settings of the library's trainers; raise ValueError if the vocabulary is too small."""
-        least = len(names) + self.alphabet
-        if self.vocab_size < least:
-            needed = f"{TOKENIZERS.name_of(self)} needs at least {least}, special tokens included"
+        minimum = len(names) + self.alphabet
+        if self.vocab_size < minimum:
+            needed = f"{TOKENIZERS.name_of(self)} needs at least {minimum}, special tokens included"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         return {"special_tokens": names, "vocab_size": self.vocab_size, "show_progress": False}
 
@@ -212,21 +212,21 @@ class Unigram(CasedKind):
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         # Without the last split, the name of a special token in a text would become that token.
-        parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
+        splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
         normalizer = normalizers.Sequence([normalizers.NFKC(), self.normalizer])
-        backend = _assembled(models.Unigram(), pre_tokenizers.Sequence(parts), decoders.Metaspace(), normalizer)
+        backend = _assembled(models.Unigram(), pre_tokenizers.Sequence(splits), decoders.Metaspace(), normalizer)
         trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **self.settings(names))
         backend.train_from_iterator(texts, trainer)
         # The library sums scores in no fixed order, so their last digits vary: sort by rounded scores.
         spec = json.loads(backend.to_str())
         pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
-        own = sorted(pieces[len(names) :], key=lambda piece: (-piece[1], piece[0]))
+        learned = sorted(pieces[len(names) :], key=lambda piece: (-piece[1], piece[0]))
         # It adds the characters that training has dropped in no fixed order, with scores 0.0001 apart: sort them, too.
-        limit = own[-1][1] + 1e-4 * sum(len(piece) == 1 for piece, _ in own)
-        dropped = [index for index, (piece, score) in enumerate(own) if len(piece) == 1 and score < limit]
-        for index, character in zip(dropped, sorted(own[index][0] for index in dropped)):
-            own[index] = character, own[index][1]
-        spec["model"]["vocab"] = pieces[: len(names)] + own
+        limit = learned[-1][1] + 1e-4 * sum(len(piece) == 1 for piece, _ in learned)
+        dropped = [index for index, (piece, score) in enumerate(learned) if len(piece) == 1 and score < limit]
+        for index, character in zip(dropped, sorted(learned[index][0] for index in dropped)):
+            learned[index] = character, learned[index][1]
+        spec["model"]["vocab"] = pieces[: len(names)] + learned
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
@@ -270,15 +270,15 @@ def find_tokenizer(
     if "train" not in texts:
         raise FileNotFoundError(f"{Path(workdir or '.') / FILE} is missing, and the training data are not read.")
     folder = Path(cache_dir) if cache_dir else cache.folder("tokenizers")
-    own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
+    is_cacheable = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
     train = partial(kind.train_on_splits, texts, special_tokens, optional)
-    if folder is None or not own or any(iter(each) is each for each in texts.values()):
+    if folder is None or not is_cacheable or any(iter(part) is part for part in texts.values()):
         tokenizer = train()
     else:
         documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
         contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
-        about = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
-        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(about.encode()).hexdigest()[:24]}.json", train)
+        key = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
+        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json", train)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
@@ -296,15 +296,15 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
                 return Tokenizer(tokenizers.Tokenizer.from_str(text))
         return None
 
-    if found := read():
-        return found
+    if tokenizer := read():
+        return tokenizer
     path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.with_suffix(".lock"), f"it trains the tokenizer {path}"):
-        if not (found := read()):
-            found = train()
-            write_atomic(path, found.to_str())
-            write_atomic(checksum, hashlib.sha256(found.to_str().encode()).hexdigest())
-    return found
+        if not (tokenizer := read()):
+            tokenizer = train()
+            write_atomic(path, tokenizer.to_str())
+            write_atomic(checksum, hashlib.sha256(tokenizer.to_str().encode()).hexdigest())
+    return tokenizer
 
 
 def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:

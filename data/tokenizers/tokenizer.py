@@ -57,8 +57,9 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._backend, self._name = backend, name
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
-        ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
-        vars(self).update({role: next((id for id in some if id is not None), None) for role, some in ids.items()})
+        for role, names in SPECIAL.items():
+            ids = [backend.token_to_id(name) for name in names]
+            setattr(self, role, next((id for id in ids if id is not None), None))
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
@@ -69,8 +70,8 @@ class Tokenizer:
         # Bytes and characters are looked up here, which is a hundred times faster than the library, if nothing in the
         # file changes the text before.
         plain = spec["normalizer"] is None and all(token["special"] for token in spec["added_tokens"])
-        whole = split.get("type") == "ByteLevel" and not split["add_prefix_space"]
-        self._is_bytes = plain and whole and model["type"] == "BPE" and model["vocab"] == BYTES
+        is_byte_level = split.get("type") == "ByteLevel" and not split["add_prefix_space"]
+        self._is_bytes = plain and is_byte_level and model["type"] == "BPE" and model["vocab"] == BYTES
         self._characters = None
         if plain and split == _CHARACTERS and model["type"] == "WordLevel" and model["unk_token"] not in model["vocab"]:
             known = {ord(character): number for character, number in model["vocab"].items() if len(character) == 1}
@@ -153,8 +154,8 @@ class Tokenizer:
             return 1
         with self._errors():
             text = self._backend.encode("a", add_special_tokens=False).ids if self._characters is None else []
-            two = text and [self.cls, *text, self.sep, self.sep, *text, self.sep]
-            return 2 if two and self._backend.encode("a", "a").ids == two else 1
+            expected = text and [self.cls, *text, self.sep, self.sep, *text, self.sep]
+            return 2 if expected and self._backend.encode("a", "a").ids == expected else 1
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
@@ -163,11 +164,11 @@ class Tokenizer:
             return [], []
         text = "a" if self._characters is None else chr(np.argmax(self._characters >= 0))
         with self._errors():
-            plain, whole = (self._backend.encode(text, add_special_tokens=added).ids for added in (False, True))
-        if (largest := max(whole, default=0)) >= self.vocab_size:
+            plain, enclosed = (self._backend.encode(text, add_special_tokens=added).ids for added in (False, True))
+        if (largest := max(enclosed, default=0)) >= self.vocab_size:
             raise ValueError(f"{self._name} adds the token {largest} to a text: its ids are below {self.vocab_size}.")
-        starts = [start for start in range(len(whole)) if plain and whole[start : start + len(plain)] == plain]
-        return (whole[: starts[0]], whole[starts[0] + len(plain) :]) if starts else ([], [])
+        starts = [start for start in range(len(enclosed)) if plain and enclosed[start : start + len(plain)] == plain]
+        return (enclosed[: starts[0]], enclosed[starts[0] + len(plain) :]) if starts else ([], [])
 
     @cached_property
     def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -232,8 +233,8 @@ class Tokenizer:
             check_added(spec, backend.token_to_id)
             return cls(backend, str(path))
         except Exception as error:  # The library raises nothing more specific.
-            said = " ".join(str(error).split())[:200]
-            raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {said}.") from error
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {reason}.") from error
 
     def to_str(self) -> str:
         """Return the content of `tokenizer.json`."""
@@ -255,7 +256,7 @@ class Tokenizer:
         )
         spec = json.loads(content)
         step, others = json.loads(template.__getstate__()), spec["post_processor"] or {}
-        steps = [own for own in others.get("processors", [others]) if own.get("type") == "ByteLevel"]
+        steps = [processor for processor in others.get("processors", [others]) if processor.get("type") == "ByteLevel"]
         steps += [step] if before or after else []
         spec["post_processor"] = {"type": "Sequence", "processors": steps} if steps else None
         return tokenizers.Tokenizer.from_str(json.dumps(spec)).to_str()

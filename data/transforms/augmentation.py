@@ -71,7 +71,7 @@ class CenterCrop:
             left, top = (width - self.size) // 2, (height - self.size) // 2
             edges, kind = (left, top, left + self.size, top + self.size), RESAMPLING[self.resample]
             if width * height > ELONGATED * self.size**2:  # the whole resized image could be far larger than the file
-                box = tuple(edge * sides[i % 2] / (width, height)[i % 2] for i, edge in enumerate(edges))
+                box = tuple(edge * side / length for edge, side, length in zip(edges, sides * 2, (width, height) * 2))
                 return from_pillow(picture.resize((self.size, self.size), kind, box=box))
             if (width, height) != picture.size:
                 picture = picture.resize((width, height), kind)
@@ -143,8 +143,8 @@ class Erase(RandomBox):
             random = shuffle.generator(key)
             if random.random() < self.probability:
                 top, left, height, width = self.box(*image.shape[:2], random) or (0, 0, 0, 0)
-                part = image[top : top + height, left : left + width]
-                part[:] = random.standard_normal(part.shape, image.dtype)
+                region = image[top : top + height, left : left + width]
+                region[:] = random.standard_normal(region.shape, image.dtype)
         return images
 
 

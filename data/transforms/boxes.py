@@ -12,7 +12,7 @@ from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.pillow import from_pillow, to_pillow
 
-MOST = 10**8  # maximum number of pixels of a resized image
+MAX_PIXELS = 10**8  # of a resized image
 Example = dict[str, np.ndarray]
 Step = Callable[[Example, np.random.Generator], Example]
 
@@ -29,7 +29,7 @@ def resize(example: Example, height: int, width: int) -> Example:
     image = example["image"]
     if image.shape[:2] == (height, width):
         return example
-    if height * width > MOST:
+    if height * width > MAX_PIXELS:
         before = f"{image.shape[1]}x{image.shape[0]}"
         raise ValueError(f"An image of {before} pixels would become {width}x{height}: too large.")
     scale = np.float32([width / image.shape[1], height / image.shape[0]] * 2)
@@ -77,8 +77,8 @@ class Resize(Checked):
         if self.longest and longer / shorter * size > self.longest:
             exact = self.longest * shorter / longer
             size = max(round(exact), 1)
-        sides = size, max(int(exact * longer / shorter), 1)
-        return resize(example, *sides[:: 1 if height <= width else -1])
+        other = max(int(exact * longer / shorter), 1)
+        return resize(example, size, other) if height <= width else resize(example, other, size)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Crop(Checked):
         example = Resize(self.low * 25 // 24, self.high)(example, random)
         sides = example["image"].shape[:2]
         size = [int(random.integers(min(self.low, side), min(self.high, side) + 1)) for side in sides]
-        start = [int(random.integers(side - part + 1)) for side, part in zip(sides, size)]
+        start = [int(random.integers(side - length + 1)) for side, length in zip(sides, size)]
         return crop(example, *start, *size)
 
 
@@ -119,7 +119,7 @@ class Transform:
     Each image is transformed by the steps, normalized to (pixel / 255 - mean) / std and placed in the upper left corner
     of a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
     columns that the image covers. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
-    and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
+    and `classes` int32 [B, N], N = `max_boxes`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
     `crowd` bool [B, N]. Training leaves out crowds, what is outside of the image, objects without area (as DETR does),
     and the objects beyond N. In evaluation, more than N are an error, and `size` int32 [B, 2] is the height and width
     of each image before the steps, in pixels.
@@ -127,17 +127,17 @@ class Transform:
 
     steps: Sequence[Step]
     size: int
-    most: int
+    max_boxes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     training: bool
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         count, channels = len(keys), batch["image"][0].shape[-1]
-        shapes = {"image": (self.size, self.size, channels), "extent": (2,), "boxes": (self.most, 4)}
+        shapes = {"image": (self.size, self.size, channels), "extent": (2,), "boxes": (self.max_boxes, 4)}
         out = {name: np.zeros((count, *shape), np.float32) for name, shape in shapes.items()}
         kinds = {"classes": np.int32, "boxes_mask": bool, "crowd": bool}
-        out |= {name: np.zeros((count, self.most), kind) for name, kind in kinds.items()}
+        out |= {name: np.zeros((count, self.max_boxes), kind) for name, kind in kinds.items()}
         sizes = np.array([image.shape[:2] for image in batch["image"]], np.int32)
         out |= {"size": sizes, "mask": batch["mask"]}
         for row, key in enumerate(keys):
@@ -157,14 +157,14 @@ class Transform:
         height, width = image.shape[:2]
         if max(height, width) > self.size:
             raise ValueError(f"An image of {height}x{width} does not fit in task.image_size, which is {self.size}.")
-        if len(boxes) > self.most and not self.training:
-            raise ValueError(f"task.max_boxes is {self.most}: an image has {len(boxes)} objects.")
+        if len(boxes) > self.max_boxes and not self.training:
+            raise ValueError(f"task.max_boxes is {self.max_boxes}: an image has {len(boxes)} objects.")
         scaled = image * np.float32(1 / 255)
         out["image"][row, :height, :width] = (scaled - np.float32(self.mean)) / np.float32(self.std)
         out["extent"][row] = height / self.size, width / self.size
         boxes = boxes / np.float32([width, height] * 2)
         boxes = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
-        kept = np.flatnonzero(~example["crowd"])[: self.most] if self.training else np.arange(len(boxes))
+        kept = np.flatnonzero(~example["crowd"])[: self.max_boxes] if self.training else np.arange(len(boxes))
         for name, value in (example | {"boxes": boxes, "boxes_mask": ~example["crowd"]}).items():
             if name != "image":
                 out[name][row, : len(kept)] = value[kept]

@@ -55,11 +55,11 @@ class Jitter(Checked, PerImage):
         picture = to_pillow(image)
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for number in random.permutation(4):
-            most = (self.brightness, self.contrast, self.saturation, self.hue)[number]
-            change = random.uniform(-most, most)
+            limit = (self.brightness, self.contrast, self.saturation, self.hue)[number]
+            change = random.uniform(-limit, limit)
             if number < 3:
                 picture = enhancers[number](picture).enhance(max(1 + change, 0.0))
-            elif most and picture.mode == "RGB":
+            elif limit and picture.mode == "RGB":
                 hue, *others = picture.convert("HSV").split()
                 turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # wraps around at 256
                 picture = Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")

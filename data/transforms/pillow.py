@@ -51,8 +51,8 @@ class Picture:
         with _opened(self.file, self.where) as image:
             end = ENDS.get(image.format or "", b"")
             image.fp.seek(-len(end), os.SEEK_END)
-            whole = image.mode in MODES and image.fp.read() == end != b""
-        if not whole:
+            is_complete = bool(end) and image.mode in MODES and image.fp.read() == end
+        if not is_complete:
             decode(self.file, self.channels, self.where)
 
 
@@ -76,10 +76,10 @@ def crop(image: Image.Image, box: tuple[int, int, int, int], size: int, resample
     large as the result. For two photos, the mean difference of the pixels was 1 of 255, and at most 4.
     """
     top, left, height, width = box
-    whole, edges = image.width, (left, top, left + width, top + height)
+    full_width, edges = image.width, (left, top, left + width, top + height)
     drafted = image.draft(None, (-(-image.width * size // width), -(-image.height * size // height)))
-    if drafted and image.width < whole:
-        scale = drafted[1][2] / whole
+    if drafted and image.width < full_width:
+        scale = drafted[1][2] / full_width
         return image.resize((size, size), resample, box=tuple(edge * scale for edge in edges))
     return image.crop(edges).resize((size, size), resample)
 
@@ -108,8 +108,8 @@ def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Imag
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format
         where = where or ("An example" if isinstance(file, bytes) else file)
-        said = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
-        raise ValueError(f"{where} cannot be read as an image: {said}.") from None
+        reason = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        raise ValueError(f"{where} cannot be read as an image: {reason}.") from None
 
 
 def _check_size(image, size):
@@ -117,12 +117,12 @@ def _check_size(image, size):
     if image.format in ("JPEG", "MPO"):
         image.fp.seek(0)
         if (scans := image.fp.read().count(b"\xff\xda")) > 100 + size // 10_000:  # each passes over all pixels
-            raise OSError(f"it has {scans:,} scans, of which a photo has a few")
+            raise OSError(f"it has {scans:,} scans, of which a photo has only a few")
     if size > 10**6 and image.tile and image.tile[0][0] == "ppm_plain":
         raise OSError("it is a plain PPM file, in which each number is a text, of more than 1 MB")
     tags = getattr(image, "tag_v2", {})
     tile = [tags.get(tag) for tag in TILE]
-    width, height = (max(ours, side) if isinstance(side, int) else ours for ours, side in zip(image.size, tile))
+    width, height = (max(side, edge) if isinstance(edge, int) else side for side, edge in zip(image.size, tile))
     if (needed := 4 * width * height) > 10**8 + 100 * size:  # Pillow has up to 4 bytes for each pixel
         raise OSError(
             f"{width:,} x {height:,} pixels need {needed:,} bytes, above 100 MB and 100 times the file's size"

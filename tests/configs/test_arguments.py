@@ -19,15 +19,15 @@ def test_every_command_has_a_handler_help_and_an_example(capsys):
     for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             launch.main([name, "--help"])
-        said = capsys.readouterr().out
-        assert COMMANDS[name].summary in said
+        output = capsys.readouterr().out
+        assert COMMANDS[name].summary in output
         for example in COMMANDS[name].examples:
-            assert f" {example}\n" in said
+            assert f" {example}\n" in output
             parse([part.strip('"') for part in re.findall(r'(?:[^ "]|"[^"]*")+', example)], "lineage")
     with pytest.raises(SystemExit, match="0"):
         launch.main(["--help"])
-    said = capsys.readouterr().out
-    assert all(f"  {name} " in said for name in COMMANDS)
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output for name in COMMANDS)
 
 
 def test_parse_separates_options_and_overrides():
@@ -58,8 +58,8 @@ def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named,
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text("{}")
-    options, found = launch.parsed(arguments.format(run=run).split())
-    assert (found, options.named) == (workdir.format(run=run), named and named.format(run=run))
+    options, actual = launch.parsed(arguments.format(run=run).split())
+    assert (actual, options.named) == (workdir.format(run=run), named and named.format(run=run))
 
 
 def test_home_folder_in_values(monkeypatch):

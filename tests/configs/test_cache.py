@@ -79,9 +79,9 @@ def test_files_that_are_not_used_are_deleted(kept):
             path.touch()
             os.utime(path, times)
     cache.keep_compiled_programs({})
-    found = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
+    actual = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
     others = {name.format("old") for name in names[4:]}  # not files of the cache, whose folder users choose
-    assert found == {name.format(age) for name in names for age in ("read", "new")} | others
+    assert actual == {name.format(age) for name in names for age in ("read", "new")} | others
 
 
 def test_a_tokenizer_is_trained_once(kept, monkeypatch):

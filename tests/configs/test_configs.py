@@ -40,8 +40,8 @@ def test_every_config_loads_with_the_keys_of_base(path):
     assert stored["model"].get("width", 0) is not None
     assert stored["model"].get("depth", 0) is not None
     loaded = base.from_json(stored)
-    given, found = folder.flatten(folder.plain(config)), folder.flatten(folder.plain(loaded))
-    assert not [key for key, value in found.items() if value not in (None, given[key])]  # another variant has effect
+    given, actual = folder.flatten(folder.plain(config)), folder.flatten(folder.plain(loaded))
+    assert not [key for key, value in actual.items() if value not in (None, given[key])]  # another variant has effect
     assert folder.plain(base.resolved(loaded)) == stored
 
 

@@ -284,8 +284,8 @@ def test_registering_a_class_that_is_not_a_dataclass_raises():
     ],
 )
 def test_values_are_converted_to_the_type_of_their_key(value, kind, expected):
-    found = typed("key", value, kind)
-    assert (found, type(found)) == (expected, type(expected))
+    actual = typed("key", value, kind)
+    assert (actual, type(actual)) == (expected, type(expected))
     assert typed("key", expected, kind) == expected
 
 

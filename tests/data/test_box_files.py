@@ -55,7 +55,7 @@ def test_coco(tmp_path):
     assert names == ["person", "cat", "dog"]
     assert {name: len(part) for name, part in splits.items()} == {"train": 2, "validation": 2}
     inputs = from_source(source.images_with_boxes(), "images_with_boxes", "validation")
-    assert list(inputs.about) == [{"image_id": 139}, {"image_id": 7}]
+    assert list(inputs.identifiers) == [{"image_id": 139}, {"image_id": 7}]
     assert inputs.categories == {"person": 1, "cat": 17, "dog": 18}
     first, second = splits["train"][0], splits["train"][1]
     assert first["image"].shape == second["image"].shape == (30, 40, 3)
@@ -87,8 +87,8 @@ def test_coco(tmp_path):
 )
 def test_boxes_in_another_format(box, note, tmp_path):
     """Check notes on boxes with the right and bottom edges instead of sides, and relative to the image."""
-    found = COCO(coco(tmp_path, annotations=[annotation(139, 17, box)])).images_with_boxes().splits["train"]
-    assert list(found.notes()) == [note.format(root=tmp_path)] * bool(note)
+    actual = COCO(coco(tmp_path, annotations=[annotation(139, 17, box)])).images_with_boxes().splits["train"]
+    assert list(actual.notes()) == [note.format(root=tmp_path)] * bool(note)
     assert not [*COCO(coco(tmp_path, annotations=[])).images_with_boxes().splits["train"].notes()]
 
 
@@ -97,7 +97,8 @@ def test_images_that_are_listed_twice(tmp_path):
     images = [{"id": id, "file_name": "000000000139.png"} for id in (139, 140)]
     (note,) = COCO(coco(tmp_path, images=images, annotations=[])).images_with_boxes().splits["train"].notes()
     assert (
-        note == f"{tmp_path}/train2017/000000000139.png is listed several times, and counts as often (1 such images)."
+        note
+        == f"{tmp_path}/train2017/000000000139.png is listed several times and is counted each time (1 such images)."
     )
 
 
@@ -138,7 +139,7 @@ def test_splits_of_coco(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations and categories"),
+        ({"annotations": None}, "is not a file of COCO: it must have lists of images, annotations, categories"),
         ({"images": []}, "has no images"),
         ({"images": [{"id": 1}]}, "has an image without `id` and `file_name`"),
         ({"images": [{"id": 1, "file_name": "a.png"}]}, "The image a.png of .* is not in .*/images, .*: set"),

@@ -96,8 +96,8 @@ def test_batches_are_padded_and_boxes_relative():
         assert (out["image"][row, :, width:] == 0).all()
         center, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
         boxes = np.concatenate([center - size / 2, center + size / 2], axis=1) * np.tile([width, height], 2)
-        found = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
-        assert_boxes_match_colors(found | {"crowd": out["crowd"][row, :3]}, 1.5)
+        actual = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
+        assert_boxes_match_colors(actual | {"crowd": out["crowd"][row, :3]}, 1.5)
         assert out["boxes_mask"][row].tolist() == [True] * 3 + [False]
     alone = make({name: value[3:4] for name, value in batch.items()}, keys[3:4])
     for name, value in alone.items():
@@ -108,8 +108,8 @@ def test_crowds_and_excess_objects_in_training_and_evaluation():
     example = blocks(0) | {"crowd": np.array([False, True, False])}
     batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
 
-    def make(most, training):
-        return detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)
+    def make(max_boxes, training):
+        return detection.Transform([], 96, max_boxes, (0.5,), (0.5,), training)(batch, keys)
 
     seen = make(3, False)
     assert seen["boxes_mask"].tolist() == [[True, False, True]]
@@ -139,8 +139,8 @@ def test_boxes_outside_of_the_image_and_empty_boxes_in_training():
         out = detection.Transform([], 96, 6, (0.5,), (0.5,), training)(batch, keys)
         assert out["classes"][out["boxes_mask"]].tolist() == list(classes)
         center, size = np.split(out["boxes"][out["boxes_mask"]], 2, axis=1)
-        found = np.concatenate([center - size / 2, center + size / 2], axis=1) * [96, 80, 96, 80]
-        np.testing.assert_allclose(found, boxes, atol=1e-4)
+        actual = np.concatenate([center - size / 2, center + size / 2], axis=1) * [96, 80, 96, 80]
+        np.testing.assert_allclose(actual, boxes, atol=1e-4)
 
 
 def test_drawn_shapes_depend_on_index_and_split_only():
@@ -206,10 +206,10 @@ def test_load():
 
 
 def test_shapes_smaller_than_a_pixel_are_omitted():
-    found = [DrawnShapes("test", size=4)[index]["boxes"] for index in range(100)]
-    assert {boxes.shape[1] for boxes in found} == {4}
-    assert min(map(len, found)) == 0
-    assert all((boxes[:, 2:] > boxes[:, :2]).all() for boxes in found)
+    actual = [DrawnShapes("test", size=4)[index]["boxes"] for index in range(100)]
+    assert {boxes.shape[1] for boxes in actual} == {4}
+    assert min(map(len, actual)) == 0
+    assert all((boxes[:, 2:] > boxes[:, :2]).all() for boxes in actual)
 
 
 def test_coco_of_tfds(prepare, tmp_path):

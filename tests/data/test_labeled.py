@@ -31,9 +31,9 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
     task = TextClassification(sequence_length=length, long_text=rule, stride=stride)
-    made = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
-    made.encode(texts)
-    return lambda row: made(row, tuple(CODER.encode_batch(row)))
+    encoder = TextEncoder(task, CODER, document_frequencies(texts), len(texts))
+    encoder.encode(texts)
+    return lambda row: encoder(row, tuple(CODER.encode_batch(row)))
 
 
 def written(rows):
@@ -131,9 +131,9 @@ def test_truncation_rules():
 def test_single_texts_and_pairs_may_be_encoded_together():
     encoder = TextEncoder(TextClassification(sequence_length=12), CODER, {}, 0)
     rows = [("w1 w2",), ("w3", "w4 w5"), ("w6",)]
-    found = encoder.encode(rows).tokens
-    assert [ids.tolist() for ids in found] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
-    assert [np.sum(ids == CODER.sep) for ids in found] == [1, 2, 1]
+    actual = encoder.encode(rows).tokens
+    assert [ids.tolist() for ids in actual] == [encoder.encode([row]).tokens[0].tolist() for row in rows]
+    assert [np.sum(ids == CODER.sep) for ids in actual] == [1, 2, 1]
     with pytest.raises(ValueError, match="A row has 3 texts: it must have one or two"):
         encoder.encode([("a",), ("a", "b", "c")])
 
@@ -185,7 +185,7 @@ def test_invalid_files_raise(content, options, message, tmp_path):
         read_labeled_texts("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n', '{"text": "a", "label": NaN}\n'):
         (tmp_path / "a.jsonl").write_text(content)
-        with pytest.raises(ValueError, match="line 1: the column 'label' has no value, it must be a text or a number"):
+        with pytest.raises(ValueError, match="line 1: the column 'label' has no value: it must be a text or a number"):
             read_labeled_texts(f"{tmp_path}/a.jsonl")
 
 

@@ -28,8 +28,8 @@ def prose(tmp_path):
 def test_digits():
     loaded = load(Digits(), ImageClassification(augment="shift(1)"), batch_size=128, evaluation_batch_size=100, seed=3)
     batch = loaded.train[5]
-    found = {name: (*value.shape, value.dtype.name) for name, value in batch.items()}
-    assert found == {"image": (128, 8, 8, 1, "float32"), "label": (128, "int32"), "mask": (128, "bool")}
+    actual = {name: (*value.shape, value.dtype.name) for name, value in batch.items()}
+    assert actual == {"image": (128, 8, 8, 1, "float32"), "label": (128, "int32"), "mask": (128, "bool")}
     assert loaded.facts.examples == {"train": 1438, "test": 359}
     assert loaded.facts.num_classes == 10
     assert loaded.tokenizer is None

@@ -138,7 +138,7 @@ def test_killed_worker_raises():
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.kill()
-    with pytest.raises(ChildProcessError, match=r"a process that reads examples was lost: .* exit code -9"):
+    with pytest.raises(ChildProcessError, match=r"a worker process of the loader has ended: .* exit code -9"):
         list(itertools.islice(batches, 20))
 
 

@@ -43,8 +43,8 @@ def test_only_selected_tokens_are_targets_and_others_are_unchanged():
     assert batch["masked_positions"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
     assert batch["mask"][:-3].all()
     assert batch["mask"].sum(axis=1)[-3:].tolist() == [3, 3, 0]  # of 21, 21 and 0 tokens
-    found = np.take_along_axis(tokens, batch["masked_positions"], axis=1)
-    np.testing.assert_array_equal(batch["targets"], found)
+    actual = np.take_along_axis(tokens, batch["masked_positions"], axis=1)
+    np.testing.assert_array_equal(batch["targets"], actual)
     for row, (places, chosen) in enumerate(zip(batch["masked_positions"], batch["mask"])):
         assert len(set(places)) == 6
         others = np.setdiff1d(np.arange(40), places[chosen])

@@ -25,10 +25,10 @@ def test_each_source_has_its_share_of_any_number_of_examples(weights):
     count = 20_000
     part, ranks = assign(np.arange(count), weights)
     shares = np.arange(1, count + 1)[:, None] * np.array(weights) / sum(weights)
-    found = np.cumsum(part[:, None] == np.arange(len(weights)), axis=0)
-    assert abs(found - shares).max() < len(weights)
+    actual = np.cumsum(part[:, None] == np.arange(len(weights)), axis=0)
+    assert abs(actual - shares).max() < len(weights)
     for number in range(len(weights)):  # the examples of a source are numbered without gaps
-        np.testing.assert_array_equal(ranks[part == number], np.arange(found[-1, number]))
+        np.testing.assert_array_equal(ranks[part == number], np.arange(actual[-1, number]))
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -196,8 +196,8 @@ def test_images_are_mixed():
     [
         ({}, r"source.parts is \(\): a mixture needs two or more"),
         ({"parts": ("cldr",)}, "a mixture needs two or more"),
-        ({"parts": ("cldr", "cldr")}, "source.parts has the name 'cldr': each needs its own"),
-        ({"parts": ("cldr", {"source": "cldr", "name": "a/b"})}, "has the name 'a/b': each needs its own, of letters"),
+        ({"parts": ("cldr", "cldr")}, "source.parts has the name 'cldr': it must be unique"),
+        ({"parts": ("cldr", {"source": "cldr", "name": "a/b"})}, "has the name 'a/b': it must be unique, of letters"),
         ({"parts": ("cldr", {"source": "cldr", "name": 3})}, "source.parts has the name 3: it must be a text"),
         ({"parts": ("cldr", {"source": "cldr", "prefix": 3})}, "source.parts has the prefix 3: it must be a text"),
         ({"parts": ("cldr", {"name": "x"})}, "must be a source, or a dictionary with a `source`"),

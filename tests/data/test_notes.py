@@ -16,20 +16,20 @@ ROWS = [f"text {number}\t{label}" for number in range(8) for label in ("good", "
 
 
 @pytest.fixture
-def said(tmp_path):
-    def said(rows, task="text_classification", source="labels", batch_size=4, classes=2, **options):
+def noted(tmp_path):
+    def noted(rows, task="text_classification", source="labels", batch_size=4, classes=2, **options):
         path = tmp_path / "train.tsv"
         path.write_text("\n".join(rows))
         source = SOURCES[source](path=str(path))
-        made = TASKS[task](**{"sequence_length": 16} | options)
-        return list(notes(source, load(source, made, Bytes(), Loader(batch_size=batch_size)), classes))
+        built = TASKS[task](**{"sequence_length": 16} | options)
+        return list(notes(source, load(source, built, Bytes(), Loader(batch_size=batch_size)), classes))
 
-    return said
+    return noted
 
 
-def test_nothing_is_said_about_usual_data(said):
-    assert said(ROWS) == []
-    assert said(["rare\tonce", *ROWS, "also\ttwice", "also\ttwice"][1:]) == []
+def test_nothing_is_said_about_usual_data(noted):
+    assert noted(ROWS) == []
+    assert noted(["rare\tonce", *ROWS, "also\ttwice", "also\ttwice"][1:]) == []
 
 
 def test_files_of_no_split(tmp_path):
@@ -55,46 +55,46 @@ def test_files_of_several_splits(tmp_path, source, path, validation_path):
     paths = {"validation_path": str(tmp_path / validation_path)} if validation_path else {}
     source = SOURCES[source](path=str(tmp_path / path), **paths)
     data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=2))
-    said = [note for note in notes(source, data, 2) if "in several splits (1 such files)" in note]
-    assert len(said) == bool(validation_path)
+    noted = [note for note in notes(source, data, 2) if "in several splits (1 such files)" in note]
+    assert len(noted) == bool(validation_path)
 
 
-def test_labels_that_are_written_differently(said):
-    assert said([*ROWS, "a\tgood ", "b\tgood "], classes=None) == []
-    assert said([*ROWS, "a\tgood ", "b\tgood "], classes=3) == ["the labels 'good' and 'good ' are different classes."]
-    assert said([*ROWS, *["a\t1.0", "b\t1"] * 2], classes=4) == ["the labels '1' and '1.0' are different classes."]
+def test_labels_that_are_written_differently(noted):
+    assert noted([*ROWS, "a\tgood ", "b\tgood "], classes=None) == []
+    assert noted([*ROWS, "a\tgood ", "b\tgood "], classes=3) == ["the labels 'good' and 'good ' are different classes."]
+    assert noted([*ROWS, *["a\t1.0", "b\t1"] * 2], classes=4) == ["the labels '1' and '1.0' are different classes."]
 
 
 def test_held_out_rows_of_one_class(tmp_path):
     (path := tmp_path / "train.csv").write_text("text,label\n" + "a,good\nb,bad\n" * 20)
-    said = {}
+    noted = {}
     for fraction in (0.1, 0.3):
         source = SOURCES["csv"](path=str(path), validation_fraction=fraction)
         data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=2))
-        said[fraction] = list(notes(source, data, 2))
-    assert said == {0.1: ["all 4 examples of the split validation have the label 'bad'."], 0.3: []}
+        noted[fraction] = list(notes(source, data, 2))
+    assert noted == {0.1: ["all 4 examples of the split validation have the label 'bad'."], 0.3: []}
 
 
-def test_a_header_that_became_a_class(said):
-    assert said(["text\tlabel", *ROWS]) == [
+def test_a_header_that_became_a_class(noted):
+    assert noted(["text\tlabel", *ROWS]) == [
         "only the first example has the label 'label': if it is a header, delete it."
     ]
-    assert said(["rare\tonce", *ROWS, "rare\ttwo"]) == []  # several classes have one example
+    assert noted(["rare\tonce", *ROWS, "rare\ttwo"]) == []  # several classes have one example
 
 
-def test_one_class(said):
-    (note,) = said([row for row in ROWS if row.endswith("bad")])
+def test_one_class(noted):
+    (note,) = noted([row for row in ROWS if row.endswith("bad")])
     assert note == "all examples have the label 'bad': a classifier needs at least two classes."
-    assert said([row for row in ROWS if row.endswith("bad")], classes=None) == []
+    assert noted([row for row in ROWS if row.endswith("bad")], classes=None) == []
 
 
-def test_fewer_classes_than_those_of_the_model(said):
-    assert said(ROWS, classes=3) == ["model.num_classes is 3, but the data have 2 classes."]
-    assert said(ROWS, classes=None) == []
+def test_fewer_classes_than_those_of_the_model(noted):
+    assert noted(ROWS, classes=3) == ["model.num_classes is 3, but the data have 2 classes."]
+    assert noted(ROWS, classes=None) == []
 
 
-def test_a_batch_that_is_larger_than_the_data(said):
-    (note,) = said(ROWS, batch_size=32)
+def test_a_batch_that_is_larger_than_the_data(noted):
+    (note,) = noted(ROWS, batch_size=32)
     assert note.startswith("loader.batch_size is 32, but there are 16 training examples:")
 
 
@@ -106,14 +106,14 @@ def test_a_batch_that_is_larger_than_the_data(said):
         ("conditional_lm", "pairs", {}, "are left out"),
     ],
 )
-def test_long_texts_are_counted(said, task, source, options, fate):
+def test_long_texts_are_counted(noted, task, source, options, fate):
     rows = [*ROWS, *["a text of many characters\tgood"] * 2]
-    (note,) = said(rows, task, source, **options)
+    (note,) = noted(rows, task, source, **options)
     assert note == f"2 of 18 training examples are longer than task.sequence_length, 16, and {fate}."
 
 
-def test_windows_of_long_texts_are_not_truncated(said):
-    assert said([*ROWS, "a text of many characters\tgood"], long_text="segments") == []
+def test_windows_of_long_texts_are_not_truncated(noted):
+    assert noted([*ROWS, "a text of many characters\tgood"], long_text="segments") == []
 
 
 def drawn(path, content):

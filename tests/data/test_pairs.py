@@ -42,8 +42,8 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
 
 
 def test_tokens_are_the_targets_shifted_right(coder):
-    made = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
-    batch = made.take(np.array([2, 0]))
+    encoded = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
+    batch = encoded.take(np.array([2, 0]))
     end = coder.end_of_text
     for row, number in enumerate([2, 0]):
         targets = batch["targets"][row][batch["mask"][row]]
@@ -53,7 +53,7 @@ def test_tokens_are_the_targets_shifted_right(coder):
         inputs = batch["inputs"][row][batch["inputs_mask"][row]]
         assert coder.decode(inputs[:-1]) == LEFT[number]
         assert inputs[-1] == end
-    np.testing.assert_array_equal(made[0]["targets"], batch["targets"][1])
+    np.testing.assert_array_equal(encoded[0]["targets"], batch["targets"][1])
 
 
 def test_long_pairs_are_dropped_or_truncated_but_references_are_not(coder):
@@ -74,9 +74,9 @@ def test_cldr_contains_every_day_once_in_babel_formats():
     sizes = {name: len(targets) for name, (_, targets) in splits.items()}
     assert 0.79 < sizes["train"] / 36_525 < 0.81
     assert abs(sizes["validation"] - sizes["test"]) < 100
-    found = dict(zip(*(splits["test"])))
-    assert found["19 gennaio 1950"] == "1950-01-19"
-    assert found["May 19, 1950"] == "1950-05-19"
+    actual = dict(zip(*(splits["test"])))
+    assert actual["19 gennaio 1950"] == "1950-01-19"
+    assert actual["May 19, 1950"] == "1950-05-19"
     assert Dates().pairs() == splits
 
 

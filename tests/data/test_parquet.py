@@ -93,12 +93,12 @@ def test_questions(tmp_path):
     answers = [{"text": ["Rome", "in Rome"], "answer_start": [13, 10]}, {"text": [], "answer_start": []}]
     context = "Ann lives in Rome."
     columns = {"id": ["a", "b"], "question": ["Where?", "Why?"], "context": [context] * 2, "answers": answers}
-    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
     where = Question("Where?", context, [(13, "Rome"), (10, "in Rome")], "a")
-    assert found == [where, Question("Why?", context, [], "b")]
+    assert actual == [where, Question("Why?", context, [], "b")]
     del columns["id"]
-    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
-    assert [question.id for question in found] == ["", ""]
+    (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    assert [question.id for question in actual] == ["", ""]
     loaded = load(Parquet(f"{tmp_path}/a.parquet"), QuestionAnswering(sequence_length=64), batch_size=2)
     assert sorted((loaded.train[0]["start"] > 0).tolist()) == [False, True]
     for wrong, message in (
@@ -248,7 +248,7 @@ def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
     [
         ({"body": ["a"], "s": [{"x": 1}]}, {}, "has no column 'text': its columns are body, s, s.x"),
         ({"text": ["a", None], "label": [0, 0]}, {}, "row 2: the column 'text' has no value"),
-        ({"text": [["a"]], "label": [0]}, {}, "row 1: the column 'text' is of type list, it must be a text or a"),
+        ({"text": [["a"]], "label": [0]}, {}, "row 1: the column 'text' is of type list: it must be a text or a"),
         ({"text": ["a", "b"], "label": ["x", ""]}, {}, "row 2: the column 'label' has no value"),
         ({"text": ["a"], "label": [1]}, {"text_key": "text.b"}, "has no column 'text.b'"),
         (dict.fromkeys(("text", "label"), pa.array([], pa.string())), {}, "has no rows for the split train"),

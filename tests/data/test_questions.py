@@ -145,7 +145,7 @@ def test_unanswerable_questions_need_a_null_answer():
 
     def predicted(facts, threshold=0.0, **options):
         found = QuestionAnswering(no_answer_threshold=threshold, **options).predict(outputs, source, facts)
-        return [each["prediction"] for each in found]
+        return [row["prediction"] for row in found]
 
     assert predicted(Facts(has_unanswerable=True)) == ["Normans", ""]
     assert predicted(Facts(has_unanswerable=True), -10.0) == ["", ""]  # the sums are 10 and 0, or 0 and 10

@@ -110,8 +110,8 @@ def test_cifar(kind, python, tmp_path):
     assert loaded.facts.image_size == (32, 32)
     for split, source in (("train", loaded.train.source), ("test", loaded.splits["test"].source)):
         examples = source.take(np.arange(len(source)))
-        found = {(i.tobytes(), int(n)) for i, n in zip(examples["image"], examples["label"])}
-        assert found == written[split]
+        actual = {(i.tobytes(), int(n)) for i, n in zip(examples["image"], examples["label"])}
+        assert actual == written[split]
     first = tmp_path / (files[0] if python else f"{files[0]}.bin")
     first.write_bytes(b"1234")
     message = "is not one of CIFAR's files for Python" if python else "has 4 bytes, not a multiple of 307"

@@ -50,10 +50,10 @@ def pairs(chunks, coder, order=False, seed=0, rounds=1):
     masked = MaskTokens(0.15, coder)
     firsts = np.tile(chunks.firsts, rounds)
     batch = {"first": firsts, "chunks": [chunks] * len(firsts), "mask": np.ones(len(firsts), bool)}
-    made = PairSentences(LENGTH, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
-    hidden = made["tokens"].copy()
-    np.put_along_axis(hidden, made["masked_positions"], made["targets"], axis=1)  # restore the masked tokens
-    return firsts, made | {"tokens": hidden}
+    examples = PairSentences(LENGTH, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
+    hidden = examples["tokens"].copy()
+    np.put_along_axis(hidden, examples["masked_positions"], examples["targets"], axis=1)  # restore the masked tokens
+    return firsts, examples | {"tokens": hidden}
 
 
 def test_sentences_end_at_lines_and_punctuation():
@@ -72,14 +72,14 @@ def test_chunks_start_at_sentences_and_cover_each_document(chunks):
     for index in range(len(chunks)):
         first = int(chunks[index]["first"])
         assert chunks.take(np.array([index]))["first"] == first
-        count = max(chunks.whole(first, LENGTH), 2)
-        found = read(coder, chunks.read(first, count))
-        assert len({d for d, _, _ in found}) == 1
-        assert found[0][2] == 0
+        count = max(chunks.num_fitting(first, LENGTH), 2)
+        actual = read(coder, chunks.read(first, count))
+        assert len({d for d, _, _ in actual}) == 1
+        assert actual[0][2] == 0
         if first + count < chunks.stops[first]:
             assert len(chunks.read(first, count + 1)) > LENGTH
-        assert not seen & set(found)
-        seen.update(found)
+        assert not seen & set(actual)
+        seen.update(actual)
     last = {d: s for d, s, _ in everything}
     assert {(d, s) for d, s, _ in set(everything) - seen} <= set(last.items())
     assert len(seen) > 0.9 * len(everything)

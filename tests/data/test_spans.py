@@ -25,19 +25,19 @@ def windows(lengths, width):
 def corrupt(lengths, inputs_length, rate=0.15, seed=0):
     width, targets_length = corruption.lengths(rate, inputs_length)
     batch = windows(np.minimum(lengths, width), width)
-    made = CorruptSpans(rate, inputs_length, targets_length, SENTINELS, START, END)
-    return batch, made(batch, shuffle.keys(np.arange(len(lengths)), seed))
+    transform = CorruptSpans(rate, inputs_length, targets_length, SENTINELS, START, END)
+    return batch, transform(batch, shuffle.keys(np.arange(len(lengths)), seed))
 
 
 def restore(inputs, targets):
     """Return the text restored from inputs and targets without end tokens, and the spans that were not used."""
-    found, parts = {}, []
+    spans, span = {}, []
     for token in targets:
         if token > 900:
-            parts = found.setdefault(int(token), [])
+            span = spans.setdefault(int(token), [])
         else:
-            parts.append(int(token))
-    return [word for token in inputs for word in (found.pop(int(token)) if token > 900 else [int(token)])], found
+            span.append(int(token))
+    return [word for token in inputs for word in (spans.pop(int(token)) if token > 900 else [int(token)])], spans
 
 
 @given(
@@ -47,15 +47,15 @@ def restore(inputs, targets):
     seed=st.integers(0, 2**32),
 )
 def test_inputs_and_targets_restore_the_text(lengths, inputs_length, rate, seed):
-    batch, made = corrupt(lengths, inputs_length, rate, seed)
+    batch, corrupted = corrupt(lengths, inputs_length, rate, seed)
     for row in range(len(lengths)):
         size = min(lengths[row], batch["tokens"].shape[1])
         noise, count = corruption.count_noise(rate, size)
-        inputs = made["inputs"][row][made["inputs_mask"][row]]
-        targets = made["targets"][row][made["mask"][row]]
+        inputs = corrupted["inputs"][row][corrupted["inputs_mask"][row]]
+        targets = corrupted["targets"][row][corrupted["mask"][row]]
         assert inputs[-1] == targets[-1] == END
-        assert (made["inputs"][row][~made["inputs_mask"][row]] == END).all()
-        assert made["tokens"][row, : len(targets)].tolist() == [START, *targets[:-1]]
+        assert (corrupted["inputs"][row][~corrupted["inputs_mask"][row]] == END).all()
+        assert corrupted["tokens"][row, : len(targets)].tolist() == [START, *targets[:-1]]
         text, left = restore(inputs[:-1], targets[:-1])
         assert text == batch["tokens"][row, :size].tolist()
         assert not left

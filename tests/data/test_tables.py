@@ -199,9 +199,9 @@ def test_split_of_a_name():
 def test_splits_of_a_folder(tmp_path):
     touch(tmp_path / "a", "train-1.csv", "train-0.csv.gz", "test-0.csv", "dev.csv", "train.txt", "README.md")
     touch(tmp_path / "a", ".cache/huggingface/train-1.csv", "other.csv")
-    found = find_splits(f"{tmp_path}/a", (".csv",))
+    actual = find_splits(f"{tmp_path}/a", (".csv",))
     names = {"train": ["train-0.csv.gz", "train-1.csv"], "validation": ["dev.csv"], "test": ["test-0.csv"]}
-    assert found == {split: [f"{tmp_path}/a/{name}" for name in files] for split, files in names.items()}
+    assert actual == {split: [f"{tmp_path}/a/{name}" for name in files] for split, files in names.items()}
     touch(tmp_path / "b", "default/partial-train/0000.csv", "default/partial-train/0001.csv", "default/test/train.csv")
     with pytest.raises(ValueError, match=r"files of the split train in .*/default/partial-train and .*/default/test"):
         find_splits(f"{tmp_path}/b")
@@ -261,7 +261,7 @@ def test_paths_are_files_globs_and_folders(tmp_path):
         ("a.jsonl", '{"text": "x"}\n', "line 1 has no column 'label': its columns are text"),
         ("a.jsonl", '\n{"text": "x", "label": null}\n', "line 2: the column 'label' has no value"),
         ("a.jsonl", '{"text": "x\\ud83d", "label": 1}\n', "line 1: the column 'text' is not UTF-8 text: surrogates"),
-        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list, it must be a text or"),
+        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list: it must be a text or"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x"\n', "line 2 is not JSON: Expecting"),
         ("a.jsonl", '[{"text": "x"}]', "line 1 is not a JSON object"),
     ],

@@ -83,8 +83,8 @@ def test_tags_are_recovered(sentences, coder, length):
     source = encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
     assert batch["tokens"].shape == (len(source), length)
-    found = [TAGS[number] for number in batch["targets"][batch["mask"]]]
-    assert found == [tag for sentence in sentences for tag in sentence.tags]
+    actual = [TAGS[number] for number in batch["targets"][batch["mask"]]]
+    assert actual == [tag for sentence in sentences for tag in sentence.tags]
     of_sentences = np.bincount(source.origins, batch["mask"].sum(axis=1)).tolist()
     assert of_sentences == [len(sentence.tags) for sentence in sentences]
     assert (batch["tokens_mask"] | ~batch["mask"]).all()

@@ -112,14 +112,14 @@ def test_lower_case():
 
 def test_special_tokens_come_first_and_count_in_the_vocabulary_size():
     for kind in SUBWORDS:
-        made = train(kind, [TEXT], BERT, vocab_size=150 if kind != "unigram" else 60)
-        assert [made.pad, made.cls, made.sep, made.mask, made.unknown] == [0, 1, 2, 3, 4]
-        assert np.flatnonzero(made.special).tolist() == [0, 1, 2, 3, 4]
-        assert made.end_of_text == made.sep  # `sep` is used if there is no `end_of_text`
-        assert made.encode("[MASK] <mask>").min() > 3
-    made = train("bpe", [TEXT], ("pad", "end_of_text", "sentinels"), vocab_size=400)
-    assert (made.pad, made.end_of_text, made.sentinels) == (0, 1, list(range(2, 102)))
-    assert made.decode([made.sentinels[7]]) == "<extra_id_7>"
+        tokenizer = train(kind, [TEXT], BERT, vocab_size=150 if kind != "unigram" else 60)
+        assert [tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.unknown] == [0, 1, 2, 3, 4]
+        assert np.flatnonzero(tokenizer.special).tolist() == [0, 1, 2, 3, 4]
+        assert tokenizer.end_of_text == tokenizer.sep  # `sep` is used if there is no `end_of_text`
+        assert tokenizer.encode("[MASK] <mask>").min() > 3
+    tokenizer = train("bpe", [TEXT], ("pad", "end_of_text", "sentinels"), vocab_size=400)
+    assert (tokenizer.pad, tokenizer.end_of_text, tokenizer.sentinels) == (0, 1, list(range(2, 102)))
+    assert tokenizer.decode([tokenizer.sentinels[7]]) == "<extra_id_7>"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe_words", "wordpiece", "unigram", "characters", "words"])
@@ -141,19 +141,19 @@ def reference(family):
     """Return the tokenizer.json of a family of checkpoints, with their names of the special tokens."""
     if family == "bert":
         names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        made = library.BertWordPieceTokenizer()
-        made.train_from_iterator([TEXT], vocab_size=200, special_tokens=names, show_progress=False)
-        return json.loads(made.to_str())
+        tokenizer = library.BertWordPieceTokenizer()
+        tokenizer.train_from_iterator([TEXT], vocab_size=200, special_tokens=names, show_progress=False)
+        return json.loads(tokenizer.to_str())
     if family == "t5":
         names = ["<pad>", "</s>", "<unk>"]
-        made = library.SentencePieceUnigramTokenizer()
-        made.train_from_iterator([TEXT], 80, special_tokens=names, unk_token="<unk>", show_progress=False)
-        made.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(100))])
-        return json.loads(made.to_str())
+        tokenizer = library.SentencePieceUnigramTokenizer()
+        tokenizer.train_from_iterator([TEXT], 80, special_tokens=names, unk_token="<unk>", show_progress=False)
+        tokenizer.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(100))])
+        return json.loads(tokenizer.to_str())
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if family == "roberta" else ["<|endoftext|>"]
-    made = library.ByteLevelBPETokenizer()
-    made.train_from_iterator([TEXT], vocab_size=300, special_tokens=names, show_progress=False)
-    return json.loads(made.to_str())
+    tokenizer = library.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([TEXT], vocab_size=300, special_tokens=names, show_progress=False)
+    return json.loads(tokenizer.to_str())
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
 
 def test_character_vocabulary_covers_all_splits_and_optional_end_of_text():
     texts = {"train": ["ab"], "validation": ["bc"]}
-    found = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
-    assert found.end_of_text is None
-    assert found.vocab_size == len("abc") + 1
-    assert found.has("mask")
-    assert not found.has("sentinels")
+    actual = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    assert actual.end_of_text is None
+    assert actual.vocab_size == len("abc") + 1
+    assert actual.has("mask")
+    assert not actual.has("sentinels")
     assert find_tokenizer(Characters(), texts, ("end_of_text",)).has("end_of_text")
     several = texts | {"test": ["d", "e"]}
     assert find_tokenizer(Characters(), several, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6

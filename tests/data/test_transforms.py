@@ -90,9 +90,9 @@ def test_crops_of_elongated_images(shape, monkeypatch):
     """Check that the crop is that of the whole resized image, which is not computed: it could need a lot of memory."""
     image = np.random.default_rng(0).integers(256, size=(*shape, 3), dtype=np.uint8)
     crop = CenterCrop(14, 0.875)
-    found = crop([image], KEYS[:1])[0].astype(int)
+    actual = crop([image], KEYS[:1])[0].astype(int)
     monkeypatch.setattr(augmentation, "ELONGATED", 1000)
-    assert np.abs(found - crop([image], KEYS[:1])[0]).max() <= 1
+    assert np.abs(actual - crop([image], KEYS[:1])[0]).max() <= 1
     monkeypatch.undo()
     assert crop([np.zeros((1, 3_000_000, 1), np.uint8)], KEYS[:1]).shape == (1, 14, 14, 1)
 
@@ -124,13 +124,13 @@ def test_large_crops_of_jpeg_files_are_decoded_at_a_reduced_size(photo):
     file = encoded(photo)
     for size, box, scale in ((100, (0, 5, 427, 460), 4), (100, (0, 100, 427, 205), 2), (60, (7, 0, 420, 640), 4)):
         with opened(Picture(file, 3)) as image:
-            found = np.asarray(crop(image, box, size, Image.Resampling.BILINEAR)).astype(int)
+            actual = np.asarray(crop(image, box, size, Image.Resampling.BILINEAR)).astype(int)
             assert image.size == (-(-640 // scale), -(-427 // scale))
         top, left, height, width = box
         part = to_pillow(decode(file, 3)[top : top + height, left : left + width])
         expected = np.asarray(part.resize((size, size), Image.Resampling.BILINEAR))
-        assert abs(found - expected).mean() < 3
-        assert abs(np.roll(found, 1, 1) - expected).mean() > 4  # of a shift by one pixel
+        assert abs(actual - expected).mean() < 3
+        assert abs(np.roll(actual, 1, 1) - expected).mean() > 4  # of a shift by one pixel
     with opened(Picture(file, 3)) as image:
         crop(image, (0, 0, 427, 199), 100, Image.Resampling.BILINEAR)
         assert image.size == (640, 427)

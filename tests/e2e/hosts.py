@@ -50,11 +50,11 @@ def experiment(name, folder, mesh=False, devices=None):
     return Experiment(config, None, devices)
 
 
-def restored(of, folder):
+def restored(experiment, folder):
     """Return the state saved in a folder."""
     with Checkpoints(folder) as checkpoints:
         assert checkpoints.latest is not None
-        return of.state(checkpoints)
+        return experiment.state(checkpoints)
 
 
 def write_pairs(folder):
@@ -63,26 +63,26 @@ def write_pairs(folder):
         (folder / f"{split}.tsv").write_text("".join(f"{number}\t{number + 1}\n" for number in range(count)))
 
 
-def follow(name, of, folder, before=None):
+def follow(name, experiment, folder, before=None):
     """Train, evaluate and save in a folder, evaluate the state in the folder `before`, and return all results."""
-    seen = Seen(of.data.train.source)
-    of.__dict__["data"] = replace(of.data, train=replace(of.data.train, source=seen))
-    evaluation, found = of.evaluation(), {"losses": []}
+    seen = Seen(experiment.data.train.source)
+    experiment.__dict__["data"] = replace(experiment.data, train=replace(experiment.data.train, source=seen))
+    evaluation, results = experiment.evaluation(), {"losses": []}
     with Checkpoints(folder) as checkpoints:
-        state = of.state(checkpoints)
+        state = experiment.state(checkpoints)
         if RUNS[name][1]:
-            step, batches = compile_step(of, state), device_batches(of, 0)
+            step, batches = compile_step(experiment, state), device_batches(experiment, 0)
         for _ in range(RUNS[name][1]):
             state, metrics = step(state, next(batches))
-            found["losses"].append(float(metrics["loss"]))
-        found["rows"] = seen.rows[: RUNS[name][1]]
-        found["evaluated"] = evaluation(state.variables(average=True))
+            results["losses"].append(float(metrics["loss"]))
+        results["rows"] = seen.rows[: RUNS[name][1]]
+        results["evaluated"] = evaluation(state.variables(average=True))
         checkpoints.save(state, {}, {})
     if before:
-        found["evaluated_before"] = evaluation(restored(of, before).variables(average=True))
+        results["evaluated_before"] = evaluation(restored(experiment, before).variables(average=True))
     artifacts = evaluation.context.artifacts.items()
-    found["written"] = {name.removeprefix("written_"): made["rows"] for name, made in artifacts if "rows" in made}
-    return json.loads(json.dumps(found))
+    results["written"] = {name.removeprefix("written_"): entry["rows"] for name, entry in artifacts if "rows" in entry}
+    return json.loads(json.dumps(results))
 
 
 if __name__ == "__main__":
@@ -90,6 +90,6 @@ if __name__ == "__main__":
     folder, before = Path(folder), Path(before)
     jax.config.update("jax_default_matmul_precision", "highest")
     with distributed.joined(coordinator, int(count), int(number), heartbeat=30):
-        of = {name: experiment(name, before / name, mesh=True) for name in names}
-        found = {name: follow(name, of[name], folder / name, before / name) for name in names}
-        (folder / f"{number}.json").write_text(json.dumps(found))
+        experiments = {name: experiment(name, before / name, mesh=True) for name in names}
+        results = {name: follow(name, experiments[name], folder / name, before / name) for name in names}
+        (folder / f"{number}.json").write_text(json.dumps(results))

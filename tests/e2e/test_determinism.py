@@ -57,9 +57,9 @@ def alone(tmp_path_factory):
 
 @tiered("name", EQUAL)
 def test_equal_bits(name, alone, tmp_path):
-    found = parameters(EQUAL[name], tmp_path)
+    actual = parameters(EQUAL[name], tmp_path)
     for path, leaf in alone.items():
-        assert found[path].tobytes() == leaf.tobytes(), path
+        assert actual[path].tobytes() == leaf.tobytes(), path
 
 
 @pytest.mark.thorough

@@ -99,10 +99,10 @@ def data(tmp_path_factory):
     [pytest.param(name, marks=[pytest.mark.slow] * (name in ("swin_digits", "detr_shapes"))) for name in EXPERIMENTS],
 )
 def test_experiments_match_golden_values(name, data, no_report, tmp_path):
-    recorded, found = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
-    assert found.keys() == recorded.keys()
+    recorded, actual = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
+    assert actual.keys() == recorded.keys()
     for key, value in recorded.items():
-        assert found[key] == close(key, value), key
+        assert actual[key] == close(key, value), key
 
 
 if __name__ == "__main__":

@@ -35,15 +35,15 @@ def start_all(environment, tmp_path_factory):
     def start_all(count, *command, devices=4):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            own = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
+            values = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
         flags = f"--xla_force_host_platform_device_count={devices // count} {environment['XLA_FLAGS']}"
         paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-        kept = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         return [
             subprocess.Popen(
-                [sys.executable, *(str(part).format(number=number, **own) for part in command)],
+                [sys.executable, *(str(part).format(number=number, **values) for part in command)],
                 cwd=ROOT,
-                env=environment | kept | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
+                env=environment | cache | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -67,8 +67,8 @@ def alone(folder, names):
     """Return the single-process reference results by run name."""
     folder.mkdir()
     hosts["write_pairs"](folder)
-    of = {name: hosts["experiment"](name, folder / name, devices=jax.devices()[:1]) for name in names}
-    return {name: hosts["follow"](name, of[name], folder / name) for name in names}
+    experiments = {name: hosts["experiment"](name, folder / name, devices=jax.devices()[:1]) for name in names}
+    return {name: hosts["follow"](name, experiments[name], folder / name) for name in names}
 
 
 def follow(start_all, count, folder, before, names):
@@ -81,18 +81,18 @@ def follow(start_all, count, folder, before, names):
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(count)]
 
 
-def check(found, expected):
+def check(results, expected):
     """Check that several processes match one process, and that each has read its share of the examples."""
     for name, single in expected.items():
-        shares = [each[name] for each in found]
-        for one in shares:
-            np.testing.assert_allclose(one["losses"][:1], single["losses"][:1], rtol=1e-6)
-            np.testing.assert_allclose(one["losses"], single["losses"], rtol=1e-4)
-            assert one["evaluated"] == shares[0]["evaluated"]
-            assert one["written"] == single["written"]
-            assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
+        shares = [result[name] for result in results]
+        for share in shares:
+            np.testing.assert_allclose(share["losses"][:1], single["losses"][:1], rtol=1e-6)
+            np.testing.assert_allclose(share["losses"], single["losses"], rtol=1e-4)
+            assert share["evaluated"] == shares[0]["evaluated"]
+            assert share["written"] == single["written"]
+            assert share["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
         for number, rows in enumerate(single["rows"]):
-            read = [one["rows"][number] for one in shares]
+            read = [share["rows"][number] for share in shares]
             if name == "tensor":  # every process computes a part of every example
                 assert all(part == rows for part in read)
             elif len(read) == 4 and name == "mixed":  # two processes share each half
@@ -107,8 +107,8 @@ def test_two_processes_match_one(start_all, tmp_path):
     expected = alone(tmp_path / "one", names)
     check(follow(start_all, 2, tmp_path / "two", tmp_path / "one", names), expected)
     for name in names:  # neither of the two processes had the whole arrays
-        of = hosts["experiment"](name, tmp_path / "one" / name, devices=jax.devices()[:1])
-        assert int(hosts["restored"](of, tmp_path / "two" / name).step) == 20  # checksums are verified
+        experiment = hosts["experiment"](name, tmp_path / "one" / name, devices=jax.devices()[:1])
+        assert int(hosts["restored"](experiment, tmp_path / "two" / name).step) == 20  # checksums are verified
 
 
 @pytest.mark.slow
@@ -118,9 +118,9 @@ def test_four_processes_match_one(start_all, tmp_path):
     four = follow(start_all, 4, tmp_path / "four", tmp_path / "one", names)
     check(four, expected)
     hosts["write_pairs"](tmp_path / "four")
-    found = follow(start_all, 2, tmp_path / "two", tmp_path / "four", names)
+    resumed = follow(start_all, 2, tmp_path / "two", tmp_path / "four", names)
     for name in names:  # saved by four processes, restored by two
-        assert found[0][name]["evaluated_before"] == pytest.approx(four[0][name]["evaluated"], rel=1e-5)
+        assert resumed[0][name]["evaluated_before"] == pytest.approx(four[0][name]["evaluated"], rel=1e-5)
 
 
 def launch_all(start_all, count, workdir, *arguments):
@@ -229,10 +229,10 @@ def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     assert len(list((tmp_path / "checkpoints").iterdir())) >= 4  # they agree one step later
 
 
-def predict_all(start_all, count, output, run, inputs, *more):
+def predict_all(start_all, count, output, run, inputs, *options):
     """Start a command `predict` over several processes, each with one device."""
     several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
-    options = f"--inputs={inputs}", f"--output={output}", "--batch-size=2", *more
+    options = f"--inputs={inputs}", f"--output={output}", "--batch-size=2", *options
     return start_all(count, "launch.py", "predict", run, *options, *(several if count > 1 else ()), devices=count)
 
 
@@ -256,19 +256,19 @@ def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny, n
     def predict(count, output, *options):
         return outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
 
-    said = predict(1, tmp_path / "one.jsonl", *more)
+    outputs = predict(1, tmp_path / "one.jsonl", *more)
     expected = (tmp_path / "one.jsonl").read_bytes()
-    assert expected.count(b"\n") == 29, said
-    said = predict(2, tmp_path / "two.jsonl", *more)
-    assert (tmp_path / "two.jsonl").read_bytes() == expected, said
-    assert [output.count("29 predictions") for output in said] == [1, 0], said
+    assert expected.count(b"\n") == 29, outputs
+    outputs = predict(2, tmp_path / "two.jsonl", *more)
+    assert (tmp_path / "two.jsonl").read_bytes() == expected, outputs
+    assert [output.count("29 predictions") for output in outputs] == [1, 0], outputs
     (tmp_path / "two.jsonl").write_bytes(expected[: len(expected) // 2])  # as after a kill
-    said = predict(2, tmp_path / "two.jsonl", *more)
-    assert (tmp_path / "two.jsonl").read_bytes() == expected, said
+    outputs = predict(2, tmp_path / "two.jsonl", *more)
+    assert (tmp_path / "two.jsonl").read_bytes() == expected, outputs
     if model == "vit":
-        said = predict(2, tmp_path / "bad.jsonl")
-        assert any("Image 17: " in output and "(--skip-bad=N continues" in output for output in said)
-        assert all("error: " in output for output in said)
+        outputs = predict(2, tmp_path / "bad.jsonl")
+        assert any("Image 17: " in output and "(--skip-bad=N continues" in output for output in outputs)
+        assert all("error: " in output for output in outputs)
 
 
 CASES = {  # name -> model, changes of its config, options of the command, and format of the file
@@ -302,8 +302,8 @@ def test_files_of_two_processes_are_those_of_one(name, start_all, tiny, no_repor
     files = {}
     for count in (1, 2):
         output = tmp_path / f"{count}{suffix}"
-        said = outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
-        assert output.with_suffix(".jsonl").read_bytes().count(b"\n") == 29, said
+        outputs = outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
+        assert output.with_suffix(".jsonl").read_bytes().count(b"\n") == 29, outputs
         files[count] = output.read_bytes()
     assert files[2] == files[1]
 

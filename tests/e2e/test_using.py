@@ -41,8 +41,8 @@ def run(tmp_path, monkeypatch, capsys):
 
     def run(command, *more):
         code = launch.main([*shlex.split(command)[1:], *more])
-        out, said = capsys.readouterr()
-        assert code == 0, said
+        out, output = capsys.readouterr()
+        assert code == 0, output
         return out
 
     return run
@@ -51,9 +51,9 @@ def run(tmp_path, monkeypatch, capsys):
 def save(folder, name, example, tokenizer=None, roles=(), **settings):
     """Write a small model with random weights, and a tokenizer of the WORDS, in the layout of `transformers`."""
     if tokenizer:
-        made = TOKENIZERS[tokenizer]().train([" ".join(WORDS) + " ?"], roles)
-        made.save(folder)
-        settings |= {"vocab_size": made.vocab_size}
+        trained = TOKENIZERS[tokenizer]().train([" ".join(WORDS) + " ?"], roles)
+        trained.save(folder)
+        settings |= {"vocab_size": trained.vocab_size}
     model = models.build(name, **settings)
     variables = model.init(jax.random.key(0), *example)
     noisy = jax.tree.map(lambda a: a + 0.3 * RANDOM.standard_normal(a.shape).astype("f"), variables["params"])
@@ -69,10 +69,10 @@ def rows(path):
 
 
 def same_classes(path, other):
-    for one, again in zip(rows(path), rows(other), strict=True):
-        assert one["label"] == again["label"]
-        assert one["probabilities"] == pytest.approx(again["probabilities"], abs=1e-5)
-    assert np.std([max(one["probabilities"].values()) for one in rows(path)]) > 1e-4
+    for row, again in zip(rows(path), rows(other), strict=True):
+        assert row["label"] == again["label"]
+        assert row["probabilities"] == pytest.approx(again["probabilities"], abs=1e-5)
+    assert np.std([max(row["probabilities"].values()) for row in rows(path)]) > 1e-4
 
 
 TOKENS = jnp.zeros((1, 4), jnp.int32)
@@ -101,11 +101,11 @@ def test_texts_with_labels(run):
     pipeline = transformers.pipeline("text-classification", "bert-reviews", top_k=None)
     assert pipeline.tokenizer.model_max_length == 64
     texts = [line.split('"')[1] for line in lines[:9]]
-    for one, theirs in zip(rows("predictions.jsonl"), pipeline(texts), strict=True):
-        assert one["probabilities"] == pytest.approx({each["label"]: each["score"] for each in theirs}, abs=1e-5)
+    for entry, theirs in zip(rows("predictions.jsonl"), pipeline(texts), strict=True):
+        assert entry["probabilities"] == pytest.approx({row["label"]: row["score"] for row in theirs}, abs=1e-5)
     model = lineage.load("outputs/reviews")
-    found = model.predict(texts)
-    assert [one["label"] for one in found] == [one["label"] for one in rows("predictions.jsonl")]
+    actual = model.predict(texts)
+    assert [entry["label"] for entry in actual] == [entry["label"] for entry in rows("predictions.jsonl")]
     assert model.embed(texts).shape == (9, 16)
 
 
@@ -137,13 +137,13 @@ def test_folders_of_images(run):
         run(command)
     assert len(rows("predictions.jsonl")) == 8
     same_classes("predictions.jsonl", "again.jsonl")
-    truth = [Path(one["file"]).parent.name for one in rows("predictions.jsonl")]
-    accuracy = np.mean([one["label"] == label for one, label in zip(rows("predictions.jsonl"), truth)])
+    truth = [Path(entry["file"]).parent.name for entry in rows("predictions.jsonl")]
+    accuracy = np.mean([entry["label"] == label for entry, label in zip(rows("predictions.jsonl"), truth)])
     assert json.loads(Path("predictions.jsonl.accuracy.json").read_text())["scores"]["accuracy"] == accuracy
     pipeline = transformers.pipeline("image-classification", "vit-photos")
-    for one in rows("predictions.jsonl"):
-        found = {each["label"]: each["score"] for each in pipeline(f"photos/test/{one['file']}")}
-        assert one["probabilities"] == pytest.approx(found, abs=2e-3)  # its pixels are rounded differently
+    for entry in rows("predictions.jsonl"):
+        actual = {row["label"]: row["score"] for row in pipeline(f"photos/test/{entry['file']}")}
+        assert entry["probabilities"] == pytest.approx(actual, abs=2e-3)  # its pixels are rounded differently
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_folder_of_texts(run):
     tokenizer = transformers.AutoTokenizer.from_pretrained("gpt2-texts")
     theirs = transformers.AutoModelForCausalLM.from_pretrained("gpt2-texts")
     tokens = torch.tensor([tokenizer("a good")["input_ids"]])
-    said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
-    assert tokenizer.decode(said[0][tokens.shape[1] :]) == ours
+    generated = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(generated[0][tokens.shape[1] :]) == ours
 
 
 def vars_of(model):
@@ -256,9 +256,9 @@ def test_images_with_boxes(run):
     Path("shapes/annotations/instances_train.json").unlink()
     for command in (predict, score, export, again):
         run(command)
-    found = json.loads(Path("objects.json").read_text())
-    assert {each["category_id"] for each in found} <= {3, 7}
+    actual = json.loads(Path("objects.json").read_text())
+    assert {entry["category_id"] for entry in actual} <= {3, 7}
     assert len(rows("again.jsonl")) == 4
-    ours = [each["score"] for each in sorted(found, key=lambda each: -each["score"])][:4]
-    theirs = sorted((each["score"] for row in rows("again.jsonl") for each in row["objects"]), reverse=True)[:4]
+    ours = [entry["score"] for entry in sorted(actual, key=lambda entry: -entry["score"])][:4]
+    theirs = sorted((entry["score"] for row in rows("again.jsonl") for entry in row["objects"]), reverse=True)[:4]
     assert ours == pytest.approx(theirs, abs=1e-4)

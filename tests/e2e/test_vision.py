@@ -68,8 +68,8 @@ def test_positions_transfer_to_another_resolution(tmp_path):
     short = sizes | {"task.mixup": 0.0, "loader.evaluation_batch_size": 360, "schedule.learning_rate": 5e-3}
     learned = run(tmp_path / "small", "vit", short | {"total_steps": 250})
     larger = {"total_steps": 0, "task.image_size": 12, "task.resample": "bicubic", "init.path": str(tmp_path / "small")}
-    found = run(tmp_path / "large", "vit", short | larger)
+    actual = run(tmp_path / "large", "vit", short | larger)
     fresh = run(tmp_path / "fresh", "vit", short | larger | {"init.skip": ("^table",)})
     assert learned["test/accuracy"] > 0.7
-    assert found["test/accuracy"] > learned["test/accuracy"] - 0.1
+    assert actual["test/accuracy"] > learned["test/accuracy"] - 0.1
     assert fresh["test/accuracy"] < learned["test/accuracy"] - 0.3

@@ -15,9 +15,9 @@ def trained(tiny, tmp_path):  # noqa: F811
     """Return `trained(model, changes)`, which trains for a few steps and returns the folder and the metrics."""
 
     def train(model, changes, steps=2):
-        every = {"total_steps": steps, "evaluate_every_steps": steps, "save_every_steps": steps}
+        durations = {"total_steps": steps, "evaluate_every_steps": steps, "save_every_steps": steps}
         folder = tmp_path / "run"
-        return folder, loop.train(tiny(model, dict(changes) | every), folder, devices=jax.devices()[:1])
+        return folder, loop.train(tiny(model, dict(changes) | durations), folder, devices=jax.devices()[:1])
 
     return train
 
@@ -38,9 +38,9 @@ def refused(call):
     """Return `refused(*arguments)`, which runs `predict` with arguments that it refuses, and returns its messages."""
 
     def refused(*arguments):
-        code, _, said = call("predict", *arguments)
+        code, _, messages = call("predict", *arguments)
         assert code == 1
-        return said
+        return messages
 
     return refused
 
@@ -50,8 +50,8 @@ def printed(call):
     """Return `printed(folder, inputs, *options)`, which returns the predictions that the command prints as objects."""
 
     def printed(folder, inputs, *options):
-        code, lines, said = call("predict", folder, f"--inputs={inputs}", *options)
-        assert code == 0, said
+        code, lines, messages = call("predict", folder, f"--inputs={inputs}", *options)
+        assert code == 0, messages
         return [json.loads(line) for line in lines.splitlines()]
 
     return printed
@@ -62,8 +62,8 @@ def predict(call, tmp_path):
     """Return `predict(folder, inputs, *options)`, which writes a file and returns its lines as objects."""
 
     def predict(folder, inputs, *options, output="out.jsonl"):
-        code, _, said = call("predict", folder, f"--inputs={inputs}", f"--output={tmp_path / output}", *options)
-        assert code == 0, said
+        code, _, messages = call("predict", folder, f"--inputs={inputs}", f"--output={tmp_path / output}", *options)
+        assert code == 0, messages
         lines = (tmp_path / output).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
@@ -76,8 +76,8 @@ def score(call, tmp_path):
 
     def score(metric, predictions, references):
         files = f"--predictions={tmp_path / predictions}", f"--references={references}"
-        code, _, said = call("score", f"--metric={metric}", *files, f"--output={tmp_path / 'scores.json'}")
-        assert code == 0, said
+        code, _, messages = call("score", f"--metric={metric}", *files, f"--output={tmp_path / 'scores.json'}")
+        assert code == 0, messages
         return json.loads((tmp_path / "scores.json").read_text())["scores"]
 
     return score

@@ -99,7 +99,7 @@ def test_sound_header_is_needed(tmp_path):
     with pytest.raises(ValueError, match=r"a\.csv, line 1 is not UTF-8 text: byte 0xe9 at offset 3 of the line"):
         from_files(str(tmp_path / "a.csv"), "documents", bad=5)
     (tmp_path / "a.jsonl").write_text('{"words": 5}\n{"words": ["a", "b"]}\n')
-    assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).about == [{}, {"words": ["a", "b"]}]
+    assert from_files(str(tmp_path / "a.jsonl"), "tagged_sentences", bad=1).identifiers == [{}, {"words": ["a", "b"]}]
 
 
 @pytest.mark.thorough
@@ -114,17 +114,17 @@ def test_texts_are_read_where_they_are_needed(name, tmp_path):
     else:
         path.write_text("".join(f"{text}\n" for text in ["text"] * (name == "a.csv") + texts))
     tracemalloc.start()
-    found = from_files(str(path), "documents")
+    actual = from_files(str(path), "documents")
     for start in range(0, 20_000, 512):
-        assert found.part(start, start + 512) == texts[start : start + 512]
-    assert found.part(10, 12) == texts[10:12]
+        assert actual.part(start, start + 512) == texts[start : start + 512]
+    assert actual.part(10, 12) == texts[10:12]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1e6  # all texts have 2 MB
     assert from_files(str(path), "labeled_texts").rows[-1:] == [(texts[-1],)]
     path.write_bytes(b"1\n")
     with pytest.raises(ValueError, match="has changed while it was read" if name == "a.txt" else name):
-        found.part(0, 2)
+        actual.part(0, 2)
 
 
 @pytest.mark.parametrize("words", [5, True, {"a": 1}, [1, 2], [["a"]], ["a", None], [None]])
@@ -138,25 +138,25 @@ def test_inputs_of_questions_and_images(tmp_path):
     """Check ids, answers that are missing, lists of images, and what is refused."""
     article = {"paragraphs": [{"context": "It is.", "qas": [{"id": "x7", "question": "Is it?"}]}]}
     (tmp_path / "a.json").write_text(json.dumps({"data": [article]}))
-    found = from_files(str(tmp_path / "a.json"), "questions")
-    assert found.rows == [Question("Is it?", "It is.", [], "x7")]
-    assert found.about == [{"id": "x7"}]
+    actual = from_files(str(tmp_path / "a.json"), "questions")
+    assert actual.rows == [Question("Is it?", "It is.", [], "x7")]
+    assert actual.identifiers == [{"id": "x7"}]
     (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
-    found = from_files(str(tmp_path / "a.csv"), "questions")
-    assert (found.rows[0].text, found.rows[0].context, found.about) == ("Is it?", "It is.", [{"id": "0"}])
+    actual = from_files(str(tmp_path / "a.csv"), "questions")
+    assert (actual.rows[0].text, actual.rows[0].context, actual.identifiers) == ("Is it?", "It is.", [{"id": "0"}])
     Image.new("L", (4, 2)).save(tmp_path / "a.png")
     (tmp_path / "a, b").mkdir()
     Image.new("L", (4, 2)).save(tmp_path / "a, b" / "a.png")
-    assert from_files(str(tmp_path / "a, b"), "images", channels=3).about == [{"file": "a.png"}]
+    assert from_files(str(tmp_path / "a, b"), "images", channels=3).identifiers == [{"file": "a.png"}]
     (tmp_path / "a, b" / "a.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no file or folder .*/photos\."):
         from_files(str(tmp_path / "photos"), "images", channels=3)
     (tmp_path / "list.txt").write_text(f"a.png\n{tmp_path / 'a.png'}\n")
     for name in ("list.txt", "a.png", ""):
-        found = from_files(str(tmp_path / name), "images", channels=3)
-        assert found.rows[len(found.rows) - 1]["image"].shape == (2, 4, 3)
-        assert {each["file"] for each in found.about} == {"a.png"}
-        assert len(found.rows) == (2 if name == "list.txt" else 1)
+        actual = from_files(str(tmp_path / name), "images", channels=3)
+        assert actual.rows[len(actual.rows) - 1]["image"].shape == (2, 4, 3)
+        assert {row["file"] for row in actual.identifiers} == {"a.png"}
+        assert len(actual.rows) == (2 if name == "list.txt" else 1)
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),
                           ("a.json", "a.json is not a file in COCO's format: KeyError 'images'")):  # fmt: skip

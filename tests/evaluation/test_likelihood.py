@@ -187,8 +187,8 @@ def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
     rows = [{"text": text} for text in sentences(15, 4)] if name in ("lambada", "write") else rows_of(name)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     expected, answers = harness(theirs, name, path)
-    found, own_answers = harness(Harness(ours), name, path)
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual, own_answers = harness(Harness(ours), name, path)
+    assert actual == pytest.approx(expected, rel=1e-5)
     if name == "write":
         assert own_answers == answers
         return
@@ -236,8 +236,8 @@ metric_list: [{{metric: perplexity, aggregation: perplexity}}]
     assert scores == pytest.approx(last_word_scores(ours, texts), rel=1e-5)
     own = ["harness", "--tasks=own_lambada", f"--include-path={tmp_path}"]
     assert launch.main([*own, *common, "--limit=4"]) == 0, capsys.readouterr().err
-    found = json.loads((tmp_path / "out.json").read_text())["results"]["own_lambada"]
-    assert found["perplexity,none"] == pytest.approx(scores["perplexity"], rel=1e-5)
+    actual = json.loads((tmp_path / "out.json").read_text())["results"]["own_lambada"]
+    assert actual["perplexity,none"] == pytest.approx(scores["perplexity"], rel=1e-5)
     assert "own_lambada" in capsys.readouterr().out
     for arguments, message in (
         (["harness", "--tasks=own_lambada"], "--model (a run or folder) and --tasks"),

@@ -45,13 +45,13 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_classification"}
     source |= {"task.long_text": "segments", "task.stride": 10}
     folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3}, steps=40)
-    found = predict(folder, lines)
-    assert len(found) == 21
-    for each in found:
-        assert set(each["probabilities"]) == {"no", "yes", "maybe"}
-        assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
-        assert each["label"] == max(each["probabilities"], key=each["probabilities"].get)
-    assert np.std([each["probabilities"]["no"] for each in found]) > 0.01
+    actual = predict(folder, lines)
+    assert len(actual) == 21
+    for row in actual:
+        assert set(row["probabilities"]) == {"no", "yes", "maybe"}
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+    assert np.std([row["probabilities"]["no"] for row in actual]) > 0.01
     assert score("accuracy", "out.jsonl", lines)["accuracy"] == metrics["validation/mean_pooled_accuracy"]
     experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
     split = experiment.data.splits["validation"]
@@ -59,14 +59,14 @@ def test_classes_of_texts(trained, predict, score, printed, tmp_path):
     chances = softmax(logits, axis=-1)[split.source.origins == 3]
     assert np.std(chances, axis=0).max() > 0.01
     expected = dict(zip(experiment.data.facts.class_names, chances.mean(axis=0).tolist()))
-    assert found[3]["probabilities"] == pytest.approx(expected, abs=1e-5)
+    assert actual[3]["probabilities"] == pytest.approx(expected, abs=1e-5)
 
     texts = [json.loads(line)["text"] for line in lines.read_text().splitlines()]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
     (tmp_path / "texts.csv").write_text("n,review\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
     others = [(tmp_path / "texts.txt",), (f"labels:{table}",), (tmp_path / "texts.csv", "--columns=review")]
     for number, (inputs, *options) in enumerate(others):
-        assert printed(folder, inputs, *options) == found, number
+        assert printed(folder, inputs, *options) == actual, number
 
 
 def test_values_of_texts(trained, predict, score, call, tmp_path):
@@ -75,16 +75,16 @@ def test_values_of_texts(trained, predict, score, call, tmp_path):
     table.write_text("".join(f"{'ab' * n}\t{n / 10}\n" for n in range(1, 19)))
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_regression"}
     folder, _ = trained("bert", BERT | source | {"model.num_classes": 1, "task.long_text": "segments"}, steps=5)
-    code, printed, said = call("evaluate", f"--workdir={folder}")
-    assert code == 0, said
+    code, printed, output = call("evaluate", f"--workdir={folder}")
+    assert code == 0, output
     metrics = json.loads(printed)
-    found = predict(folder, f"labels:{table}")
-    assert len(found) == 18
+    actual = predict(folder, f"labels:{table}")
+    assert len(actual) == 18
     labels = write_jsonl(tmp_path / "labels.jsonl", [{"text": "a", "label": n / 10} for n in range(1, 19)])
     scores = score("regression", "out.jsonl", labels)
     assert scores == {name: metrics[f"validation/{name}"] for name in ("pearson", "spearman", "mse")}
     assert 0 < abs(scores["pearson"]) < 1
-    values = np.array([each["value"] for each in found])
+    values = np.array([row["value"] for row in actual])
     assert scores["mse"] == pytest.approx(((values - np.arange(1, 19) / 10) ** 2).mean(), rel=1e-6)
     assert scores["pearson"] == pytest.approx(np.corrcoef(values, np.arange(18))[0, 1], abs=1e-5)
 
@@ -93,27 +93,27 @@ def test_tags_of_words(trained, predict, score, tmp_path):
     """Check the F1 of sentences, one of which is several sequences, and words in other formats."""
     rng = np.random.default_rng(1)
     tags = [rng.choice(["O", "B-X", "I-X"], size).tolist() for size in (4, 1, 9, 30, 2, 7)]
-    words = [["".join(rng.choice(list("abc"), rng.integers(1, 4))) for _ in some] for some in tags]
+    words = [["".join(rng.choice(list("abc"), rng.integers(1, 4))) for _ in sentence] for sentence in tags]
     path = tmp_path / "tags.conllu"
     lines = [
-        "".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(zip(*some), 1))
-        for some in zip(words, tags)
+        "".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(zip(*sentence), 1))
+        for sentence in zip(words, tags)
     ]
     path.write_text("\n".join(lines) + "\n")
     source = {"source": f"conllu:{path}", "source.validation_path": str(path), "task.name": "token_classification"}
     folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3}, steps=20)
-    found = predict(folder, path)
-    assert [each["words"] for each in found] == words
-    assert [len(each["tags"]) for each in found] == [4, 1, 9, 30, 2, 7]
+    actual = predict(folder, path)
+    assert [row["words"] for row in actual] == words
+    assert [len(row["tags"]) for row in actual] == [4, 1, 9, 30, 2, 7]
     scores = score("tagging", "out.jsonl", write_jsonl(tmp_path / "true.jsonl", tags))
     assert scores["f1"] > 0
     for name in ("f1", "precision", "recall", "accuracy"):
         assert scores[name] == metrics[f"validation/{name}"]
     assert score("tagging", "out.jsonl", path) == scores
-    (tmp_path / "words.txt").write_text("".join(" ".join(some) + "\n" for some in words))
-    write_jsonl(tmp_path / "words.jsonl", [{"words": some} for some in words])
+    (tmp_path / "words.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in words))
+    write_jsonl(tmp_path / "words.jsonl", [{"words": sentence} for sentence in words])
     for name in ("words.txt", "words.jsonl"):
-        assert predict(folder, tmp_path / name, output=f"out_{name}.jsonl") == found, name
+        assert predict(folder, tmp_path / name, output=f"out_{name}.jsonl") == actual, name
 
 
 @tiered("unanswerable", [False, True])
@@ -126,21 +126,21 @@ def test_answers_to_questions(unanswerable, trained, predict, score, printed, tm
     path = squad(tmp_path / "squad.json", asked + [("Why?", CONTEXT, [])] * unanswerable)
     options = {"task.name": "question_answering", "tokenizer": "words", "task.sequence_length": 16, "task.stride": 4}
     folder, metrics = trained("bert", BERT | options | {"source": f"squad:{path}", "source.validation_path": path}, 25)
-    found = predict(folder, path, output="out.json")
+    actual = predict(folder, path, output="out.json")
     scores = score("squad", "out.json", path)
     for name in ("exact_match", "f1"):
         assert scores[name] == metrics[f"validation/{name}"]
     assert scores["f1"] > 0
-    assert [each["id"] for each in found] == list(map(str, range(len(found))))
-    for each in found:
-        best = [answer["score"] for answer in each["n_best"]]
+    assert [row["id"] for row in actual] == list(map(str, range(len(actual))))
+    for row in actual:
+        best = [answer["score"] for answer in row["n_best"]]
         assert best == sorted(best, reverse=True)
-        assert len({answer["text"] for answer in each["n_best"]}) == len(best) > 1
-        assert each["prediction"] in ("", each["n_best"][0]["text"])
-        assert ("no_answer_score" in each) == unanswerable
+        assert len({answer["text"] for answer in row["n_best"]}) == len(best) > 1
+        assert row["prediction"] in ("", row["n_best"][0]["text"])
+        assert ("no_answer_score" in row) == unanswerable
     for threshold, empty in ((-1e9, unanswerable), (1e9, False)):
         answers = printed(folder, path, f"--config.task.no_answer_threshold={threshold}")
-        assert {each["prediction"] == "" for each in answers} == {empty}
+        assert {row["prediction"] == "" for row in answers} == {empty}
 
 
 @pytest.mark.thorough
@@ -163,22 +163,22 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     source = {"source": f"pairs:{path}", "source.validation_path": str(path), "task.name": task, "tokenizer": "bytes"}
     sizes = {"task.sequence_length": 48, "model.max_length": 60, "sampling.max_new_tokens": 12}
     folder, metrics = trained(model, source | sizes | {"sampling.temperature": 0.0}, steps=60)
-    found = predict(folder, path)
-    assert len(found) == 70
+    actual = predict(folder, path)
+    assert len(actual) == 70
     assert score("bleu", "out.jsonl", references)["bleu"] == metrics["validation/bleu"]
     assert metrics["validation/bleu"] > 0
     (tmp_path / "inputs.txt").write_text("".join(f"{row}\n" for row in rows))
-    assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == found
+    assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == actual
     assert len(predict(folder, path, "--config.sampling.num_beams=3", output="beams.jsonl")) == 70
     short = predict(folder, path, "--config.sampling.max_new_tokens=3", output="short.jsonl")
-    assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in found]
+    assert [entry["prediction"] for entry in short] == [entry["prediction"][:3] for entry in actual]
 
 
 @pytest.mark.thorough
 def test_generation_is_split_over_the_devices(tiny, monkeypatch):
     """Check that each device generates its part of a batch, and that the tokens are those of one device."""
     config = tiny("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0})
-    found, made, run = {}, [], continuous._run
+    actual, made, run = {}, [], continuous._run
 
     def recorded(*args):
         state = run(*args)
@@ -192,10 +192,10 @@ def test_generation_is_split_over_the_devices(tiny, monkeypatch):
         batches = experiment.context().inputs(
             [chr(97 + number) * (1 + number % 8) for number in range(16)], Loader(batch_size=16)
         )
-        found[count] = list(Sampler(experiment.context()).texts_of(variables, [batches]))
+        actual[count] = list(Sampler(experiment.context()).texts_of(variables, [batches]))
         assert len({str(shard.index) for shard in made[-1].tokens.addressable_shards}) == count
-    assert found[1] == found[8]
-    assert len(set(found[1])) == 16
+    assert actual[1] == actual[8]
+    assert len(set(actual[1])) == 16
 
 
 @pytest.mark.slow
@@ -205,20 +205,20 @@ def test_continued_prompts(trained, call, refused, printed, tmp_path):
     prompts = ["import", "d", "def f", "xyz("]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n")
     greedy = "--config.sampling.temperature=0"
-    for prompt, found in zip(prompts, printed(folder, tmp_path / "prompts.txt", greedy)):
+    for prompt, actual in zip(prompts, printed(folder, tmp_path / "prompts.txt", greedy)):
         _, text, _ = call("generate", f"--workdir={folder}", f"--prompt={prompt}", greedy)
-        assert text == f"{prompt}{found['prediction']}\n"
+        assert text == f"{prompt}{actual['prediction']}\n"
     (tmp_path / "prompts.txt").write_text("".join(f"{'ab' * (number % 4)}c\n" for number in range(40)))
     samples = [printed(folder, tmp_path / "prompts.txt", f"--batch-size={size}") for size in (8, 16)]
     assert samples[0] == samples[1]
-    assert len({each["prediction"] for each in samples[0]}) > 30
+    assert len({row["prediction"] for row in samples[0]}) > 30
     (tmp_path / "prompts.txt").write_text("import\n\n")
     said = refused(folder, f"--inputs={tmp_path / 'prompts.txt'}")
     assert "error: The text '' has no token: a language model continues at least one." in said
     (tmp_path / "prompts.txt").write_text("b" * 12 + "\n")  # a text of 16 tokens at most
-    (found,) = printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=9")
-    assert [found] == printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=4")
-    assert [found] != printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=3")
+    (actual,) = printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=9")
+    assert [actual] == printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=4")
+    assert [actual] != printed(folder, tmp_path / "prompts.txt", greedy, "--config.sampling.max_new_tokens=3")
     (tmp_path / "prompts.txt").write_text("b\n" * 70 + "b" * 16 + "\n")
     retried = "predict", folder, f"--inputs={tmp_path / 'prompts.txt'}", f"--output={tmp_path / 'out.jsonl'}"
     code, _, said = call(*retried, "--config.sampling.max_new_tokens=9")
@@ -240,22 +240,22 @@ def test_filled_masks(trained, predict, score, printed, call, tmp_path):
     assert second == {"prediction": "no mask", "masks": []}
     assert len(first["masks"]) == 2
     for mask in first["masks"]:
-        chances = [each["probability"] for each in mask]
+        chances = [row["probability"] for row in mask]
         assert chances == sorted(chances, reverse=True)
         assert len(chances) == 5
     best = [mask[0]["token"] for mask in first["masks"]]
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
     predict(folder, tmp_path / "masked.txt")
     (tmp_path / "long.txt").write_text(f"{'d(' * 12}\n{'d(' * 60}\n{'d(' * 90}<mask>\n")
-    _, _, said = call("predict", folder, f"--inputs={tmp_path / 'long.txt'}")
-    assert said == "note: 2 inputs are truncated to 24 tokens, task.sequence_length\n"
+    _, _, output = call("predict", folder, f"--inputs={tmp_path / 'long.txt'}")
+    assert output == "note: 2 inputs are truncated to 24 tokens, task.sequence_length\n"
     hidden = write_jsonl(tmp_path / "hidden.jsonl", [{"masks": [best[0], first["masks"][1][2]["token"]]}, {}])
     assert score("fill_mask", "out.jsonl", hidden) == {"accuracy": 0.5, "any_accuracy": 1}
     (tmp_path / "hidden.txt").write_text("a b\nc\n")
-    code, _, said = call("score", "--metric=fill_mask", f"--predictions={tmp_path / 'out.jsonl'}",
+    code, _, output = call("score", "--metric=fill_mask", f"--predictions={tmp_path / 'out.jsonl'}",
                          f"--references={tmp_path / 'hidden.txt'}")  # fmt: skip
     assert code == 1
-    assert "Text 2 has 0 masks and 1 hidden tokens." in said
+    assert "Text 2 has 0 masks and 1 hidden tokens." in output
 
 
 @pytest.mark.thorough
@@ -266,10 +266,10 @@ def test_features_of_texts(trained, predict, tmp_path):
     found = predict(folder, tmp_path / "texts.txt", "--features")
     experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
     variables, encoder = experiment.restore().variables(), experiment.model
-    for each, text in zip(found, texts):
+    for row, text in zip(found, texts):
         tokens = experiment.data.tokenizer.encode(text)[None]
         hidden = encoder.apply(variables, jnp.asarray(tokens), method="encode")
-        np.testing.assert_allclose(each["features"], hidden[0].mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(row["features"], hidden[0].mean(axis=0), atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -278,31 +278,31 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0}, steps=1)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"a{number}\n" for number in range(50)))
-    found = predict(folder, prompts, "--batch-size=8")
-    assert len({each["prediction"] for each in found}) >= 8  # those of a batch differ
+    actual = predict(folder, prompts, "--batch-size=8")
+    assert len({row["prediction"] for row in actual}) >= 8  # those of a batch differ
     path = tmp_path / "out.jsonl"
     whole = path.read_bytes()
     for size in (0, 1, whole.index(b"\n") + 1, len(whole) // 2, len(whole) - 1, len(whole)):
         path.write_bytes(whole[:size])
-        assert predict(folder, prompts, "--batch-size=8") == found
+        assert predict(folder, prompts, "--batch-size=8") == actual
         assert path.read_bytes() == whole
     files = folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8"
     changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature", "--columns=a": "inputs"}
     changes |= {"--batch-size=16": "batch_size, config.loader.evaluation_batch_size"}
     for option, what in changes.items():
-        said = refused(*files, option)
-        assert f"out.jsonl has predictions of another {what}: choose another --output, or delete it." in said
+        message = refused(*files, option)
+        assert f"out.jsonl has predictions of another {what}: choose another --output, or delete it." in message
     prompts.write_text("b\n")
     assert "has predictions of another inputs" in refused(*files)
     (tmp_path / "out.jsonl.about.json").unlink()
     assert "out.jsonl is not a file of predictions: choose another --output." in refused(*files)
     assert path.read_bytes() == whole
     (final := tmp_path / "dev.json").write_text("mine")
-    said = refused(folder, f"--inputs={prompts}", f"--output={final}")
-    assert "dev.json exists, without dev.jsonl: choose another --output." in said
+    message = refused(folder, f"--inputs={prompts}", f"--output={final}")
+    assert "dev.json exists, without dev.jsonl: choose another --output." in message
     assert final.read_text() == "mine"
-    said = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
-    assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in said
+    message = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
+    assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in message
 
 
 @pytest.mark.thorough
@@ -314,11 +314,11 @@ def test_bad_texts_are_skipped(trained, call, refused, tmp_path):
     files = folder, f"--inputs={path}", f"--output={out}", "--batch-size=8"
 
     def predict(*options):
-        code, _, said = call("predict", *files, *options)
-        assert code == 0, said
+        code, _, output = call("predict", *files, *options)
+        assert code == 0, output
         content = out.read_bytes()
         out.unlink()
-        return content, said
+        return content, output
 
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
     path.write_text("\n".join(rows))
@@ -328,8 +328,8 @@ def test_bad_texts_are_skipped(trained, call, refused, tmp_path):
     assert "error: prompt 20 has 16 tokens: it must have fewer" in refused(*files, "--skip-bad=3")
     out.unlink()
     for options, expected in zip(((), beams), good):
-        content, said = predict("--skip-bad=5", *options)
-        assert "33 predictions (5 of them errors): " in said
+        content, output = predict("--skip-bad=5", *options)
+        assert "33 predictions (5 of them errors): " in output
         lines = content.splitlines()
         assert [number for number, (one, other) in enumerate(zip(lines, expected)) if one != other] == list(bad)
         assert [[*json.loads(lines[number])] for number in bad] == [["error"]] * 5
@@ -352,14 +352,14 @@ def test_output_is_not_held_in_memory(suffix, tmp_path):
     tracemalloc.stop()
     assert peak < 7e6  # all rows have 9 MB
     if suffix == ".json":
-        found = json.loads(output.final.read_text())
-        assert found == [json.loads(line) for line in output.path.read_text().splitlines()]
+        actual = json.loads(output.final.read_text())
+        assert actual == [json.loads(line) for line in output.path.read_text().splitlines()]
     elif suffix == ".npz":
-        found = [{"features": row} for row in np.load(output.final)["features"]]
+        actual = [{"features": row} for row in np.load(output.final)["features"]]
     else:
-        found = pq.read_table(output.final).to_pylist()
-        assert found[7]["file"] == "7.png"
-    np.testing.assert_array_equal([row["features"] for row in found], features)
+        actual = pq.read_table(output.final).to_pylist()
+        assert actual[7]["file"] == "7.png"
+    np.testing.assert_array_equal([row["features"] for row in actual], features)
 
 
 @pytest.mark.parametrize("text", ["[]\n", "5\n", "torn\n", "[" * 100_000 + "\n"])

@@ -56,9 +56,9 @@ def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
     def placed(rows):
         return np.array([[each["bbox"] for each in row["objects"]] for row in rows])
 
-    own = predict(folder, "shapes", "--split=validation", output="own.jsonl")
-    assert [each["image_id"] for each in own] == list(range(30))
-    np.testing.assert_allclose(placed(own), placed(found), atol=1e-4)
+    without_images = predict(folder, "shapes", "--split=validation", output="own.jsonl")
+    assert [each["image_id"] for each in without_images] == list(range(30))
+    np.testing.assert_allclose(placed(without_images), placed(found), atol=1e-4)
     image.resize((32, 64), Image.Resampling.NEAREST).save(tmp_path / "large.png")
     (large,) = predict(folder, tmp_path / "large.png", output="large.jsonl")
     assert large["file"] == "large.png"
@@ -76,7 +76,7 @@ def test_boxes_are_in_pixels_of_the_original_image():
     (batch,) = EvaluationBatches(source=images, transform=transform, loader=Loader(batch_size=1))
     np.testing.assert_array_equal(batch["size"], [[64, 32]])
     outputs = np.array([[[0.0, 5.0, 0.0]]]), np.array([[[0.25, 0.5, 0.5, 0.125]]]), batch["size"]
-    ((found,),) = (each["objects"] for each in ObjectDetection().predict(outputs, images, facts))
+    ((found,),) = (row["objects"] for row in ObjectDetection().predict(outputs, images, facts))
     assert (found["category_id"], found["category"], found["bbox"]) == (2, "b", [0, 28, 16, 8])
     assert found["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 2))
 
@@ -167,7 +167,7 @@ def test_reconstructed_images(trained, predict, score, refused, tmp_path):
         again = np.asarray(Image.open(tmp_path / f"small/{number:06}_masked.png"))
         np.testing.assert_array_equal(masked, again)
     images, _ = write_digits(tmp_path)
-    painted = np.stack([np.asarray(Image.open(tmp_path / each["reconstructed"])) for each in found])
+    painted = np.stack([np.asarray(Image.open(tmp_path / row["reconstructed"])) for row in found])
     error = np.mean((painted / 255 - digits[..., 0] / 255) ** 2)
     scores = score("reconstruction", "out.jsonl", images)
     assert scores == pytest.approx({"mse": error, "psnr": -10 * np.log10(error)})

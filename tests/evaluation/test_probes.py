@@ -61,11 +61,11 @@ def accuracies(probes, training, splits):
 
 def test_metric_names():
     probes = [Neighbors(), FewShot(shots=5), FewShot(), LinearProbe()]
-    found = accuracies(probes, KNOWN, {"test": ASKED})
-    assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
+    actual = accuracies(probes, KNOWN, {"test": ASKED})
+    assert list(actual) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
     right = LinearProbe().fit(*KNOWN).predict(ASKED[0]) == ASKED[1]
-    assert found["test/linear_accuracy"] == pytest.approx(right.mean())
-    assert found["test/linear_accuracy"] > found["test/5_shot_accuracy"] > 0.3
+    assert actual["test/linear_accuracy"] == pytest.approx(right.mean())
+    assert actual["test/linear_accuracy"] > actual["test/5_shot_accuracy"] > 0.3
 
 
 @pytest.mark.thorough

@@ -97,15 +97,15 @@ def test_references_in_tables_and_folders(tmp_path):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).touch()
     for name, accuracy in (("true.csv", 2 / 3), ("true.tsv", 1), ("images", 1)):
-        found = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
-        assert found["scores"]["accuracy"] == pytest.approx(accuracy)
-        assert len(found["files"]) == 2
+        actual = score_files("accuracy", str(predictions), [str(tmp_path / name)], [])
+        assert actual["scores"]["accuracy"] == pytest.approx(accuracy)
+        assert len(actual["files"]) == 2
     (tmp_path / "lines.jsonl").write_text('{"label": "a"}\n\n{"label": "b"}\n{"label": "b"}\n\n')
     assert score_files("accuracy", str(predictions), [f"{tmp_path}/lines.jsonl"], [])["scores"]["accuracy"] == 1
     (tmp_path / "tags.jsonl").write_text('{"tags": ["B-PER", "O"]}\n{"tags": ["O"]}\n')
     (tmp_path / "eng.testb").write_text("-DOCSTART- X O\n\nAda NNP B-PER\nruns VBZ O\n\nBonn NNP B-LOC\n")
-    found = score_files("tagging", str(tmp_path / "tags.jsonl"), [f"bio:{tmp_path}/eng.testb"], [])
-    assert (found["scores"]["precision"], found["scores"]["recall"]) == (1, 0.5)
+    actual = score_files("tagging", str(tmp_path / "tags.jsonl"), [f"bio:{tmp_path}/eng.testb"], [])
+    assert (actual["scores"]["precision"], actual["scores"]["recall"]) == (1, 0.5)
     with pytest.raises(ValueError, match="testb, which is one of the files to score"):
         write_scores(f"{tmp_path}/eng.testb", "tagging", f"{tmp_path}/tags.jsonl", [f"bio:{tmp_path}/eng.testb"])
     (tmp_path / "true.csv").write_text('label\na\n""\n" "\n')
@@ -158,8 +158,8 @@ def test_predictions_that_are_errors_are_left_out(tmp_path):
         return score_files("accuracy", str(path), [str(tmp_path / "true.txt")], [])["scores"]
 
     bad = {"file": "2.png", "error": "Image 1: it cannot be read."}
-    found = scores({"file": "1.png", "label": "a"}, bad, {"label": "a", "error": 0.1})
-    assert (found["accuracy"], found["errors"]) == (0.5, 1)
+    actual = scores({"file": "1.png", "label": "a"}, bad, {"label": "a", "error": 0.1})
+    assert (actual["accuracy"], actual["errors"]) == (0.5, 1)
     assert "errors" not in scores({"label": "a"}, {"label": "a"}, {"label": "a"})
     with pytest.raises(ValueError, match=r"out\.jsonl has errors only: there is nothing to score"):
         scores(bad, bad, bad)

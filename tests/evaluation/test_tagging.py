@@ -44,14 +44,14 @@ def test_scores_equal_those_of_seqeval(length, unused):
     truth, guesses = ([rng.choice(CHUNKS, size).tolist() for size in (1, 4, 9, 12, 7)] for _ in range(2))
     for sentence, guess in zip(truth, guesses):
         guess[: len(sentence) // 2] = sentence[: len(sentence) // 2]
-    found = measured(truth, guesses, CHUNKS, length, unused)
+    actual = measured(truth, guesses, CHUNKS, length, unused)
     expected = {
         "precision": precision_score(truth, guesses),
         "recall": recall_score(truth, guesses),
         "f1": f1_score(truth, guesses),
     }
     assert 0 < expected["f1"] < 1
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("names", [("ADJ", "NOUN"), ("B-PER", "I-PER", "NOUN"), ("O",)])
@@ -69,8 +69,8 @@ def test_entities_of_a_file_of_words_and_tags(tmp_path):
         for name in ("train", "guess")
     )
     names = tuple(sorted({tag for sentence in truth + guesses for tag in sentence}))
-    found = measured(truth, guesses, names, 16)
-    assert found == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": f1_score(truth, guesses)})
+    actual = measured(truth, guesses, names, 16)
+    assert actual == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": f1_score(truth, guesses)})
 
 
 def test_token_classification_runs_it_by_default():

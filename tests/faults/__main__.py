@@ -109,20 +109,20 @@ def record(base, places=()):
     subject.begin()
 
     def work():
-        found, before = {}, 0
+        results, total = {}, 0
         for command in subject.commands:
             (base / "command").write_text(command)
-            here = {place - before for place in places}
-            with events.acting(lambda path: os.kill(os.getpid(), signal.SIGSTOP), here):
+            within_command = {place - total for place in places}
+            with events.acting(lambda path: os.kill(os.getpid(), signal.SIGSTOP), within_command):
                 code, output = subject.call(command)
             if code:
                 raise RuntimeError(output)
             if command == "train":
                 shutil.copytree(subject.root, base / "trained", dirs_exist_ok=True)
-            found[command] = {"count": events.count, "result": subject.result(command, output)}
-            before += events.count
+            results[command] = {"count": events.count, "result": subject.result(command, output)}
+            total += events.count
         name = "stopped.json" if places else "reference.json"
-        (base / name).write_text(json.dumps(found))
+        (base / name).write_text(json.dumps(results))
 
     pid = forked(work, base / "log.txt")
     for place in (*sorted(places), None):
@@ -139,12 +139,12 @@ def record(base, places=()):
 def batch(base, faults):
     """Inject faults in a process; yield the kind and the result of each, and print what is wrong."""
     reference = json.loads((base / "reference.json").read_text())
-    total = sum(about["count"] for about in reference.values())
+    total = sum(entry["count"] for entry in reference.values())
     places = {fault: 1 + int(fault.moment * total) for fault in faults if fault.kind == "killed"}
     if places:
         record(base, sorted({*places.values()}))
         stopped = json.loads((base / "stopped.json").read_text())
-        same = all(stopped[command]["result"] == about["result"] for command, about in reference.items())
+        same = all(stopped[command]["result"] == entry["result"] for command, entry in reference.items())
         yield "stopped", "same" if same else "WRONG"
     while faults:
         again = False
@@ -172,14 +172,14 @@ def batch(base, faults):
 
 def groups(base, faults):
     """Inject faults into groups of processes; yield the kind and the result of each, and print it."""
-    there = {}
+    started = {}
     with contextlib.ExitStack() as stack:
         for fault in faults:
-            if fault.kind not in there:
+            if fault.kind not in started:
                 if fault.kind == "slurm":
                     os.environ |= stack.enter_context(slurm.cluster(base / "cluster"))
-                there[fault.kind] = (Jobs if fault.kind == "slurm" else processes.Group)(fault.kind, base)
-            yield say(fault, *processes.inject(fault, there[fault.kind]))
+                started[fault.kind] = (Jobs if fault.kind == "slurm" else processes.Group)(fault.kind, base)
+            yield say(fault, *processes.inject(fault, started[fault.kind]))
 
 
 def say(fault, result, detail):

@@ -65,11 +65,11 @@ class Subject:
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(copy, self.root)
 
-    def call(self, command, *more):
+    def call(self, command, *options):
         """Run a command in this process; return its exit code, or that of a kill, and its output."""
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
             try:
-                code = launch.main([*self.commands[command], *more])
+                code = launch.main([*self.commands[command], *options])
             except Killed:
                 code = -signal.SIGKILL
             except Exception as error:
@@ -101,12 +101,12 @@ class Subject:
 
 def sound(run):
     """Return the steps of the checkpoints of a run whose records are sound."""
-    found = set()
+    steps = set()
     for path in (run / "checkpoints").glob("[0-9]*"):
         with contextlib.suppress(ValueError, OSError):
             read_record(path)
-            found.add(int(path.name))
-    return found
+            steps.add(int(path.name))
+    return steps
 
 
 class FileEvents:
@@ -178,12 +178,13 @@ def inject(fault, subject, events, trained, reference):
         if fault.command == "train" and kept and not refused:
             used = resumed(output)
             assert used >= max(kept), f"of the checkpoints {kept}, {used} is used: {output}"
-        found, expected = subject.result(fault.command, output), reference[fault.command]["result"]
-        loses = fault.loses if not repair else () if refused else repair.changes
-        for key in loses if fault.command == "train" else ():
-            found.pop(key), expected.pop(key)
-        assert found == expected, f"the result differs: {output[-2000:]}"
-        return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
+        actual, expected = subject.result(fault.command, output), reference[fault.command]["result"]
+        lost = repair.changes if repair else fault.loses
+        for key in lost if fault.command == "train" and not refused else ():
+            actual.pop(key), expected.pop(key)
+        assert actual == expected, f"the result differs: {output[-2000:]}"
+        result = "same" if fault.reached else "no fault"
+        return "sentence" if refused else result, fault.detail
     except Killed:
         return "killed", fault.detail
     except AssertionError as error:
@@ -200,20 +201,20 @@ def disturb(fault, subject, events, trained, reference):
     if fault.kind == "damaged":
         files = (path for path in subject.root.rglob("*") if path.is_file() and path.suffix != ".lock")
         files = (path for path in files if path.name != "inputs.txt")  # the predictions would be those of other inputs
-        found = Damage(rng, subject, sorted(files))
-        fault.detail = f"{fault.command} with {found.how} of {found.path.relative_to(subject.root)}"
-        return found
+        damage = Damage(rng, subject, sorted(files))
+        fault.detail = f"{fault.command} with {damage.how} of {damage.path.relative_to(subject.root)}"
+        return damage
     if fault.command == "train" and rng.random() < 0.6:
         subject.begin()
-    more = ()
+    options = ()
     if fault.kind == "full disk" and fault.command == "train" and rng.random() < 0.5:
-        more, fault.loses = ("--config.checkpoint.on_error=continue",), ("history", "samples")
+        options, fault.loses = ("--config.checkpoint.on_error=continue",), ("history", "samples")
     count = reference[fault.command]["count"] - (fault.command == "train") * reference["report"]["count"]  # see `quick`
     place = 1 + int(fault.moment * count)
     with DISTURBANCES[fault.kind](rng) as (act, name), events.acting(act, range(place, place + rng.randint(1, 5))):
-        code, output = subject.call(fault.command, *more)
+        code, output = subject.call(fault.command, *options)
     fault.reached = events.count >= place
-    fault.detail = f"{' '.join((fault.command, *more))} with {name} at {place} of {events.count}: exit code {code}"
+    fault.detail = f"{' '.join((fault.command, *options))} with {name} at {place} of {events.count}: exit code {code}"
     if code == -signal.SIGKILL:
         raise Killed
     assert "Traceback (most recent" not in output, output
@@ -226,17 +227,17 @@ def disturb(fault, subject, events, trained, reference):
 
 def resumed(output):
     """Return the step after which a run went on at its last start; 0 for a new run."""
-    found = re.findall(r"resuming from step (\d+)|has all of its (\d+) steps", output)
-    return int("".join(found[-1])) if found else 0
+    matches = re.findall(r"resuming from step (\d+)|has all of its (\d+) steps", output)
+    return int("".join(matches[-1])) if matches else 0
 
 
 def refusal(output, names):
     """Return the sentence that a command ended with, which must name one of the files or folders."""
     assert "Traceback (most recent" not in output, output
-    found = SENTENCE.findall(output)
-    assert len(found) == 1, f"there is not one sentence: {output}"
-    assert any(str(name) in found[0] for name in names), f"no file is named: {found[0]}"
-    return found[0]
+    sentences = SENTENCE.findall(output)
+    assert len(sentences) == 1, f"there is not one sentence: {output}"
+    assert any(str(name) in sentences[0] for name in names), f"no file is named: {sentences[0]}"
+    return sentences[0]
 
 
 class Damage:
@@ -280,11 +281,11 @@ def _signals(rng):
         raise Killed
 
     first, *others = numbers = rng.choices(SIGNALS, k=2)
-    before = {number: signal.signal(number, die) for number in SIGNALS if number != signal.SIGINT}
+    handlers = {number: signal.signal(number, die) for number in SIGNALS if number != signal.SIGINT}
     try:
         yield lambda path: numbers and os.kill(os.getpid(), numbers.pop()), f"signals {first} and {others[0]}"
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

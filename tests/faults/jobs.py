@@ -68,9 +68,9 @@ class Jobs(Group):
 
 def processes_with(text):
     """Return the processes whose command line contains a text."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if text.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

@@ -88,10 +88,10 @@ class Group:
                 command += [f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--num-processes=2", "--heartbeat=10"]
             commands = [[*command, f"--process={number}"] for number in range(2)]
         self.processes = []
-        for number, each in enumerate(commands):
+        for number, arguments in enumerate(commands):
             with (self.root / f"{number}.log").open("wb") as log:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                self.processes.append(subprocess.Popen(each, start_new_session=True, **streams))
+                self.processes.append(subprocess.Popen(arguments, start_new_session=True, **streams))
 
     def wait(self):
         """Return the exit codes of the processes."""
@@ -124,23 +124,23 @@ class Group:
     def children(self):
         """Return the processes of the runs that are in progress."""
         claims = [path / CLAIM for path in self.runs() if held(path)]
-        found = [path.read_text().split() for path in claims if path.exists()]
-        return [int(words[1]) for words in found if len(words) == 3]
+        contents = [path.read_text().split() for path in claims if path.exists()]
+        return [int(words[1]) for words in contents if len(words) == 3]
 
     def result(self):
         """Return what must be equal to that of an undisturbed start."""
-        found = {}
+        results = {}
         for run in self.runs():
             with brief_errors():
                 _, state = read_fields(run / "checkpoints" / str(TOTAL), [*TrainState.__dataclass_fields__])
             digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in tree.leaves(state))).hexdigest()
             lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             history = [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in lines]
-            found |= {f"state of {run.name}": digest, f"history of {run.name}": history}
+            results |= {f"state of {run.name}": digest, f"history of {run.name}": history}
         if self.kind in ("sweep", "search"):
             with (self.run / "sweep.csv").open(newline="") as file:
-                found["table"] = [{key: row[key] for key in row if key != "seconds"} for row in csv.DictReader(file)]
-        return found
+                results["table"] = [{key: row[key] for key in row if key != "seconds"} for row in csv.DictReader(file)]
+        return results
 
     def is_alive(self):
         """Return whether a process of the command has not ended."""
@@ -170,11 +170,11 @@ def inject(fault, group):
         group.start()
         codes, refused = group.wait(), False
         if repair and any(codes):
-            refused, said = True, re.findall("error: (.{1,400})$", group.output(), re.MULTILINE)
+            refused, messages = True, re.findall("error: (.{1,400})$", group.output(), re.MULTILINE)
             assert "Traceback" not in group.output(), group.output()
             assert all(codes), f"exit codes {codes}: {group.output()}"
-            assert any(str(name) in each for each in said for name in repair.names), f"no file is named: {said}"
-            fault.detail += f": {said[0]}"
+            assert any(str(name) in text for text in messages for name in repair.names), f"no file is named: {messages}"
+            fault.detail += f": {messages[0]}"
             repair()
             group.start()
             codes = group.wait()
@@ -182,12 +182,13 @@ def inject(fault, group):
         assert not group.children(), "a run is still in progress"
         for run, step in unfinished.items() if not refused else ():
             assert resumed(group.log(run)) >= step, f"step {step} of {run} is lost: {group.log(run)}"
-        found, expected = group.result(), dict(group.expected)
+        actual, expected = group.result(), dict(group.expected)
         for name in repair.changes if repair and not refused else ():
             key = f"{name} of {repair.path.parent.name}"
-            found.pop(key), expected.pop(key)
-        assert found == expected, f"the result differs: {group.output()}"
-        return "sentence" if refused else "same" if fault.reached else "no fault", fault.detail
+            actual.pop(key), expected.pop(key)
+        assert actual == expected, f"the result differs: {group.output()}"
+        result = "same" if fault.reached else "no fault"
+        return "sentence" if refused else result, fault.detail
     except AssertionError as error:
         return "WRONG", f"{fault.detail}: {str(error)[-3000:]}"
     finally:
@@ -198,29 +199,29 @@ def disturb(fault, group):
     """Start the command one to three times, and send a signal to the first process, to a run or the second process, or
     to all, when the histories have some number of lines.
     """
-    rng, said, fault.reached = fault.rng, [], False
+    rng, descriptions, fault.reached = fault.rng, [], False
     shutil.rmtree(group.run)
     for _ in range(rng.randint(1, 3)):
         how, whom = rng.choice(group.disturbances), rng.choice(("parent", "child", "all"))
         # A process whose peer is lost before they have connected waits for it for five minutes.
-        first = group.count() + (group.kind == "hosts" and whom != "all")
-        if first > group.lines:
+        earliest = group.count() + (group.kind == "hosts" and whom != "all")
+        if earliest > group.lines:
             continue
-        place, seconds = rng.randint(first, group.lines), 2 * rng.random()
+        place, seconds = rng.randint(earliest, group.lines), 2 * rng.random()
         group.start()
         while group.count() < place and group.is_alive():
             time.sleep(0.05)
         time.sleep(seconds)
         parents, children = group.parents(), group.children()
         chosen = {"parent": parents[:1], "child": children or parents[1:], "all": parents + children}[whom]
-        said.append(f"{how} {whom} ({len(chosen)}) {seconds:.2f} s after {place} of {group.lines} lines")
+        descriptions.append(f"{how} {whom} ({len(chosen)}) {seconds:.2f} s after {place} of {group.lines} lines")
         fault.reached |= bool(chosen) and group.is_alive()
         group.send(chosen, how)
         if how == "suspend":
             time.sleep(3)
             group.send(chosen, "continue")
         codes = group.wait()
-        fault.detail = "; ".join(said) + f": {codes}"
+        fault.detail = "; ".join(descriptions) + f": {codes}"
         assert {*codes} <= ENDS[how], group.output()
         assert "Traceback" not in group.output(), group.output()
         assert codes != [PREEMPTED] or not group.children(), "a run of a sweep that was told to end goes on"
@@ -234,6 +235,6 @@ def damage(fault, group):
     shutil.rmtree(run / "checkpoints" / str(TOTAL))
     (run / "artifacts/run.json").unlink()
     files = group.run.glob(group.shared) if fault.rng.random() < 0.5 else run.rglob("*")
-    found = Damage(fault.rng, group, sorted(path for path in files if path.is_file()))
-    fault.detail = f"{found.how} of {found.path.relative_to(group.root)} after {run.name} was interrupted"
-    return found
+    chosen = Damage(fault.rng, group, sorted(path for path in files if path.is_file()))
+    fault.detail = f"{chosen.how} of {chosen.path.relative_to(group.root)} after {run.name} was interrupted"
+    return chosen

@@ -121,13 +121,13 @@ def _work(name, sound, folder, seed, numbers, writing):
             read(path)
             result, detail = "read", ""
         except EXPECTED as error:
-            said = str(error)
+            message = str(error)
             where = traceback.extract_tb(error.__traceback__)[-1]
-            detail = f"{type(error).__name__}: {said[:500]!r} ({where.filename}:{where.lineno})".replace(
+            detail = f"{type(error).__name__}: {message[:500]!r} ({where.filename}:{where.lineno})".replace(
                 str(folder), ""
             )
-            short, named = len(said.replace(str(folder), "")) <= 400, str(folder) in said
-            result = "refused" if short and named and "\n" not in said else "UNCLEAR"
+            short, named = len(message.replace(str(folder), "")) <= 400, str(folder) in message
+            result = "refused" if short and named and "\n" not in message else "UNCLEAR"
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             result = "TRACEBACK"

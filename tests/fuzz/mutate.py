@@ -21,23 +21,23 @@ def _bytes(content, rng):
     """Flip, overwrite, delete, repeat, insert or cut bytes."""
     start = rng.randrange(len(content) + 1)
     stop = min(len(content), start + int(2 ** rng.uniform(0, 12)))
-    some = rng.choice(
+    inserted = rng.choice(
         (b"", rng.randbytes(stop - start), content[start:stop] * rng.choice((2, 2, 50)), rng.choice(WORDS))
     )
     kind = rng.randrange(4)
     if kind == 0 and content:
         place = rng.randrange(len(content))
         return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
-    return content[:start] + some + (b"" if kind == 1 else content[stop if kind == 2 else start :])
+    return content[:start] + inserted + (b"" if kind == 1 else content[stop if kind == 2 else start :])
 
 
 def _words(content, rng):
     """Replace a number or word."""
-    found = list(re.finditer(rb"-?[0-9.]+|\w+|[^\w\s]", content[:200_000]))
-    if not found:
+    words = list(re.finditer(rb"-?[0-9.]+|\w+|[^\w\s]", content[:200_000]))
+    if not words:
         return _bytes(content, rng)
-    one = rng.choice(found)
-    return content[: one.start()] + rng.choice((*WORDS, rng.choice(found)[0])) + content[one.end() :]
+    chosen = rng.choice(words)
+    return content[: chosen.start()] + rng.choice((*WORDS, rng.choice(words)[0])) + content[chosen.end() :]
 
 
 def _json(content, rng):
@@ -48,13 +48,13 @@ def _json(content, rng):
         return struct.pack("<Q", len(header)) + header + content[8 + size :]
     lines = content.splitlines(keepends=True)
     try:
-        whole = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         number = rng.randrange(len(lines) or 1)
         if not lines or not lines[number].strip().startswith((b"{", b"[")) or len(lines) == 1:
             return _bytes(content, rng)
         return b"".join([*lines[:number], _json(lines[number], rng), b"\n", *lines[number + 1 :]])
-    return json.dumps(_changed(whole, rng)).encode()
+    return json.dumps(_changed(value, rng)).encode()
 
 
 def _changed(value, rng):

@@ -86,9 +86,9 @@ def voc(folder):
     Image.new("RGB", (30, 24)).save(write("JPEGImages/1.jpg", "", folder))
     write("ImageSets/Main/train.txt", "1\n", folder)
     box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>12</xmax><ymax>9</ymax></bndbox>"
-    found = f"<object><name>cat</name><difficult>0</difficult>{box}</object>"
+    item = f"<object><name>cat</name><difficult>0</difficult>{box}</object>"
     size = "<size><width>30</width><height>24</height><depth>3</depth></size>"
-    content = f"<annotation><filename>1.jpg</filename>{size}{found * 2}</annotation>"
+    content = f"<annotation><filename>1.jpg</filename>{size}{item * 2}</annotation>"
     return write("Annotations/1.xml", content, folder)
 
 
@@ -135,8 +135,8 @@ def tokenizer(kind, folder):
 
 
 def read_tokenizer(path):
-    found = Tokenizer.load(path)
-    return [found.decode(ids) for ids in found.encode_batch(TEXTS)]
+    loaded = Tokenizer.load(path)
+    return [loaded.decode(ids) for ids in loaded.encode_batch(TEXTS)]
 
 
 def shards(name, folder):
@@ -151,15 +151,15 @@ def read_shards(path):
 
 def model(name, folder, kind="gpt"):
     """Write a model in the layout of `transformers` and return the path of one of its files."""
-    made = models.build(kind, **MODELS[kind])
-    family = next(family for family in convert.FAMILIES.values() if family.model == kind and family.fits(made))
-    convert.save(folder, made, zeros(made, *family.example(made)))
+    module = models.build(kind, **MODELS[kind])
+    family = next(family for family in convert.FAMILIES.values() if family.model == kind and family.fits(module))
+    convert.save(folder, module, zeros(module, *family.example(module)))
     return folder / name
 
 
-def zeros(made, *inputs):
+def zeros(module, *inputs):
     """Return variables of a model, without compiling their initialization."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(made.init, jax.random.key(0), *inputs))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(module.init, jax.random.key(0), *inputs))
 
 
 def read_model(path):
@@ -167,16 +167,16 @@ def read_model(path):
 
 
 def vit_file(folder):
-    made = models.build("vit", num_classes=3, image_size=8, activation="gelu_tanh", epsilon=1e-6, **SMALL)
-    convert.vit_npz.save(folder / "a.npz", made, zeros(made, np.zeros((1, 8, 8, 3), np.float32)))
+    module = models.build("vit", num_classes=3, image_size=8, activation="gelu_tanh", epsilon=1e-6, **SMALL)
+    convert.vit_npz.save(folder / "a.npz", module, zeros(module, np.zeros((1, 8, 8, 3), np.float32)))
     return folder / "a.npz"
 
 
 def output(folder):
     """Write predictions, and what they were computed from; return their path."""
-    made = Output(str(folder / "out.jsonl"), {"inputs": "a"})
-    made.write([[{"label": "a"}, {"error": "Image 1"}]] * 3)
-    return made.path
+    predictions = Output(str(folder / "out.jsonl"), {"inputs": "a"})
+    predictions.write([[{"label": "a"}, {"error": "Image 1"}]] * 3)
+    return predictions.path
 
 
 def run(name, folder):

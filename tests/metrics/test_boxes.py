@@ -21,14 +21,14 @@ def test_overlaps_match_counted_pixels():
     pairs[..., 1, :] += 1
     pairs = pairs.reshape(200, 2, 4)
     a, b = (jnp.asarray(pairs[:, i], jnp.float32) for i in range(2))
-    found, generalized = boxes.iou(a, b), boxes.generalized_iou(a, b)
-    for (first, second), one, other in zip(pairs, found, generalized):
+    actual, generalized = boxes.iou(a, b), boxes.generalized_iou(a, b)
+    for (first, second), one, other in zip(pairs, actual, generalized):
         both, either = (op(pixels(first), pixels(second)).sum() for op in (np.logical_and, np.logical_or))
         start, end = np.minimum(first, second)[:2], np.maximum(first, second)[2:]
         around = pixels([*start, *end]).sum()
         assert one == pytest.approx(both / either, abs=1e-6)
         assert other == pytest.approx(both / either - (around - either) / around, abs=1e-6)
-    assert 0 < found.mean() < 1
+    assert 0 < actual.mean() < 1
     assert (generalized < 0).any()
 
 

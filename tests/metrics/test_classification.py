@@ -52,11 +52,11 @@ def test_spearman_matches_scipy(pairs):
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=30))
 def test_scores_of_a_regression_match_scipy(pairs):
     x, y = np.array(pairs, float).T
-    found = regression(1e3 + 1e-3 * x, y)
+    actual = regression(1e3 + 1e-3 * x, y)
     expected = {"pearson": 0.0, "spearman": 0.0, "mse": np.mean((1e3 + 1e-3 * x - y) ** 2)}
     if len(x) > 1 and np.ptp(x) and np.ptp(y):
         expected |= {"pearson": scipy.stats.pearsonr(x, y).statistic, "spearman": scipy.stats.spearmanr(x, y).statistic}
-    assert found == pytest.approx(expected, abs=1e-8)
+    assert actual == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.thorough

@@ -21,18 +21,20 @@ def scenes(draw):
     side, place = st.integers(0, 5).map(lambda n: 30.0 * n), st.integers(0, 4).map(lambda n: 20.0 * n)
     box = st.tuples(place, place, side, side)
     truth = st.tuples(box, st.integers(0, CLASSES - 1), st.booleans(), st.floats(0, 1))
-    found = st.tuples(box, st.integers(0, CLASSES - 1), st.sampled_from([0.1, 0.5, 0.9]))
-    return draw(st.lists(st.tuples(st.lists(truth, max_size=5), st.lists(found, max_size=8)), min_size=1, max_size=4))
+    detection = st.tuples(box, st.integers(0, CLASSES - 1), st.sampled_from([0.1, 0.5, 0.9]))
+    return draw(
+        st.lists(st.tuples(st.lists(truth, max_size=5), st.lists(detection, max_size=8)), min_size=1, max_size=4)
+    )
 
 
 def ours(scene, **options):
     state = Detections.empty(CLASSES)
-    for number, (truths, found) in enumerate(scene):
+    for number, (truths, detections) in enumerate(scene):
         state = state.update(
             number,
-            np.array([box for box, *_ in found]).reshape(-1, 4),
-            np.array([score for *_, score in found]),
-            np.array([label for _, label, _ in found], int),
+            np.array([box for box, *_ in detections]).reshape(-1, 4),
+            np.array([score for *_, score in detections]),
+            np.array([label for _, label, _ in detections], int),
             np.array([box for box, *_ in truths]).reshape(-1, 4),
             np.array([label for _, label, *_ in truths], int),
             true_crowd=np.array([crowd for _, _, crowd, _ in truths], bool),
@@ -45,20 +47,20 @@ def ours(scene, **options):
 def theirs(scene):
     """Return the precision and recall arrays of pycocotools, with -1 replaced by nan, and its twelve scores."""
     annotations, results = [], []
-    for image, (truths, found) in enumerate(scene):
+    for image, (truths, detections) in enumerate(scene):
         for box, label, crowd, part in truths:
             entry = {"id": len(annotations) + 1, "image_id": image, "category_id": label, "bbox": list(box)}
             annotations.append(entry | {"iscrowd": int(crowd), "area": part * box[2] * box[3]})
         results += [
-            {"image_id": n, "category_id": c, "bbox": list(b), "score": s} for n in [image] for b, c, s in found
+            {"image_id": n, "category_id": c, "bbox": list(b), "score": s} for n in [image] for b, c, s in detections
         ]
     truth = COCO()
     images = [{"id": number} for number in range(len(scene))]
     truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": c} for c in range(CLASSES)]}
     with contextlib.redirect_stdout(io.StringIO()):
         truth.createIndex()
-        found = truth.loadRes(results) if results else COCO()
-        evaluation = COCOeval(truth, found, "bbox")
+        detections = truth.loadRes(results) if results else COCO()
+        evaluation = COCOeval(truth, detections, "bbox")
         evaluation.params.imgIds = list(range(len(scene)))
         evaluation.evaluate()
         evaluation.accumulate()
@@ -104,21 +106,21 @@ def test_result_does_not_depend_on_split_and_order(scene, random):
 
 def by_definition(scene, label, points):
     """Compute the VOC average precision of a class, detection by detection."""
-    found = [(score, n, box) for n, (_, some) in enumerate(scene) for box, c, score in some if c == label]
-    truths = {n: [(box, hard) for box, c, hard, _ in some if c == label] for n, (some, _) in enumerate(scene)}
-    count = sum(not hard for some in truths.values() for _, hard in some)
-    seen, right = set(), []
-    for _, n, (x, y, w, h) in sorted(found, key=lambda each: -each[0]):
-        best, most = None, 0.0
+    detections = [(score, n, box) for n, (_, rows) in enumerate(scene) for box, c, score in rows if c == label]
+    truths = {n: [(box, hard) for box, c, hard, _ in rows if c == label] for n, (rows, _) in enumerate(scene)}
+    count = sum(not hard for rows in truths.values() for _, hard in rows)
+    matched, right = set(), []
+    for _, n, (x, y, w, h) in sorted(detections, key=lambda row: -row[0]):
+        best, largest = None, 0.0
         for place, ((a, b, c, d), _) in enumerate(truths[n]):
             inside = max(min(x + w, a + c) - max(x, a) + 1, 0) * max(min(y + h, b + d) - max(y, b) + 1, 0)
             overlap = inside / ((w + 1) * (h + 1) + (c + 1) * (d + 1) - inside)
-            if overlap > most:
-                best, most = place, overlap
-        if most > 0.5 and truths[n][best][1]:
+            if overlap > largest:
+                best, largest = place, overlap
+        if largest > 0.5 and truths[n][best][1]:
             continue
-        right.append(most > 0.5 and (n, best) not in seen)
-        seen |= {(n, best)} if right[-1] else set()
+        right.append(largest > 0.5 and (n, best) not in matched)
+        matched |= {(n, best)} if right[-1] else set()
     if not count:
         return None
     recall = np.cumsum(right) / count
@@ -134,7 +136,7 @@ def test_voc_matches_its_definition(scene, points):
     state = Detections.empty(CLASSES)
     for number, image in ours(scene, pixel=1.0).images.items():
         free = image._replace(true_crowd=np.zeros_like(image.true_crowd))
-        boxes = [np.array([box for box, *_ in some]).reshape(-1, 4) for some in scene[number]]
+        boxes = [np.array([box for box, *_ in rows]).reshape(-1, 4) for rows in scene[number]]
         overlaps = box_overlaps(boxes[1], boxes[0], free.true_crowd, pixel=1.0)
         state = state.merge(Detections(CLASSES, {number: free._replace(overlaps=overlaps)}))
     expected = [by_definition(scene, label, points) for label in range(CLASSES)]

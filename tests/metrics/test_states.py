@@ -20,20 +20,20 @@ MASK = RANDOM.random(SIZE) < 0.8
 
 
 def confusion(kind):
-    return jax.jit(lambda some: kind.empty(CLASSES).update(jnp.asarray(GUESSES), jnp.asarray(LABELS), some & MASK))
+    return jax.jit(lambda mask: kind.empty(CLASSES).update(jnp.asarray(GUESSES), jnp.asarray(LABELS), mask & MASK))
 
 
-def mean(some):
-    return Mean.empty().update(jnp.asarray(X), some & MASK)
+def mean(mask):
+    return Mean.empty().update(jnp.asarray(X), mask & MASK)
 
 
-def calibration(some):
-    return ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), some)
+def calibration(mask):
+    return ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), mask)
 
 
 UPDATED = {  # state -> function from a mask of examples to the state of the selected examples
     Mean: jax.jit(mean),
-    Total: jax.jit(lambda some: Total((mean(some), mean(some & (Y > 0))))),
+    Total: jax.jit(lambda mask: Total((mean(mask), mean(mask & (Y > 0))))),
     Confusion: confusion(Confusion),
     F1: confusion(F1),
     Matthews: confusion(Matthews),
@@ -44,7 +44,7 @@ UPDATED = {  # state -> function from a mask of examples to the state of the sel
 
 
 def test_every_state_has_a_case():
-    kinds = {each for each in vars(states).values() if isinstance(each, type) and issubclass(each, states.State)}
+    kinds = {value for value in vars(states).values() if isinstance(value, type) and issubclass(value, states.State)}
     assert kinds - {states.State} == {*UPDATED}
 
 
@@ -56,12 +56,12 @@ def test_result_does_not_depend_on_split_and_order(kind, part_of, random):
     while len(parts) > 1:  # merged in any order, starting with any two
         random.shuffle(parts)
         parts.append(parts.pop().merge(parts.pop()))
-    found, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
+    actual, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
     if kind is Confusion:
-        np.testing.assert_array_equal(found, whole)
+        np.testing.assert_array_equal(actual, whole)
     else:
         assert np.isfinite(whole)
-        np.testing.assert_allclose(found, whole, atol=1e-6)
+        np.testing.assert_allclose(actual, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Confusion, F1, Matthews])

@@ -93,12 +93,12 @@ def test_weighted_subsequences_match_the_dynamic_program(ours, theirs):
             score[i, j], run[i, j] = score[i - 1, j - 1] + (k + 1) ** 1.2 - k**1.2, k + 1
         else:
             score[i, j] = max(score[i - 1, j], score[i, j - 1])
-    found = rouge(" ".join(ours), " ".join(theirs), ["W"])["W"]
+    actual = rouge(" ".join(ours), " ".join(theirs), ["W"])["W"]
     if ours and theirs:
-        assert found.recall == pytest.approx((score[-1, -1] / len(theirs) ** 1.2) ** (1 / 1.2))
-        assert found.precision == pytest.approx((score[-1, -1] / len(ours) ** 1.2) ** (1 / 1.2))
+        assert actual.recall == pytest.approx((score[-1, -1] / len(theirs) ** 1.2) ** (1 / 1.2))
+        assert actual.precision == pytest.approx((score[-1, -1] / len(ours) ** 1.2) ** (1 / 1.2))
     else:
-        assert found == Score(0, 0, 0)
+        assert actual == Score(0, 0, 0)
 
 
 # Precision and recall of ROUGE-W, S4, SU and SU4 by the Perl program ROUGE 1.5.5, for texts and references.
@@ -167,14 +167,14 @@ def test_non_latin_scripts():
 def test_corpus_has_mean_and_confidence_interval():
     random = np.random.default_rng(0)
     outputs, references = ([" ".join(random.choice(list("abcd"), 6)) for _ in range(200)] for _ in range(2))
-    found = corpus_rouge(outputs, references, ["1", "L"])
+    actual = corpus_rouge(outputs, references, ["1", "L"])
     each = np.array([[rouge(a, b, ["1", "L"])[kind] for kind in ("1", "L")] for a, b in zip(outputs, references)])
-    np.testing.assert_allclose([found["1"]["mean"], found["L"]["mean"]], each.mean(axis=0))
+    np.testing.assert_allclose([actual["1"]["mean"], actual["L"]["mean"]], each.mean(axis=0))
     error = each[:, 0, 2].std() / math.sqrt(200)
-    assert found["1"]["high"].f - found["1"]["mean"].f == pytest.approx(1.96 * error, rel=0.2)
-    assert found["1"]["mean"].f - found["1"]["low"].f == pytest.approx(1.96 * error, rel=0.2)
+    assert actual["1"]["high"].f - actual["1"]["mean"].f == pytest.approx(1.96 * error, rel=0.2)
+    assert actual["1"]["mean"].f - actual["1"]["low"].f == pytest.approx(1.96 * error, rel=0.2)
     again = corpus_rouge(outputs, references, ["1"])["1"]
-    np.testing.assert_allclose([again[end] for end in found["1"]], list(found["1"].values()), rtol=1e-12)
+    np.testing.assert_allclose([again[end] for end in actual["1"]], list(actual["1"].values()), rtol=1e-12)
 
 
 def test_invalid_inputs_raise():

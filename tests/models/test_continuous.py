@@ -67,9 +67,9 @@ def test_continuations_match_one_batch(kind, name):
     assert len(set(map(len, texts))) > 2
     for slots, refill in ((3, 1), (4, 2)):
         state = Slots(model, variables, slots, refill, **options)
-        found = list(state.generate(cut(prompts, lengths, inputs, [12] * 9)))
-        assert [each.tokens.tolist() for each in found] == texts
-        np.testing.assert_allclose([each.score for each in found], expected.scores, rtol=1e-4)
+        actual = list(state.generate(cut(prompts, lengths, inputs, [12] * 9)))
+        assert [each.tokens.tolist() for each in actual] == texts
+        np.testing.assert_allclose([each.score for each in actual], expected.scores, rtol=1e-4)
         assert sum(map(len, texts)) / slots <= state.steps < sum(map(len, texts))
 
 
@@ -83,8 +83,8 @@ def test_steps_are_those_of_the_schedule():
     limits = [2, 6, 3, 1]
     for last, refill, steps, rounds in ((9, 1, 6, 3), (9, 2, 9, 2), (18, 1, 7, 3)):
         state = Slots(model, variables, 2, refill, temperature=0.0)
-        found = list(state.generate(cut(prompts, [9, 9, 9, last], None, limits)))
-        assert [len(each.tokens) for each in found] == limits
+        actual = list(state.generate(cut(prompts, [9, 9, 9, last], None, limits)))
+        assert [len(each.tokens) for each in actual] == limits
         assert (state.steps, state.rounds) == (steps, rounds)
 
 
@@ -98,10 +98,10 @@ def test_prompts_are_read_when_they_are_needed():
             read.append(number)
             yield prompt
 
-    found = Slots(model, variables, 2, temperature=0.0).generate(rows())
-    next(found)
+    actual = Slots(model, variables, 2, temperature=0.0).generate(rows())
+    next(actual)
     assert len(read) == 4  # two in the slots, two in advance
-    assert len(list(found)) == 7
+    assert len(list(actual)) == 7
 
 
 def test_samples_depend_on_the_index():

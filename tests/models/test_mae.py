@@ -63,8 +63,8 @@ def test_targets_are_normalized_patches(painted):
     patch = image[1, 4:6, 2:4, 0].ravel()  # row 2, column 1
     raw = TINY.clone(normalized=False).apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_array_equal(raw[1, 9], patch)
-    found = TINY.apply(variables, jnp.asarray(image), method="target")
-    np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
+    actual = TINY.apply(variables, jnp.asarray(image), method="target")
+    np.testing.assert_allclose(actual[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
 
 
 def test_target_of_a_constant_patch_is_zero(painted):
@@ -133,8 +133,8 @@ def test_flops_of_the_large_encoder():
     model = models.build("mae", "L", image_size=224, decoder_depth=0)
     inputs = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((1, 196), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-    found = {noise: flops(model.apply, variables, *inputs[: 1 + noise])["model"] for noise in (0, 1)}
+    actual = {noise: flops(model.apply, variables, *inputs[: 1 + noise])["model"] for noise in (0, 1)}
     for noise, tokens in ((0, 197), (1, 50)):
         layers = 24 * (12 * 1024**2 * tokens + 2 * 1024 * tokens**2)
-        assert found[noise] == 2 * (layers + 196 * 768 * 1024)
-    assert 3.9 < found[0] / found[1] < 4.1
+        assert actual[noise] == 2 * (layers + 196 * 768 * 1024)
+    assert 3.9 < actual[0] / actual[1] < 4.1

@@ -98,12 +98,12 @@ def test_stochastic_depth_rate_increases_over_the_stages(variables, normal):
     params = variables(model, image)
     look = partial(model.apply, method="features")
     plain = jit(look)(params, image)
-    found = jit(partial(look, rngs={"dropout": jax.random.key(0)}))(params, image)
-    np.testing.assert_array_equal(found[0], plain[0])
+    actual = jit(partial(look, rngs={"dropout": jax.random.key(0)}))(params, image)
+    np.testing.assert_array_equal(actual[0], plain[0])
     without = jax.tree.map(jnp.zeros_like, params["params"]["stacks_1"])  # a block that adds nothing
     skipped = jit(look)({"params": params["params"] | {"stacks_1": without}}, image)
-    np.testing.assert_allclose(found[1], skipped[1], atol=1e-6)
-    assert (found[1] != plain[1]).any()
+    np.testing.assert_allclose(actual[1], skipped[1], atol=1e-6)
+    assert (actual[1] != plain[1]).any()
 
 
 @pytest.mark.thorough

@@ -111,8 +111,8 @@ def test_cached_equals_segments_of_one_token(params):
 def test_generation_does_not_depend_on_the_training_memory(params):
     _, state = TINY.apply(params, TOKENS[:, :4], mutable=["memory"])
     options = {"max_new_tokens": 6, "temperature": 0.0}
-    found = generate(TINY, params | state, TOKENS[:1, :5], **options)
-    np.testing.assert_array_equal(found.tokens, generate(TINY, params, TOKENS[:1, :5], **options).tokens)
+    actual = generate(TINY, params | state, TOKENS[:1, :5], **options)
+    np.testing.assert_array_equal(actual.tokens, generate(TINY, params, TOKENS[:1, :5], **options).tokens)
 
 
 def test_bfloat16_keeps_memory_in_float32(params):

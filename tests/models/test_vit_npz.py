@@ -98,8 +98,8 @@ def test_logits_match_the_published_code(tmp_path):
     np.savez(tmp_path / "there.npz", **arrays)
     model, variables = convert.load(tmp_path / "there.npz")
     assert (model.depth, model.image_size, model.num_classes, model.head) == (11, 6, 5, "mlp")
-    found = jax.jit(model.apply)(variables, images)
-    np.testing.assert_allclose(found, says(arrays, images), rtol=1e-4, atol=1e-5)
+    actual = jax.jit(model.apply)(variables, images)
+    np.testing.assert_allclose(actual, says(arrays, images), rtol=1e-4, atol=1e-5)
     vit_npz.save(tmp_path / "here.npz", model, variables)
     with np.load(tmp_path / "here.npz") as written:
         assert set(written) == set(arrays)
@@ -140,7 +140,7 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
         kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
         x = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         groups = x.reshape(*x.shape[:3], 32, -1)
-        mean, variance = (of(groups, axis=(1, 2, 4), keepdims=True) for of in (jnp.mean, jnp.var))
+        mean, variance = (statistic(groups, axis=(1, 2, 4), keepdims=True) for statistic in (jnp.mean, jnp.var))
         x = ((groups - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
         return x * arrays[f"{norm}/scale"] + arrays[f"{norm}/bias"]
 
@@ -150,8 +150,8 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
         for i in (1, 2, 3):
             x = layer(x, f"{unit}/conv{i}", f"{unit}/gn{i}", stride if i == 2 else 1)
             x = nn.relu(x + short if i == 3 else x)
-    found = jax.jit(lambda variables: model.bind(variables).backbone.features(image)[-1])(variables)
-    np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-3)
+    actual = jax.jit(lambda variables: model.bind(variables).backbone.features(image)[-1])(variables)
+    np.testing.assert_allclose(actual, x, rtol=1e-3, atol=1e-3)
 
 
 def test_file_without_class_token_and_head(tmp_path, variables, normal):

@@ -63,13 +63,13 @@ def test_fused_loss_and_gradients_match(smoothing, bias, normal, small_blocks):
     expected, expected_grads = whole(arguments)
 
     def fused(arguments):
-        found = token_losses(*arguments, targets._replace(weights=targets.weights * 0.5))
-        return found.total * 2, found._replace(total=found.total * 2)
+        actual = token_losses(*arguments, targets._replace(weights=targets.weights * 0.5))
+        return actual.total * 2, actual._replace(total=actual.total * 2)
 
-    (_, found), grads = jax.jit(jax.value_and_grad(fused, has_aux=True))(arguments)
-    assert_same(found, expected, targets.weights, grads, expected_grads)
+    (_, actual), grads = jax.jit(jax.value_and_grad(fused, has_aux=True))(arguments)
+    assert_same(actual, expected, targets.weights, grads, expected_grads)
     without_gradient = jax.jit(lambda a: fused(a)[1])(arguments)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), without_gradient, found)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), without_gradient, actual)
 
 
 @pytest.mark.thorough
@@ -85,11 +85,11 @@ def test_adaptive_softmax_matches_its_log_probabilities(divisor, variables, norm
     expected, expected_grads = whole((params, x))
 
     def fused(arguments):
-        found = module.apply(*arguments, targets, method="losses")
-        return found.total, found
+        actual = module.apply(*arguments, targets, method="losses")
+        return actual.total, actual
 
-    (_, found), grads = jax.jit(jax.value_and_grad(fused, has_aux=True))((params, x))
-    assert_same(found, expected, targets.weights, grads, expected_grads)
+    (_, actual), grads = jax.jit(jax.value_and_grad(fused, has_aux=True))((params, x))
+    assert_same(actual, expected, targets.weights, grads, expected_grads)
 
 
 @tiered("divisor", [2, 1])
@@ -112,11 +112,11 @@ def test_sparse_losses_skip_blocks_without_weights(normal, small_blocks):
     weights[1, 2] = weights[3] = True
     targets = Targets(jnp.full(SHAPE, 7), jnp.asarray(weights))
     total, expected = scored(x, table, None, targets)
-    found_total, found = scored(x, table, None, targets, sparse=True)
+    found_total, actual = scored(x, table, None, targets, sparse=True)
     assert float(found_total) == pytest.approx(float(total), rel=1e-6)
     assert float(total) == pytest.approx(float(expected.loss[weights].sum()), rel=1e-6)
-    np.testing.assert_allclose(found.loss[weights], expected.loss[weights], rtol=1e-6)
-    assert (found.normalizer == 0).sum() == 24 - 8  # one block of eight tokens was computed
+    np.testing.assert_allclose(actual.loss[weights], expected.loss[weights], rtol=1e-6)
+    assert (actual.normalizer == 0).sum() == 24 - 8  # one block of eight tokens was computed
 
 
 @tiered("sizes", [(2, 1, 2, 1), (1, 4, 1, 1), (8, 1, 1, 1)])
@@ -136,8 +136,8 @@ def test_devices_of_a_mesh_share_the_tokens(sizes, normal, small_blocks):
 
     (total, scores), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))((x, table, bias))
     with jax.set_mesh(mesh):
-        (found, others), shared = jax.jit(jax.value_and_grad(on_mesh, has_aux=True))((x, table, bias))
-    assert float(found) == pytest.approx(float(total), rel=1e-6)
+        (actual, others), shared = jax.jit(jax.value_and_grad(on_mesh, has_aux=True))((x, table, bias))
+    assert float(actual) == pytest.approx(float(total), rel=1e-6)
     np.testing.assert_allclose(others.loss[targets.weights], scores.loss[targets.weights], rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), shared, grads)
 
@@ -147,9 +147,9 @@ def test_label_that_is_not_a_word_has_no_loss(variables, normal):
     x, labels = normal(1, 4, WIDTH), jnp.asarray([[-1, WORDS, 3, 50]])
     for module in (Embed(WORDS, WIDTH), AdaptiveEmbed(WORDS, WIDTH, (10, 20))):
         params = variables(module, jnp.zeros((1,), jnp.int32))
-        found = module.apply(params, x, Targets(labels, jnp.ones((1, 4))), method="losses")
-        np.testing.assert_array_equal(np.isnan(found.loss), [[True, True, False, False]])
-        assert not found.correct[0, :2].any()
+        actual = module.apply(params, x, Targets(labels, jnp.ones((1, 4))), method="losses")
+        np.testing.assert_array_equal(np.isnan(actual.loss), [[True, True, False, False]])
+        assert not actual.correct[0, :2].any()
 
 
 @pytest.mark.thorough

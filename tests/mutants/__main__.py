@@ -50,7 +50,7 @@ class Mutation:
         for name in self.options.modules:
             self.modules[name] = importlib.import_module(f"lineage.{name.removesuffix('.py').replace('/', '.')}")
         gc.unfreeze()  # `conftest.py` freezes the functions of modules that tests import
-        self.functions = [one for one in gc.get_objects() if type(one) is FunctionType]
+        self.functions = [candidate for candidate in gc.get_objects() if type(candidate) is FunctionType]
         for item in session.items:
             fewer_examples(item)
         gc.freeze()  # so that a forked process copies less memory
@@ -110,7 +110,7 @@ class Mutation:
         """Put the mutant's code into the functions and constants of the module; run the tests."""
         module = self.modules[name]
         path = module.__file__
-        code = {place(part): part for part in parts(module.__loader__.source_to_code(text, path))}
+        code = {place(nested): nested for nested in parts(module.__loader__.source_to_code(text, path))}
         for function in self.functions:
             if function.__code__.co_filename == path:
                 function.__code__ = code.get(place(function.__code__), function.__code__)

@@ -38,7 +38,7 @@ class Mutants(list):
         for start, end, new in self.changes(node) if inside else ():
             text = self.text[:start] + new.encode() + self.text[end:]
             line = self.text.count(b"\n", 0, start)
-            change = " -> ".join(whole.splitlines()[line].strip().decode() for whole in (self.text, text))
+            change = " -> ".join(source.splitlines()[line].strip().decode() for source in (self.text, text))
             try:
                 compile(text, "mutant", "exec")
             except SyntaxError:
@@ -79,8 +79,8 @@ class Mutants(list):
             case ast.Break() | ast.Continue():
                 yield *self.span(node), "continue" if isinstance(node, ast.Break) else "break"
             case ast.Call(args=[first, ast.expr() as second, *_]) if not isinstance(second, ast.Starred):
-                (start, middle), (other, end) = self.span(first), self.span(second)
-                yield start, end, (self.text[other:end] + self.text[middle:other] + self.text[start:middle]).decode()
+                (start, middle), (begin, end) = self.span(first), self.span(second)
+                yield start, end, (self.text[begin:end] + self.text[middle:begin] + self.text[start:middle]).decode()
         match node:  # statements that can be removed; the compiler still sees their names
             case (
                 ast.AugAssign()
@@ -95,6 +95,6 @@ class Mutants(list):
         """Yield the changes of the operators between operands."""
         for left, right in itertools.pairwise(operands):
             start, end = self.span(left)[1], self.span(right)[0]
-            found = OPERATOR.search(self.text[start:end].decode())
-            for new in OPERATORS[found[0]]:
-                yield start + found.start(), start + found.end(), new
+            match = OPERATOR.search(self.text[start:end].decode())
+            for new in OPERATORS[match[0]]:
+                yield start + match.start(), start + match.end(), new

@@ -91,13 +91,13 @@ def round_trip(exported):
     """
 
     def run(model, cls, center=0.0, **inputs):
-        rng, theirs = np.random.default_rng(3), {name: tensor_of(value) for name, value in inputs.items()}
+        rng, arguments = np.random.default_rng(3), {name: tensor_of(value) for name, value in inputs.items()}
         shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs.values())
         variables = jax.tree.map(lambda x: np.float32(0.2 * rng.standard_normal(x.shape)), shapes)
         variables = jax.tree.map(lambda x: abs(x) + center, variables) if center else variables
         reference = exported(model, variables, cls)
         with torch.no_grad():
-            return jax.jit(model.apply)(variables, *inputs.values()), reference(**theirs)
+            return jax.jit(model.apply)(variables, *inputs.values()), reference(**arguments)
 
     return run
 
@@ -111,14 +111,14 @@ def tensor_of(array):
 
 @pytest.fixture
 def assert_same_gradients():
-    def check(found, expected, relative=1e-4):
+    def check(actual, expected, relative=1e-4):
         """Compare arrays relative to their largest entry, up to rounding: gradients of key biases are zero in
         exact arithmetic.
         """
         largest = max(jnp.abs(value).max() for value in jax.tree.leaves(expected))
-        for (path, value), other in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
+        for (path, value), array in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(actual), strict=True):
             allowed = relative * np.abs(value).max() + 1e-7 * largest
-            np.testing.assert_allclose(other, value, rtol=0, atol=allowed, err_msg=jax.tree_util.keystr(path))
+            np.testing.assert_allclose(array, value, rtol=0, atol=allowed, err_msg=jax.tree_util.keystr(path))
 
     return check
 
@@ -145,22 +145,22 @@ def assert_same_encoder(gradients, assert_same_gradients):
             return total, (out, state["intermediates"])
 
         if reference is None:
-            _, (found, seen) = jax.jit(loss)(variables["params"])
+            _, (results, sown) = jax.jit(loss)(variables["params"])
         else:
             sum(real(a.tanh() * torch.tensor(w)).sum() for a, w in zip(outputs, weights)).backward()
-            grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-        for mine, theirs in zip(found, outputs, strict=True):
-            assert_close(real(mine), real(theirs.detach().numpy()))
-        stack = seen["stack"]
+            grads, (results, sown) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        for actual, expected in zip(results, outputs, strict=True):
+            assert_close(real(actual), real(expected.detach().numpy()))
+        stack = sown["stack"]
         stacks = [stack] if "layers" in stack else [stack[name] for name in sorted(stack)]
-        layers = [seen["embedding"][0], *(layer for stack in stacks for layer in stack["layers"]["hidden"][0])]
+        layers = [sown["embedding"][0], *(layer for stack in stacks for layer in stack["layers"]["hidden"][0])]
         rows = mask.reshape(-1, mask.shape[-1])
-        for mine, theirs in zip(layers, hidden, strict=True):
-            mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, : rows.shape[1]]
-            assert_close(mine[rows], theirs[rows])
+        for actual, expected in zip(layers, hidden, strict=True):
+            actual = np.asarray(actual).reshape(*rows.shape, -1)
+            assert_close(actual[rows], expected.detach().numpy()[:, : rows.shape[1]][rows])
         if reference is not None:
             assert_same_gradients(grads, gradients(reference))
-        return found
+        return results
 
     return check
 
@@ -189,10 +189,10 @@ def assert_same_language_model(ours, gradients, assert_same_gradients, watched):
     mask, and the blocks and the mask of each stack by the prefix of its names.
     """
 
-    def check(reference, theirs, inputs, masks, tokens, mask, stacks):
+    def check(reference, arguments, inputs, masks, tokens, mask, stacks):
         model, variables = ours(reference)
         expected = {prefix: watched(blocks) for prefix, (blocks, _) in stacks.items()}
-        logits = reference(**{name: tensor_of(value) for name, value in theirs.items()}, use_cache=False).logits
+        logits = reference(**{name: tensor_of(value) for name, value in arguments.items()}, use_cache=False).logits
         targets = np.roll(tokens, -1, axis=1)
         expected_loss = torch.nn.functional.cross_entropy(logits[torch.tensor(mask)], torch.tensor(targets)[mask])
         expected_loss.backward()
@@ -203,14 +203,14 @@ def assert_same_language_model(ours, gradients, assert_same_gradients, watched):
             losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
             return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
 
-        (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+        (value, (out, sown)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
         assert_close(out[mask], logits.detach().numpy()[mask])
         states = {
-            prefix: [seen[f"{prefix}embedding"][0], *seen[f"{prefix}stack"]["layers"]["hidden"][0]] for prefix in stacks
+            prefix: [sown[f"{prefix}embedding"][0], *sown[f"{prefix}stack"]["layers"]["hidden"][0]] for prefix in stacks
         }
         for prefix, (_, real) in stacks.items():
-            for mine, other in zip(states[prefix], expected[prefix], strict=True):
-                assert_close(mine[real], other.detach().numpy()[real])
+            for actual, hidden in zip(states[prefix], expected[prefix], strict=True):
+                assert_close(actual[real], hidden.detach().numpy()[real])
         np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-5)
         assert_same_gradients(grads, gradients(reference))
         return model, variables, states
@@ -231,10 +231,10 @@ def assert_same_decoder(assert_same_language_model):
         tokens, mask = _padded(rng, reference.config.vocab_size, [(0, length), (4, length - 4), (0, length // 3)])
         positions, last = np.maximum(mask.cumsum(axis=1) - 1, 0), []
         norm.register_forward_hook(lambda _, args, out: last.append(out))
-        theirs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        arguments = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
         named = {"mask": mask, "positions": positions}
         model, variables, states = assert_same_language_model(
-            reference, theirs, (tokens,), named, tokens, mask, {"": (blocks, mask)}
+            reference, arguments, (tokens,), named, tokens, mask, {"": (blocks, mask)}
         )
         assert_close(model.bind(variables).norm(states[""][-1])[mask], last[0].detach().numpy()[mask])
         return model
@@ -253,11 +253,11 @@ def assert_same_encoder_decoder(assert_same_language_model):
         rng, size = np.random.default_rng(seed + 100), reference.config.vocab_size
         inputs, inputs_mask = _padded(rng, size, [(0, 12), (4, 7), (0, 5)], lowest)
         tokens, mask = _padded(rng, size, [(0, 11), (0, 4), (2, 5)], lowest)
-        theirs = {"input_ids": inputs, "attention_mask": inputs_mask}
-        theirs |= {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
+        arguments = {"input_ids": inputs, "attention_mask": inputs_mask}
+        arguments |= {"decoder_input_ids": tokens, "decoder_attention_mask": mask}
         named = {"inputs_mask": inputs_mask, "mask": mask}
         stacks = {"encoder_": (encoder_blocks, inputs_mask), "decoder_": (decoder_blocks, mask)}
-        assert_same_language_model(reference, theirs, (inputs, tokens), named, tokens, mask, stacks)
+        assert_same_language_model(reference, arguments, (inputs, tokens), named, tokens, mask, stacks)
 
     return check
 
@@ -276,9 +276,9 @@ def assert_same_generation(ours):
 
     def check(reference, start, stop_tokens=(), new=12, seeds=range(4), lowest=0, **options):
         model, variables = ours(reference)
-        written, theirs = [], options.copy()
+        written, settings = [], options.copy()
         if "forced_first_token" in options:
-            theirs["forced_bos_token_id"] = theirs.pop("forced_first_token")
+            settings["forced_bos_token_id"] = settings.pop("forced_first_token")
         for seed in seeds:
             rng = np.random.default_rng(seed)
             inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 9), (3, 6), (0, 4), (0, 1)], lowest)
@@ -286,7 +286,7 @@ def assert_same_generation(ours):
                 expected = reference.generate(
                     torch.tensor(inputs), attention_mask=torch.tensor(mask).long(), max_new_tokens=new,
                     decoder_start_token_id=start, eos_token_id=list(stop_tokens) or None, pad_token_id=1,
-                    do_sample=False, output_scores=True, return_dict_in_generate=True, **theirs,
+                    do_sample=False, output_scores=True, return_dict_in_generate=True, **settings,
                 )  # fmt: skip
             out = generate(
                 model, variables, np.full((len(inputs), 1), start), inputs=(inputs.astype(np.int32), mask),

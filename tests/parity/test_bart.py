@@ -92,5 +92,5 @@ def test_export_round_trip(settings, round_trip):
     )  # fmt: skip
     inputs, tokens = np.random.default_rng(0).integers(0, 31, (2, 2, 12)).astype(np.int32)
     cls = transformers.BartForConditionalGeneration
-    found, expected = round_trip(model, cls, input_ids=inputs, decoder_input_ids=tokens)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, cls, input_ids=inputs, decoder_input_ids=tokens)
+    assert_close(actual, expected.logits)

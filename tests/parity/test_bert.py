@@ -181,8 +181,8 @@ def test_export_round_trip(family, name, head, seed, randomize, ours, exported):
     said, meant = ({key: getattr(config, key) for key in known} for config in (again.config, reference.config))
     assert said == meant
     batch = batch_of(reference.config, head, seed)
-    for found, expected in zip(run(again, batch)[0], run(reference, batch)[0], strict=True):
-        assert_close(found.detach().numpy(), expected.detach().numpy())
+    for actual, expected in zip(run(again, batch)[0], run(reference, batch)[0], strict=True):
+        assert_close(actual.detach().numpy(), expected.detach().numpy())
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)

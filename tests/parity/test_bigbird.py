@@ -86,9 +86,9 @@ def test_full_attention_matches(reference_of, ours, exported, assert_same_encode
     batch = batch_of("ForPreTraining", 40, 3)
     model, variables = ours(reference)
     assert model.attention_type == "original_full"
-    found = assert_same_encoder(model, variables, batch, *run(reference, batch))
+    actual = assert_same_encoder(model, variables, batch, *run(reference, batch))
     sparse = jax.jit(model.clone(attention_type="block_sparse").apply)(variables, **batch)
-    assert np.abs(sparse[0] - found[0])[batch["mask"]].max() > 1e-3
+    assert np.abs(sparse[0] - actual[0])[batch["mask"]].max() > 1e-3
     again = exported(model, variables, transformers.BigBirdForPreTraining, like=reference)
     assert again.config.attention_type == "original_full"
 

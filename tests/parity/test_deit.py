@@ -90,5 +90,5 @@ def test_mean_of_both_heads_at_another_resolution(randomize, ours):
 def test_export_round_trip(round_trip):
     model = DeiT(num_classes=3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
     images = np.random.default_rng(3).standard_normal((2, 12, 12, 2)).astype(np.float32)
-    found, expected = round_trip(model, transformers.DeiTForImageClassificationWithTeacher, pixel_values=images)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, transformers.DeiTForImageClassificationWithTeacher, pixel_values=images)
+    assert_close(actual, expected.logits)

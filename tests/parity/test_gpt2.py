@@ -52,8 +52,8 @@ def test_plain_tokens_have_default_positions(randomize, ours):
 def test_export_round_trip(round_trip):
     model = gpt.GPT(vocab_size=31, max_length=12, depth=3, width=24, num_heads=3, mlp_dim=40, epsilon=1e-3, dropout=0.1)
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
-    found, expected = round_trip(model, transformers.GPT2LMHeadModel, input_ids=tokens)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, transformers.GPT2LMHeadModel, input_ids=tokens)
+    assert_close(actual, expected.logits)
 
 
 @pytest.mark.parametrize("mlp_dim", [40, None])

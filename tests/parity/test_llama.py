@@ -107,8 +107,8 @@ EXPORTED = Llama(
 )  # fmt: skip
 def test_export_round_trip(name, model, round_trip):
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
-    found, expected = round_trip(model, getattr(transformers, f"{name}ForCausalLM"), input_ids=tokens)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, getattr(transformers, f"{name}ForCausalLM"), input_ids=tokens)
+    assert_close(actual, expected.logits)
 
 
 def test_old_config_formats(randomize, tmp_path):

@@ -116,8 +116,8 @@ def test_export_round_trip(round_trip):
     )  # fmt: skip
     rng = np.random.default_rng(3)
     image, noise = rng.standard_normal((2, 12, 12, 3)).astype(np.float32), rng.random((2, 16)).astype(np.float32)
-    (found, _), expected = round_trip(model, transformers.ViTMAEForPreTraining, pixel_values=image, noise=noise)
-    assert_close(found, expected.logits)
+    (actual, _), expected = round_trip(model, transformers.ViTMAEForPreTraining, pixel_values=image, noise=noise)
+    assert_close(actual, expected.logits)
 
 
 def test_folder_with_other_tables_raises(randomize, ours):

@@ -64,8 +64,8 @@ def test_export_round_trip(round_trip):
         logits_bias=True, dropout=0.1, scale_embedding=True, position="sinusoidal", embed_norm=False,
     )  # fmt: skip
     inputs, tokens = np.random.default_rng(0).integers(0, 30, (2, 2, 12)).astype(np.int32)
-    found, expected = round_trip(model, transformers.MarianMTModel, input_ids=inputs, decoder_input_ids=tokens)
-    np.testing.assert_allclose(found, expected.logits, rtol=0, atol=1e-5)
+    actual, expected = round_trip(model, transformers.MarianMTModel, input_ids=inputs, decoder_input_ids=tokens)
+    np.testing.assert_allclose(actual, expected.logits, rtol=0, atol=1e-5)
 
 
 def test_export_of_mixed_bart_and_marian_settings_raises(tmp_path):

@@ -66,8 +66,8 @@ def test_outputs_states_and_gradients_match_pytorch(kind, depth, bidirectional):
         return (out * weigh).sum() + sum((part**2).sum() for end in ends for part in end), (out, ends)
 
     ours = params(kind, depth, {name: value.detach() for name, value in reference.named_parameters()})
-    (grads, to_x), (found, found_ends) = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(ours, x)
-    np.testing.assert_allclose(found, out.detach(), atol=2e-6)
+    (grads, to_x), (actual, found_ends) = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(ours, x)
+    np.testing.assert_allclose(actual, out.detach(), atol=2e-6)
     for i, end in enumerate(found_ends):
         for part, expected in zip(end, ends):
             np.testing.assert_allclose(part, expected[i].detach(), atol=2e-6)

@@ -110,9 +110,9 @@ def test_export_round_trip(settings, round_trip):
     images = np.random.default_rng(0).standard_normal((2, 33, 40, 2)).astype(np.float32)
     name = "ResNet" if model.norm == "batch" else "Bit"
     cls = getattr(transformers, name + ("ForImageClassification" if model.num_classes else "Model"))
-    found, out = round_trip(model, cls, center=0.2, pixel_values=images)
+    actual, out = round_trip(model, cls, center=0.2, pixel_values=images)
     expected = out.logits if model.num_classes else out.pooler_output.flatten(1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_export_of_unsupported_models_raises(tmp_path):

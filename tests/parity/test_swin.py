@@ -104,9 +104,9 @@ def test_feature_maps_and_a_model_without_a_classifier(kind, randomize, ours, ex
     told = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
     maps = reference.encoder(embedded, size, **told).reshaped_hidden_states[1:]
     model, variables = ours(reference)
-    found = jax.jit(partial(model.apply, method="features"))(variables, images)
-    assert [mine.shape[1:3] for mine in found] == [(10, 7), (5, 4)]
-    for mine, other in zip(found, maps, strict=True):
+    actual = jax.jit(partial(model.apply, method="features"))(variables, images)
+    assert [mine.shape[1:3] for mine in actual] == [(10, 7), (5, 4)]
+    for mine, other in zip(actual, maps, strict=True):
         assert_close(mine, other.permute(0, 2, 3, 1).detach().numpy())
 
     pooled = reference(theirs).pooler_output.detach().numpy()
@@ -138,5 +138,5 @@ def test_export_round_trip(version, kind, round_trip):
         version=version, mlp_ratio=2.0, activation="gelu_tanh", stochastic_depth=0.3,
     )  # fmt: skip
     images = np.random.default_rng(0).standard_normal((2, 11, 16, 2)).astype(np.float32)
-    found, expected = round_trip(model, CLASSES[kind][1], pixel_values=images)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, CLASSES[kind][1], pixel_values=images)
+    assert_close(actual, expected.logits)

@@ -88,8 +88,8 @@ def test_export_round_trip(version, round_trip):
     )  # fmt: skip
     inputs, tokens = np.random.default_rng(0).integers(0, 31, (2, 2, 12)).astype(np.int32)
     cls = transformers.T5ForConditionalGeneration
-    found, expected = round_trip(model, cls, input_ids=inputs, decoder_input_ids=tokens)
-    assert_close(found, expected.logits)
+    actual, expected = round_trip(model, cls, input_ids=inputs, decoder_input_ids=tokens)
+    assert_close(actual, expected.logits)
 
 
 def test_untied_output_projection_is_not_scaled():

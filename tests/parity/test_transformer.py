@@ -78,7 +78,7 @@ def test_logits_and_hidden_states_match(placement, activation, randomize):
     masks["tgt_mask"] = torch.nn.Transformer.generate_square_subsequent_mask(6)
     out = reference(embed(inputs), embed(tokens), **masks)
     expected = (out @ embedding.weight.T).detach().numpy()
-    found = jax.jit(model.apply)({"params": params}, inputs, tokens, inputs_mask=mask)
+    actual = jax.jit(model.apply)({"params": params}, inputs, tokens, inputs_mask=mask)
     made = jax.eval_shape(model.init, jax.random.key(0), inputs, tokens)["params"]
     assert jax.tree.structure(made) == jax.tree.structure(params)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)

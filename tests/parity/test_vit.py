@@ -101,9 +101,9 @@ def test_export_round_trip(num_classes, round_trip):
     sizes = {"image_size": 12, "patch_size": 3, "channels": 2, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 96}
     model = vit.ViT(num_classes=num_classes, **sizes, activation="gelu_tanh")
     images = np.random.default_rng(0).standard_normal((2, 12, 12, 2)).astype(np.float32)
-    found, expected = round_trip(model, transformers.ViTForImageClassification, pixel_values=images)
+    actual, expected = round_trip(model, transformers.ViTForImageClassification, pixel_values=images)
     assert expected.logits.shape == (2, num_classes)
-    assert_close(found, expected.logits)
+    assert_close(actual, expected.logits)
     assert convert.FAMILIES["vit"].value(model.clone(mlp_dim=None), "mlp_dim") == 96
 
 
@@ -145,9 +145,9 @@ def test_registers_and_layer_scale_match(randomize):
     }
     sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 48, "epsilon": 1e-3}
     model = vit.ViT(num_classes=0, **sizes, num_registers=3, layer_scale=1.0)
-    found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
+    actual = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
-    assert_close(found, np.delete(expected, [1, 2, 3], axis=1))
+    assert_close(actual, np.delete(expected, [1, 2, 3], axis=1))
 
 
 @tiered("classes", [3, 0])

@@ -61,8 +61,8 @@ class Bucket:
 
     def names(self):
         """Return the names of the files in the folder."""
-        found = self._client.list_objects_v2(Bucket=self._name).get("Contents", ())
-        return [each["Key"].removeprefix("folder/") for each in found]
+        objects = self._client.list_objects_v2(Bucket=self._name).get("Contents", ())
+        return [entry["Key"].removeprefix("folder/") for entry in objects]
 
     def get(self):
         """Return the content of the files by their names in the folder; none may be deleted meanwhile."""

@@ -46,16 +46,16 @@ class Storage:
         address = urlsplit(request.path)
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        found = re.fullmatch(r"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", address.path)
-        bucket, name = found[1], unquote(found[2] or "")
+        match = re.fullmatch(r"(?:/download|/upload)?/storage/v1/b/([^/]+)(?:/o(?:/(.+))?)?", address.path)
+        bucket, name = match[1], unquote(match[2] or "")
         if bucket != self.bucket or (name and name not in self.objects):
             self._send(request, {"error": {"code": 404, "message": "Not Found"}}, 404)
         elif request.command == "DELETE":
             del self.objects[name]
             self._send(request, b"", 204)
         elif request.command == "POST":
-            _, about, content = re.split(rb"--==0==(?:--)?\n?", body)[:3]
-            name = json.loads(about.partition(b"\n\n")[2])["name"]
+            _, metadata, content = re.split(rb"--==0==(?:--)?\n?", body)[:3]
+            name = json.loads(metadata.partition(b"\n\n")[2])["name"]
             self.objects[name] = content.partition(b"\n\n")[2].removesuffix(b"\n")
             self._send(request, self._facts(name))
         elif query.get("alt") == "media":

@@ -199,13 +199,13 @@ def test_fingerprints_do_not_depend_on_the_place_of_the_cache(hub, monkeypatch, 
     from lineage.data.fingerprint import fingerprint
 
     hub.add("datasets/org/name", {"train.csv": rows(["text"], ["a"])})
-    source, found = SOURCES["hf"](path="org/name"), []
+    source, actual = SOURCES["hf"](path="org/name"), []
     for place in ("one", "two"):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / place))
         storage._local.cache_clear()
-        found.append(fingerprint(source.files()))
-    assert found[0] == found[1]
-    assert list(found[0]) == ["hf:org/name/train.csv"]
+        actual.append(fingerprint(source.files()))
+    assert actual[0] == actual[1]
+    assert list(actual[0]) == ["hf:org/name/train.csv"]
 
 
 def test_other_sources_read_paths_on_the_hub(hub):

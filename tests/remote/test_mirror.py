@@ -84,12 +84,12 @@ def test_an_upload_that_is_killed_leaves_only_whole_checkpoints(cache, monkeypat
         for name in ("put_file", "rm_file"):
             patch.setattr(mirror._system, name, killed(getattr(mirror._system, name)))
         mirror.push()
-    found = copied(url, cache, "other")
+    actual = copied(url, cache, "other")
     for step in (1, 2, 3, 4):
-        there = {name: content for name, content in found.items() if name.startswith(f"checkpoints/{step}/")}
+        there = {name: content for name, content in actual.items() if name.startswith(f"checkpoints/{step}/")}
         assert there in ({}, checkpoint(step), checkpoint(step, b"others"))
-    assert checkpoint(1).items() <= found.items()
-    assert checkpoint(3).items() <= found.items() or checkpoint(4).items() <= found.items()
+    assert checkpoint(1).items() <= actual.items()
+    assert checkpoint(3).items() <= actual.items() or checkpoint(4).items() <= actual.items()
     cache("third")
     with remote.opened(url, training=True) as folder:
         write(folder, second)
@@ -142,8 +142,8 @@ def test_an_upload_that_fails_does_not_stop_the_run(bucket, monkeypatch, capsys)
         time.sleep(2)
         monkeypatch.setattr(system, "put_file", put_file)
     assert bucket.get() == {"metrics.jsonl": b"line"}
-    said = capsys.readouterr().err
-    assert said.count(f"{bucket.url} cannot be used: RuntimeError: no connection. The run continues") == 1
+    output = capsys.readouterr().err
+    assert output.count(f"{bucket.url} cannot be used: RuntimeError: no connection. The run continues") == 1
 
 
 def test_changes_that_were_not_uploaded_are_kept_for_the_next_start(bucket, monkeypatch):

@@ -113,8 +113,8 @@ def test_a_run_of_two_processes_is_killed_and_resumed(bucket, cache, tmp_path):
                 process.kill()
 
     refused = ended(start(f"{bucket.url}/no", "own"))
-    said = f"$LINEAGE_CACHE must be shared: the copy of {bucket.url}/no of process 1 differs from that of process 0."
-    assert all(said in output for output in refused), refused
+    message = f"$LINEAGE_CACHE must be shared: the copy of {bucket.url}/no of process 1 differs from that of process 0."
+    assert all(message in output for output in refused), refused
     processes = start(url, "cache")
     while all(process.poll() is None for process in processes):
         time.sleep(0.2)
@@ -200,14 +200,14 @@ def test_commands_read_and_write_remote_paths(bucket, cache, monkeypatch, tmp_pa
 
     run, output = f"{bucket.url}/run", f"{bucket.url}/out/texts.jsonl"
     assert "validation/loss" in command("evaluate", f"--workdir={run}").out
-    said = command("predict", run, f"--inputs={bucket.url}/inputs.txt", f"--output={output}").err
-    assert f"2 predictions: {output}" in said
+    messages = command("predict", run, f"--inputs={bucket.url}/inputs.txt", f"--output={output}").err
+    assert f"2 predictions: {output}" in messages
     assert len(bucket.get()["out/texts.jsonl"].splitlines()) == 2
     about = json.loads(bucket.get()["out/texts.jsonl.about.json"])
     assert list(about["inputs"][3]) == [f"{bucket.url}/inputs.txt"]
     command("score", "--metric=bleu", f"--predictions={output}", f"--references={bucket.url}/references.txt")
     assert "bleu" in json.loads(bucket.get()["out/texts.jsonl.bleu.json"])["scores"]
-    said = command("export", f"--workdir={run}").out
+    messages = command("export", f"--workdir={run}").out
     assert "run/export/model.safetensors" in bucket.get()
     command("export", f"--workdir={run}", f"--output={bucket.url}/exported")
     assert {"exported/config.json", "exported/tokenizer.json"} <= bucket.get().keys()

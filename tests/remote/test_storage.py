@@ -148,8 +148,8 @@ def test_a_missing_package_is_named_and_nothing_is_left_behind(monkeypatch, tmp_
     monkeypatch.setitem(sys.modules, package, None)
     config = f"--config={Path(__file__).parents[1]}/tiny.py:gpt"
     assert launch.main(["train", config, f"--workdir={scheme}://bucket/run"]) == 1
-    found = re.findall(r"^error: (.*)", capsys.readouterr().err, re.MULTILINE)
-    assert found == [f"{scheme}://bucket/run needs a package that is not installed: `pip install 'lineage[{extra}]'`."]
+    actual = re.findall(r"^error: (.*)", capsys.readouterr().err, re.MULTILINE)
+    assert actual == [f"{scheme}://bucket/run needs a package that is not installed: `pip install 'lineage[{extra}]'`."]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,13 +176,13 @@ def test_of_prepared_data_sets_only_one_is_copied(bucket):
 
 def test_fingerprints_do_not_depend_on_the_place_of_the_copies(bucket, cache):
     bucket.put({"train.csv": b"text\na\n"})
-    source, found = SOURCES["csv"](path=bucket.url), []
+    source, actual = SOURCES["csv"](path=bucket.url), []
     for place in ("one", "two"):
         cache(place)
-        found.append(fingerprint(source.files()))
-    assert found[0] == found[1]
-    assert list(found[0]) == [f"{bucket.url}/train.csv"]
-    assert fingerprint([bucket.url]) == found[0]
+        actual.append(fingerprint(source.files()))
+    assert actual[0] == actual[1]
+    assert list(actual[0]) == [f"{bucket.url}/train.csv"]
+    assert fingerprint([bucket.url]) == actual[0]
 
 
 def test_inputs_are_remote_files_or_folders(bucket):
@@ -191,5 +191,5 @@ def test_inputs_are_remote_files_or_folders(bucket):
     bucket.put({"texts.jsonl": b'{"text": "a"}\n', "photos/a.png": image.getvalue()})
     assert from_files(f"{bucket.url}/texts.jsonl", "documents").part(0, 9) == ["a"]
     photos = from_files(f"{bucket.url}/photos", "images", channels=3)
-    assert photos.about == [{"file": "a.png"}]
+    assert photos.identifiers == [{"file": "a.png"}]
     assert photos.rows[0]["image"].shape == (2, 2, 3)

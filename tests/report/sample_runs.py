@@ -29,8 +29,8 @@ def write_run(workdir, config, lines, run, cost, samples=(), **arrays):
     return workdir
 
 
-def train_lines(rng, steps, every, start, end, speed, accuracy=True):
-    for step in range(every, steps + 1, every):
+def train_lines(rng, steps, interval, start, end, speed, accuracy=True):
+    for step in range(interval, steps + 1, interval):
         loss = (end + (start - end) * math.exp(-6 * step / steps)) * rng.lognormal(0, 0.15)
         line = {
             "step": step,

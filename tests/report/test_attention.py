@@ -48,20 +48,20 @@ def test_encoder_decoder_records_three_kinds_of_attention():
     masks = {"inputs_mask": np.arange(9) < np.array([[6], [9]]), "mask": np.arange(7) < np.array([[5], [7]])}
     inputs, tokens = batch["inputs"][:1, :6], batch["tokens"][:1, :5]
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
-    found = attention_of_texts(model, variables, batch | masks, Letters())["attention_text"]
-    assert "".join(found["inputs"]) == Letters().decode(inputs[0])
-    assert "".join(found["tokens"]) == Letters().decode(tokens[0])
+    actual = attention_of_texts(model, variables, batch | masks, Letters())["attention_text"]
+    assert "".join(actual["inputs"]) == Letters().decode(inputs[0])
+    assert "".join(actual["tokens"]) == Letters().decode(tokens[0])
     shapes = {"encoder": (2, 2, 6, 6), "decoder": (2, 2, 5, 5), "cross": (2, 2, 5, 6)}
-    assert {name: found[name].shape for name in shapes} == shapes
+    assert {name: actual[name].shape for name in shapes} == shapes
     for name in shapes:
-        np.testing.assert_allclose(found[name].sum(-1), 1, rtol=1e-5)
-    assert (found["decoder"][..., ~np.tri(5, dtype=bool)] == 0).all()
+        np.testing.assert_allclose(actual[name].sum(-1), 1, rtol=1e-5)
+    assert (actual["decoder"][..., ~np.tri(5, dtype=bool)] == 0).all()
     # The second input token changes the keys of the first layer at its position only.
     changed = inputs.copy()
     changed[0, 3] = (changed[0, 3] + 1) % 11
     changed = {"inputs": np.pad(changed, ((0, 1), (0, 3)))}
     other = attention_of_texts(model, variables, batch | masks | changed, Letters())["attention_text"]
-    ratio = (other["encoder"] / found["encoder"])[0, :, 0]  # of the first query, whose input is unchanged
+    ratio = (other["encoder"] / actual["encoder"])[0, :, 0]  # of the first query, whose input is unchanged
     rest = np.delete(ratio, 3, axis=1)
     np.testing.assert_allclose(rest, rest[:, :1].repeat(5, 1), rtol=1e-4)
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
@@ -71,9 +71,9 @@ def test_attention_of_a_decoder_covers_the_input_of_a_continuation():
     model, tokens = models.build("gpt", **SIZES | {"max_length": 48}), np.arange(40)[None] % 11
     variables = model.init(jax.random.key(0), jnp.asarray(tokens))
     batch = {"tokens": tokens, "mask": np.arange(40)[None] >= 35}  # the targets
-    found = attention_of_texts(model, variables, batch, Letters())["attention_text"]
-    assert "".join(found["tokens"]) == Letters().decode(tokens[0, : attention.TOKENS])
-    assert found["attention"].shape == (2, 2, attention.TOKENS, attention.TOKENS)
+    actual = attention_of_texts(model, variables, batch, Letters())["attention_text"]
+    assert "".join(actual["tokens"]) == Letters().decode(tokens[0, : attention.TOKENS])
+    assert actual["attention"].shape == (2, 2, attention.TOKENS, attention.TOKENS)
 
 
 @pytest.mark.thorough
@@ -81,8 +81,8 @@ def test_attention_of_recurrent_model_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
     inputs, tokens = np.zeros((1, 4), int), np.zeros((1, 3), int)
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
-    found = attention_weights(model, variables, inputs, tokens)
-    assert {name: weights.shape for name, weights in found.items()} == {"cross": (1, 1, 1, 3, 4)}
+    actual = attention_weights(model, variables, inputs, tokens)
+    assert {name: weights.shape for name, weights in actual.items()} == {"cross": (1, 1, 1, 3, 4)}
 
 
 def test_large_attention_is_reduced_to_some_layers_and_heads(monkeypatch):
@@ -140,12 +140,12 @@ def test_weights_fit_into_a_report(monkeypatch):
     weights = np.zeros((2, 6, 3, 5, 5), np.float32)
     monkeypatch.setattr(attention, "attention_weights", lambda *_: {"attention": weights})
     model = models.build("vit", "Ti", image_size=4, patch_size=2, num_classes=2)
-    for fitting, most in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
-        monkeypatch.setattr(attention, "MAX_BYTES", most)
-        found = attention.attention_of_images(model, {}, np.zeros((6, 4, 4, 1)), Facts(mean=(0.5,), std=(0.5,)))
-        shapes = {name: len(found["attention_image"][name]) for name in ("image", "weights")} if found else {}
+    for fitting, limit in {6: weights.nbytes, 2: weights.nbytes // 2 - 1, 0: weights.nbytes // 6 - 1}.items():
+        monkeypatch.setattr(attention, "MAX_BYTES", limit)
+        actual = attention.attention_of_images(model, {}, np.zeros((6, 4, 4, 1)), Facts(mean=(0.5,), std=(0.5,)))
+        shapes = {name: len(actual["attention_image"][name]) for name in ("image", "weights")} if actual else {}
         assert shapes == ({"image": fitting, "weights": 2} if fitting else {})
-        assert not found or found["attention_image"]["weights"].shape[1] == fitting
+        assert not actual or actual["attention_image"]["weights"].shape[1] == fitting
 
 
 def test_padding_of_a_small_split_is_not_shown(monkeypatch):

@@ -40,9 +40,9 @@ def test_figure_does_not_average_over_other_keys_than_the_seed(tmp_path, monkeyp
         runs.append(Run(str(number), tmp_path, changes, {}, "done", [{"step": 1, "test/loss": number}]))
     comparison.plot(runs, tmp_path)
     ((panels, label),) = drawn
-    found = {name: (places, values.tolist()) for name, (places, values) in panels["test/loss"].items()}
+    actual = {name: (places, values.tolist()) for name, (places, values) in panels["test/loss"].items()}
     assert label == "depth"
-    assert found == {
+    assert actual == {
         "norm=pre, act=relu": (["1", "2"], [[0, 1], [8, 9]]),
         "norm=pre, act=gelu": (["1", "2"], [[2, 3], [10, 11]]),
         "norm=post, act=relu": (["1", "2"], [[4, 5], [12, 13]]),

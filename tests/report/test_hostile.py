@@ -376,8 +376,8 @@ def test_metrics_are_read_once_for_all_of_their_names(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 15_000} | names) + "\n")
     start = time.process_time()
-    found = curves.by_metric(GrowingMetrics(tmp_path / "metrics.jsonl").read())
-    assert len(found) == 15_001
+    actual = curves.by_metric(GrowingMetrics(tmp_path / "metrics.jsonl").read())
+    assert len(actual) == 15_001
     assert time.process_time() - start < 10
 
 

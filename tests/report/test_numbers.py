@@ -128,19 +128,19 @@ def test_units_of_costs_do_not_depend_on_names_of_modules(tmp_path):
 )
 def test_ticks_of_narrow_axes_differ(tmp_path, values, expected):
     lines = [{"step": step, "validation/x": value} for step, value in enumerate(values.tolist(), 1)]
-    found = texts(write_report(write_run(tmp_path, lines)).read_text())[0]
-    assert found[found.index("step") + 1 : -1] == expected
+    actual = texts(write_report(write_run(tmp_path, lines)).read_text())[0]
+    assert actual[actual.index("step") + 1 : -1] == expected
 
 
 def test_names_that_differ_in_punctuation_have_their_own_curves_and_files(tmp_path):
     keys = ("validation/top_5", "validation/top.5", "val.a/loss", "val_a/loss")
     lines = [{"step": step} | {key: step * place for place, key in enumerate(keys, 1)} for step in (1, 2)]
     run = write_run(tmp_path, lines)
-    found = tables(write_report(run).read_text())
-    assert found["curve_loss.csv"] == [["step", "val.a", "val_a"], ["1", "3", "4"], ["2", "6", "8"]]
-    names = [name for name in found if name.startswith("curve_top")]
-    assert [found[name][2][1] for name in names] == ["2", "4"]
-    assert sorted(path.stem for path in (run / "report").iterdir()) == sorted(name[:-4] for name in found)
+    actual = tables(write_report(run).read_text())
+    assert actual["curve_loss.csv"] == [["step", "val.a", "val_a"], ["1", "3", "4"], ["2", "6", "8"]]
+    names = [name for name in actual if name.startswith("curve_top")]
+    assert [actual[name][2][1] for name in names] == ["2", "4"]
+    assert sorted(path.stem for path in (run / "report").iterdir()) == sorted(name[:-4] for name in actual)
 
 
 def test_many_splits_have_distinct_lines_and_a_legend_beside_the_chart():

@@ -59,8 +59,8 @@ def test_colors_of_runs_have_enough_contrast_in_both_modes(count):
     assert len(plain) == len(css) == max(count, 2)
     assert all(contrast(color, figures.PALETTE["card"][LIGHT]) >= 3 for color in plain)
     modes = [re.fullmatch(r"light-dark\((#\w{6}), (#\w{6})\)", color) for color in css[1:]]
-    assert [found[1] for found in modes] == plain[1:]
-    assert all(contrast(found[2], figures.PALETTE["card"][DARK]) >= 3 for found in modes)
+    assert [actual[1] for actual in modes] == plain[1:]
+    assert all(contrast(actual[2], figures.PALETTE["card"][DARK]) >= 3 for actual in modes)
 
 
 def test_counts_of_a_confusion_matrix_have_enough_contrast():
@@ -79,7 +79,7 @@ def test_every_figure_has_an_alternative_text_and_its_data(pages):
         svgs = re.findall(r"<svg.*?>", body)
         labels = [re.search(r'role="img" aria-label="([^"]{20,})"', svg) for svg in svgs]
         assert all(labels)
-        assert len({found[1] for found in labels}) == len(svgs)
+        assert len({actual[1] for actual in labels}) == len(svgs)
         drawn = re.findall(r"<figure class=.*?</figure>", body, re.DOTALL)
         assert len(drawn) == len(svgs)
         assert all("<a class=data download=" in figure for figure in drawn)
@@ -96,25 +96,25 @@ def tables(body):
 
 def test_files_hold_the_values_of_the_figures(pages):
     folder, body, _ = pages
-    found = tables(body)
+    actual = tables(body)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    head, *rows = found["curve_loss.csv"]
+    head, *rows = actual["curve_loss.csv"]
     assert head == ["step", "train", "validation"]
     for column, split in enumerate(head[1:], start=1):
         expected = {line["step"]: line[f"{split}/loss"] for line in lines if f"{split}/loss" in line}
         values = {int(row[0]): float(row[column]) for row in rows if row[column]}
         assert values == pytest.approx(expected, rel=1e-5)
     with np.load(folder / "artifacts/confusion_validation.npz") as data:
-        head, *rows = found["confusion_validation.csv"]
+        head, *rows = actual["confusion_validation.csv"]
         assert head[1:] == [row[0] for row in rows] == data["class_names"].tolist()
         np.testing.assert_array_equal(np.array([row[1:] for row in rows], int), data["counts"])
     with np.load(folder / "artifacts/attention_image.npz") as data:
-        head, *rows = found["attention_image.csv"]
+        head, *rows = actual["attention_image.csv"]
         assert len(rows) == 6 * 16
         third = data["weights"][2, 1].mean(0)[0, 1:]  # layer 3 of the second image, of the class token
         assert head[6] == "layer 3"
         np.testing.assert_allclose(np.array([row[6] for row in rows if row[0] == "2"], float), third, rtol=1e-5)
-    assert found["mistakes_validation.csv"][1] == ["0", "3", "0.99"]
+    assert actual["mistakes_validation.csv"][1] == ["0", "3", "0.99"]
 
 
 def test_long_curves_are_thinned_to_their_extremes_and_ends(tmp_path):
@@ -123,10 +123,10 @@ def test_long_curves_are_thinned_to_their_extremes_and_ends(tmp_path):
     values[[33_333, 66_666]] = 0.01, 500
     body = curves.card("loss", {"train": (steps, values)}, ["train"], tmp_path)
     _, *rows = tables(body)["curve_loss.csv"]
-    found = {int(step): float(value) for step, value in rows}
-    assert 1400 <= len(found) <= 1402
-    assert found == pytest.approx({step: values[step - 1] for step in found}, rel=1e-5)
-    assert {1, 33_334, 66_667, 100_000} <= found.keys()
+    actual = {int(step): float(value) for step, value in rows}
+    assert 1400 <= len(actual) <= 1402
+    assert actual == pytest.approx({step: values[step - 1] for step in actual}, rel=1e-5)
+    assert {1, 33_334, 66_667, 100_000} <= actual.keys()
     assert f"train from {values[0]:.4g} to {values[-1]:.4g}" in body
     figure = figures.chart("Loss", {"train": (steps, values)}, ["train"], percent=False, smoothed=True)
     faint, smoothed = (line.get_ydata() for line in figure.axes[0].lines)
@@ -241,10 +241,10 @@ def test_comparison_has_the_data_of_the_runs_and_says_how_they_were_trained(runs
         body[smoothing] = page.read_text()
     assert "<figcaption>With label smoothing 0.1. <a" in body[0.1]
     assert "Not comparable between all runs: 3 with label smoothing 0.1; 1 without." in body[0.0]
-    found = tables(body[0.0])
-    assert found["curve_train_loss.csv"][0] == ["step", "rate=0.1", "rate=0.0001", "rate=0.01", "rate=0.001"]
-    assert [row[4] for row in found["curve_train_loss.csv"][1:]] == ["1.2", "0.7", "0.533333"]
-    assert found["parallel.csv"] == [
+    actual = tables(body[0.0])
+    assert actual["curve_train_loss.csv"][0] == ["step", "rate=0.1", "rate=0.0001", "rate=0.01", "rate=0.001"]
+    assert [row[4] for row in actual["curve_train_loss.csv"][1:]] == ["1.2", "0.7", "0.533333"]
+    assert actual["parallel.csv"] == [
         ["run", "learning_rate", "validation/loss"],
         ["rate=0.001", "0.001", "0.2"],
         ["rate=0.01", "0.01", "0.3"],

@@ -326,8 +326,8 @@ def test_import_loads_neither_jax_nor_pyplot():
 def test_gaps_in_a_long_curve_do_not_hide_its_other_values():
     values = np.where(np.arange(3000) % 2, 0.5, np.nan)
     values[:5] = np.nan
-    steps, found = figures.points(np.arange(3000), values)
+    steps, actual = figures.points(np.arange(3000), values)
     assert steps[0] == 0
-    assert np.isnan(found[0])
-    assert (found[1:] == 0.5).all()
-    assert len(found) >= 699
+    assert np.isnan(actual[0])
+    assert (actual[1:] == 0.5).all()
+    assert len(actual) >= 699

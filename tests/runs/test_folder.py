@@ -153,10 +153,10 @@ def test_runs_and_reports_do_not_import_jax(room):
 
 def test_checksums_of_records(tmp_path):
     write_record(tmp_path / "a.json", {"size": (1, 2)})
-    found = json.loads((tmp_path / "a.json").read_text())
-    assert unsealed(found) == unsealed({"size": [1, 2]}) == {"size": [1, 2]}  # an older one has no checksum
+    actual = json.loads((tmp_path / "a.json").read_text())
+    assert unsealed(actual) == unsealed({"size": [1, 2]}) == {"size": [1, 2]}  # an older one has no checksum
     with pytest.raises(ValueError, match="its checksum does not match"):
-        unsealed(found | {"size": [1, 3]})
+        unsealed(actual | {"size": [1, 3]})
 
 
 def test_errors_name_the_file(tmp_path):

@@ -43,13 +43,13 @@ def test_long_files_are_thinned(tmp_path, parsed):
     path = tmp_path / "metrics.jsonl"
     append(path, lines(1, 200_001))
     growing = GrowingMetrics(path)
-    found = growing.read()
-    assert len(found) == len(parsed) < 1.2 * metrics.MAX_KEPT
-    assert len(found) + growing.left_out == len(path.read_bytes().splitlines())
-    assert [line["step"] for line in found] == sorted(line["step"] for line in found)
-    assert [line["step"] for line in found if "validation/loss" in line] == [50_000, 100_000, 150_000, 200_000]
-    assert [line["step"] for line in found if math.isnan(line.get("train/loss", 0))] == [77_777]
-    training = [line["step"] for line in found if "train/loss" in line]
+    actual = growing.read()
+    assert len(actual) == len(parsed) < 1.2 * metrics.MAX_KEPT
+    assert len(actual) + growing.left_out == len(path.read_bytes().splitlines())
+    assert [line["step"] for line in actual] == sorted(line["step"] for line in actual)
+    assert [line["step"] for line in actual if "validation/loss" in line] == [50_000, 100_000, 150_000, 200_000]
+    assert [line["step"] for line in actual if math.isnan(line.get("train/loss", 0))] == [77_777]
+    training = [line["step"] for line in actual if "train/loss" in line]
     assert training[0] == 1
     assert max(b - a for a, b in pairwise(training)) <= 20
     assert training[-1] > 199_980

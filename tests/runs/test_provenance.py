@@ -25,9 +25,9 @@ def test_repository_with_uncommitted_changes(tmp_path):
     assert (clean["root"], clean["dirty"], len(clean["commit"])) == (str(tmp_path), False, 40)
     (tmp_path / "new").write_text("")
     assert checkout(tmp_path) == clean | {"dirty": True}
-    found = provenance(tmp_path / "a")
-    assert found["config_git"] == clean | {"dirty": True}
-    assert found["packages"]["jax"] == jax.__version__
+    actual = provenance(tmp_path / "a")
+    assert actual["config_git"] == clean | {"dirty": True}
+    assert actual["packages"]["jax"] == jax.__version__
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "caf\udce9"])
@@ -39,7 +39,7 @@ def test_repository_with_an_unusual_name(tmp_path, name):
 
 
 def test_project_is_its_own_repository(tmp_path):
-    found = provenance(PROJECT / "configs" / "small")
-    assert "config_git" not in found
+    actual = provenance(PROJECT / "configs" / "small")
+    assert "config_git" not in actual
     if (PROJECT / ".git").exists():
-        assert len(found["git"]["commit"]) == 40
+        assert len(actual["git"]["commit"]) == 40

@@ -135,8 +135,8 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
         return
     with locks.locked(tmp_path):
         assert locks.held(tmp_path) == (number == errno.EBADF)
-        said = "this file system has no locks (" + os.strerror(number)
-        assert (said in capsys.readouterr().err) == (number != errno.EBADF)
+        message = "this file system has no locks (" + os.strerror(number)
+        assert (message in capsys.readouterr().err) == (number != errno.EBADF)
 
 
 def test_parent_folder_of_a_relative_path_that_is_moved_is_noticed(tmp_path, monkeypatch):

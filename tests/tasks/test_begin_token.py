@@ -94,7 +94,7 @@ def test_inputs_and_targets_of_encoder_decoders(name, options, tokenizer):
     batch, end = data.splits["test"][0], tokenizer.end_of_text
     read = task.input_examples(TEXTS, tokenizer, data.facts).source.take(np.arange(1))
     targets = batch["targets"][0][batch["mask"][0]]
-    for tokens in (targets, *(one["inputs"][0][one["inputs_mask"][0]] for one in (batch, read))):
+    for tokens in (targets, *(row["inputs"][0][row["inputs_mask"][0]] for row in (batch, read))):
         assert (tokens[0], tokens[-1]) == (tokenizer.cls, end)
         assert list(tokens).count(tokenizer.cls) == 1
     assert batch["tokens"][0, :2].tolist() == [end, tokenizer.cls]
@@ -125,7 +125,7 @@ def test_bart_answers_as_in_transformers(num_beams, tokenizer, tmp_path):
     changes = {"max_new_tokens": 12, "num_beams": num_beams, "temperature": 0}
     changes = {f"sampling.{name}": str(value) for name, value in changes.items()}
     ours = trained.load(tmp_path, task="sequence_to_sequence", changes=changes)
-    assert [each["prediction"] for each in ours.predict(TEXTS)] == expected
+    assert [row["prediction"] for row in ours.predict(TEXTS)] == expected
     assert ours.generate(TEXTS[0]) == expected[:1]
 
 

@@ -83,33 +83,33 @@ def learned(tiny, changes, workdir, steps=60):
 
 @pytest.mark.thorough
 def test_classification_is_learned(tasks, tiny, tmp_path):
-    found = learned(tiny, tasks["text_classification"], tmp_path)
-    assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
+    actual = learned(tiny, tasks["text_classification"], tmp_path)
+    assert {actual[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
 
 
 @pytest.mark.slow
 def test_regression_is_learned(tasks, tiny, tmp_path):
-    found = learned(tiny, tasks["text_regression"], tmp_path, 150)
-    assert found["validation/pearson"] > 0.9
-    assert found["validation/spearman"] > 0.9
+    actual = learned(tiny, tasks["text_regression"], tmp_path, 150)
+    assert actual["validation/pearson"] > 0.9
+    assert actual["validation/spearman"] > 0.9
     with pytest.raises(ValueError, match=r"model\.num_classes is 3: it must be 1 for a regression\."):
         learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 
 
 @pytest.mark.slow
 def test_tagging_is_learned(tasks, tiny, tmp_path):
-    found = learned(tiny, tasks["token_classification"], tmp_path)
-    assert {found[f"validation/{name}"] for name in ("accuracy", "precision", "recall", "f1")} == {1.0}
+    actual = learned(tiny, tasks["token_classification"], tmp_path)
+    assert {actual[f"validation/{name}"] for name in ("accuracy", "precision", "recall", "f1")} == {1.0}
 
 
 @pytest.mark.slow
 def test_question_answering_is_learned(tasks, tiny, tmp_path):
     """Check that a small data set with unanswerable questions is memorized, measured on the texts of the answers."""
     changes = tasks["question_answering"] | {"model.width": 32, "schedule.learning_rate": 3e-3}
-    found = learned(tiny, changes, tmp_path, 250)
-    assert found["validation/accuracy"] == 1.0
-    assert found["validation/exact_match"] == 1.0
-    assert found["validation/f1"] == 1.0
+    actual = learned(tiny, changes, tmp_path, 250)
+    assert actual["validation/accuracy"] == 1.0
+    assert actual["validation/exact_match"] == 1.0
+    assert actual["validation/f1"] == 1.0
 
 
 def test_another_order_of_the_classes_is_noted(tasks, tiny, tmp_path):
@@ -210,8 +210,8 @@ def test_run_is_initialized_from_another(pretrained, tasks, tiny, tmp_path, caps
     config = tiny("bert", changes | {"schedule.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
     loop.train(config, tmp_path, **ONE)
     assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
-    said = capsys.readouterr().err
-    assert f"starts from {pretrained}; new: classifier, stack; not used: masked_lm, stack" in said
+    output = capsys.readouterr().err
+    assert f"starts from {pretrained}; new: classifier, stack; not used: masked_lm, stack" in output
     theirs, ours = read_variables(pretrained)["params"], Experiment(config, tmp_path, **ONE).restore()
     for params in (ours.params, ours.ema):
         np.testing.assert_array_equal(params["embed"]["table"], theirs["embed"]["table"])
@@ -271,14 +271,14 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     (tmp_path / "bert" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
     )
-    found, said = initial.start_from(
+    actual, said = initial.start_from(
         state, experiment.model, Init(str(tmp_path / "bert"), ("classifier",), layers=(1, 0))
     )
     assert said.endswith("new: classifier; not used: nothing")
-    layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
+    layers = actual.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
-    np.testing.assert_array_equal(found.params["pooler"]["kernel"], variables["params"]["pooler"]["kernel"])
-    np.testing.assert_array_equal(found.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
+    np.testing.assert_array_equal(actual.params["pooler"]["kernel"], variables["params"]["pooler"]["kernel"])
+    np.testing.assert_array_equal(actual.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
 
 
 @pytest.mark.thorough
@@ -366,9 +366,9 @@ def test_student_equal_to_its_teacher_has_zero_loss(pretrained, tiny, tmp_path):
     """
     changes = {"init.path": str(pretrained), "task.weights": (1.0, 0.0, 1.0), "total_steps": 2}
     config = tiny("bert", distilled(pretrained, changes | {"schedule.learning_rate": 0.0}))
-    found = loop.train(config, tmp_path / "run", **ONE)
-    assert abs(found["validation/loss"]) < 1e-5
-    assert found["validation/masked_lm_loss"] > 1
+    actual = loop.train(config, tmp_path / "run", **ONE)
+    assert abs(actual["validation/loss"]) < 1e-5
+    assert actual["validation/masked_lm_loss"] > 1
     assert set(Experiment(config, tmp_path / "run", **ONE).restore().params) == set(
         read_variables(pretrained)["params"]
     )
@@ -380,10 +380,10 @@ def test_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     config = tiny(
         "bert", distilled(pretrained, changes | {"model.num_segments": 0, "total_steps": 30, "grad_accum_steps": 2})
     )
-    found = loop.train(config, tmp_path, **ONE)
+    actual = loop.train(config, tmp_path, **ONE)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if "train/cosine_loss" in line)
-    assert found["validation/cosine_loss"] < 0.5 * first["train/cosine_loss"]
+    assert actual["validation/cosine_loss"] < 0.5 * first["train/cosine_loss"]
 
 
 def test_teacher_with_another_tokenizer_raises(pretrained, tiny, tmp_path):

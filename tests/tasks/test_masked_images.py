@@ -42,8 +42,8 @@ def pretrained(tiny, tmp_path_factory):
 
 @pytest.mark.thorough
 def test_run_saves_reconstructions(pretrained):
-    workdir, found = pretrained
-    assert found["test/loss"] < 1.1
+    workdir, actual = pretrained
+    assert actual["test/loss"] < 1.1
     steps = {path.stem: np.load(path) for path in sorted((workdir / "artifacts").glob("painted_*.npz"))}
     assert list(steps) == ["painted_000000006", "painted_000000012"]
     first, last = steps.values()
@@ -101,12 +101,12 @@ def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):
     )
     convert.save(tmp_path, models[0], theirs)
     state = TrainState(jnp.int32(0), ours["params"], None, {}, None)
-    found = initial.start_from(state, models[1], Init(str(tmp_path)))[0].params["table"]["table"]
+    actual = initial.start_from(state, models[1], Init(str(tmp_path)))[0].params["table"]["table"]
     table, special = np.array(theirs["params"]["table"]["table"]), len(kind.SPECIAL)
-    np.testing.assert_array_equal(found[:special], table[:special])
+    np.testing.assert_array_equal(actual[:special], table[:special])
     grid = torch.tensor(table[special:].T.reshape(1, 8, old // 2, old // 2))
     expected = torch.nn.functional.interpolate(grid, (new // 2, new // 2), mode="bicubic", align_corners=False)
-    np.testing.assert_allclose(found[special:].T, expected.numpy().reshape(8, -1), atol=1e-6)
+    np.testing.assert_allclose(actual[special:].T, expected.numpy().reshape(8, -1), atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_every_pair_counts_once_for_any_batch_size(size, trained, files):
 def test_samples_do_not_depend_on_the_batch_size(trained):
     """Check evaluations and predictions of batches whose last one is not full."""
     config, workdir, _ = trained
-    config, found = config.copy_and_resolve_references(), []
+    config, actual = config.copy_and_resolve_references(), []
     config.sampling.temperature = 2.0
     for size in (2, 7):
         config.loader.evaluation_batch_size = size
@@ -115,10 +115,10 @@ def test_samples_do_not_depend_on_the_batch_size(trained):
         sampler, variables = Sampler(experiment.context()), experiment.restore().variables()
         split = experiment.data.splits["test"]
         batches = sampler.batches(variables, split, experiment.facts)
-        found.append([text for *_, texts in batches for text in texts][:7])
-        found.append(list(sampler.texts_of(variables, [split])))
-    assert found == found[:1] * 4
-    assert len(set(found[0])) > 1
+        actual.append([text for *_, texts in batches for text in texts][:7])
+        actual.append(list(sampler.texts_of(variables, [split])))
+    assert actual == actual[:1] * 4
+    assert len(set(actual[0])) > 1
 
 
 def test_sampler_generates_from_prompts(trained):

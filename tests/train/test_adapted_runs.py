@@ -152,7 +152,7 @@ def test_few_shot_mixture_lowers_the_loss(tiny, base, crowd):
     """Check that the loss of the mixture on the examples is below those of the base and of each expert."""
     changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
     experiment, state = adapted(tiny, base, changes)
-    found, said = expert_mixture.choose(experiment, state)
+    actual, said = expert_mixture.choose(experiment, state)
     assert said.startswith("experts: one ")
     batch = jax.tree.map(jnp.asarray, experiment.data.train[0])
 
@@ -162,7 +162,7 @@ def test_few_shot_mixture_lowers_the_loss(tiny, base, crowd):
         return total / weight
 
     alone = [float(loss(read_variables(Path(folder))["params"])) for folder in (base, *crowd)]
-    assert float(loss(found.params)) < min(alone) - 1e-3
+    assert float(loss(actual.params)) < min(alone) - 1e-3
 
 
 def preferred(experiment, variables, text):
@@ -259,8 +259,8 @@ def test_invalid_experts_raise(base, lora, crowd, tmp_path, tiny):
 
 def test_cross_entropy_search_finds_the_maximum():
     goal = np.array([0.8, -0.3, 1.5])
-    found = cross_entropy_search(lambda x: -np.square(x - goal).sum() if x[0] < 2 else np.nan, 3, seed=1)
-    np.testing.assert_allclose(found, goal, atol=0.02)
+    actual = cross_entropy_search(lambda x: -np.square(x - goal).sum() if x[0] < 2 else np.nan, 3, seed=1)
+    np.testing.assert_allclose(actual, goal, atol=0.02)
 
 
 @pytest.mark.thorough
@@ -313,11 +313,11 @@ def test_position_tables_are_resampled(path, old, new):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained.convert, "load", lambda folder: (None, {"params": unflat({path: theirs})}))
         model = Swin() if path.startswith("stacks") else ViT()
-        found = flat(pretrained.start_from(state, model, Init())[0].params)[path]
+        actual = flat(pretrained.start_from(state, model, Init())[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)
-    np.testing.assert_allclose(found, np.broadcast_to(expected, new), atol=1e-5)
+    np.testing.assert_allclose(actual, np.broadcast_to(expected, new), atol=1e-5)
 
 
 def unflat(tree):

@@ -108,15 +108,15 @@ def test_merged_parameters_match_the_formulas(gpt):
     x = np.random.default_rng(2).normal(size=(5, 8))
 
     def query(adapter):
-        own, found = adapted(adapter, params, axes, 0.3)
-        found = found["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
-        return next(iter(own.values()))["stack"]["layers"]["attention"]["query"], found
+        own, actual = adapted(adapter, params, axes, 0.3)
+        actual = actual["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
+        return next(iter(own.values()))["stack"]["layers"]["attention"]["query"], actual
 
-    own, found = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
-    assert_close(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
-    own, found = query(SVF(patterns=("query",)))
+    own, actual = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
+    assert_close(x @ actual, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
+    own, actual = query(SVF(patterns=("query",)))
     u, s, v = np.linalg.svd(kernel.astype(np.float64))
-    assert_close(found, u @ np.diag(s * own["scale"][1]) @ v)
+    assert_close(actual, u @ np.diag(s * own["scale"][1]) @ v)
 
 
 def test_gradient_of_svf_factors_matches_the_formula(gpt):
@@ -130,10 +130,10 @@ def test_gradient_of_svf_factors_matches_the_formula(gpt):
         kernel = adapter.apply(frozen, own)["stack"]["layers"]["mlp"]["up"]["kernel"]
         return jnp.sum(kernel**2 * goal)
 
-    found = jax.jit(jax.grad(loss))(own)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
+    actual = jax.jit(jax.grad(loss))(own)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
     kernel = params["stack"]["layers"]["mlp"]["up"]["kernel"].astype(np.float64)
     u, s, v = np.linalg.svd(kernel, full_matrices=False)
-    np.testing.assert_allclose(found, np.einsum("Lik,Lij,Lkj->Lk", u, 2 * kernel * goal, v) * s, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(actual, np.einsum("Lik,Lij,Lkj->Lk", u, 2 * kernel * goal, v) * s, rtol=1e-4, atol=1e-3)
 
 
 def test_mixture_interpolates_factors():

@@ -113,8 +113,8 @@ def test_missing_checkpoint_raises(tmp_path):
 def test_read_newest_returns_the_saved_parameters(tmp_path):
     """Check the parameters from which another run starts: the average if there is one."""
     save(tmp_path, state().replace(ema=state(4).params))
-    found = read_newest(tmp_path)
-    assert_equal([found.params, found.collections], [state(4).params, state().collections])
+    actual = read_newest(tmp_path)
+    assert_equal([actual.params, actual.collections], [state(4).params, state().collections])
     save(tmp_path / "none", state().replace(ema=None))
     assert_equal(read_newest(tmp_path / "none").params, state().params)
 

@@ -310,11 +310,11 @@ def test_program_of_a_shallow_gpt(target):
     chips = 1 if target in ("v5e:2x2/1", "h100x1") else 4
     changes = {"model.depth": 2, "model.unroll": 2, "loader.batch_size": 8 * chips, "mesh.data": 1, "mesh.fsdp": chips}
     figures = figures_of("gpt2_openwebtext", target, *(f"--config.{name}={value}" for name, value in changes.items()))
-    shapes = [(one["shape"], dimensions(one["shape"])) for one in figures["buffers"]]  # of 64 MiB or more
+    shapes = [(row["shape"], dimensions(row["shape"])) for row in figures["buffers"]]  # of 64 MiB or more
     assert any(axes[-1] == 50_304 for _, axes in shapes)  # logits in bfloat16
     assert not [shape for shape, axes in shapes if axes[-2:] == [1024, 1024]]  # weights of attention
     assert not [shape for shape, axes in shapes if shape.startswith("f32") and axes[-2:] == [1024, 50_304]]
-    kinds = {one["kind"] for one in figures["collectives"]}
+    kinds = {row["kind"] for row in figures["collectives"]}
     assert kinds == set() if chips == 1 else "all-gather" in kinds and "collective-permute" not in kinds
     assert figures["donated"] >= figures["leaves"]
     assert figures["f32_matmul"] == 0
@@ -328,7 +328,7 @@ def test_steps_compile_for_a_tpu(step):
     assert 0 < figures["seconds"] < 0.1
     assert figures["donated"] >= figures["leaves"]
     assert figures["estimated"] > figures["roofline"]
-    assert step == "decode" or "all-reduce" in {one["kind"] for one in figures["collectives"]}
+    assert step == "decode" or "all-reduce" in {row["kind"] for row in figures["collectives"]}
 
 
 @pytest.mark.thorough
@@ -372,9 +372,9 @@ def test_plan_is_not_worse_than_recorded(name):
 def test_recorded_plans_are_donated_and_compute_in_bfloat16():
     record = plans.recorded()
     assert record.keys() <= plans.ROWS.keys()
-    for name, one in record.items():
-        assert one["donated"] >= one["leaves"], name
-        assert one["f32_matmul"] < 0.01, name
+    for name, row in record.items():
+        assert row["donated"] >= row["leaves"], name
+        assert row["f32_matmul"] < 0.01, name
     assert len(plans.table(record).splitlines()) == 2 + len(record)
 
 

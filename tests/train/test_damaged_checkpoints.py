@@ -255,9 +255,9 @@ def test_files_that_cannot_be_opened_cost_no_checkpoint(tmp_path):
 @pytest.mark.parametrize(("error", "number"), [(MemoryError("x"), errno.ENOMEM), (ValueError("x"), None)])
 def test_errors_that_orbax_raises_from_others(error, number):
     assert error_number(error) == number
-    with pytest.raises(Exception, match="y") as found:
+    with pytest.raises(Exception, match="y") as actual:
         raise Exception("y") from error
-    assert error_number(found.value) == number
+    assert error_number(actual.value) == number
 
 
 def test_damage_is_not_retried(tmp_path, monkeypatch):

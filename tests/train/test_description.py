@@ -48,8 +48,8 @@ def test_rows_sum_to_their_totals(changes, tiny):
 
 
 def test_durations_have_readable_units():
-    found = [duration(seconds) for seconds in (1.4e-7, 2.5e-3, 0.25, 0.9996, 1, 112, 119.6, 121, 7100, 9000)]
-    assert found == ["0.14 µs", "2.5 ms", "250 ms", "1 s", "1 s", "112 s", "2 min", "2.02 min", "118 min", "2.5 h"]
+    actual = [duration(seconds) for seconds in (1.4e-7, 2.5e-3, 0.25, 0.9996, 1, 112, 119.6, 121, 7100, 9000)]
+    assert actual == ["0.14 µs", "2.5 ms", "250 ms", "1 s", "1 s", "112 s", "2 min", "2.02 min", "118 min", "2.5 h"]
 
 
 @pytest.mark.slow
@@ -58,10 +58,10 @@ def test_smallest_changes_make_an_experiment_fit(changes):
     config, _ = cli.load("gpt2_openwebtext")
     cli.override(config, changes)
     text = describe(Experiment(config))
-    found = dict(re.findall(r"^  ([\w ]+): (--config.*?)$", text.partition("smallest change")[2], re.MULTILINE))
+    actual = dict(re.findall(r"^  ([\w ]+): (--config.*?)$", text.partition("smallest change")[2], re.MULTILINE))
     sizes = {chip.name: chip.size for chip in CHIPS}
-    assert "RTX 4090" in found
-    for name, flags in found.items():
+    assert "RTX 4090" in actual
+    for name, flags in actual.items():
         changed = config.copy_and_resolve_references()
         own = [flag for flag in shlex.split(flags) if flag.startswith("--config.")]
         cli.override(changed, dict(flag.removeprefix("--config.").split("=") for flag in own))

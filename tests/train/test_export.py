@@ -82,10 +82,10 @@ def exported(tiny, tmp_path_factory):
 def test_exported_program_matches_the_model(kind, size, exported):
     """Compare the logits for different batch sizes, within the precision of bfloat16 for ViT."""
     folder, said, *_ = exported[kind]
-    found = np.load(folder / f"found_{size}.npz")["arr_0"]
+    actual = np.load(folder / f"found_{size}.npz")["arr_0"]
     assert said.std() > 0.1
     tolerance = 0.03 * np.abs(said).max() if kind == "vit" else 1e-4
-    np.testing.assert_allclose(found, said[:size], atol=tolerance)
+    np.testing.assert_allclose(actual, said[:size], atol=tolerance)
 
 
 def test_transformers_loads_the_model_and_the_tokenizer(exported):
@@ -122,10 +122,10 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     experiment = Experiment(config, tmp_path / "run", jax.devices()[:1])
     state = jax.jit(experiment.make_state)()
     export.write(experiment, state.variables(), "safetensors", tmp_path / "export")
-    found = transformers.AutoConfig.from_pretrained(tmp_path / "export")
+    actual = transformers.AutoConfig.from_pretrained(tmp_path / "export")
     end, start = experiment.tokenizer.end_of_text, experiment.facts.start_token
-    assert (found.eos_token_id, found.pad_token_id) == (end, None)
-    assert getattr(found, "decoder_start_token_id", None) == start == (end if model in ("t5", "bart") else None)
+    assert (actual.eos_token_id, actual.pad_token_id) == (end, None)
+    assert getattr(actual, "decoder_start_token_id", None) == start == (end if model in ("t5", "bart") else None)
     adopted = adoption.config_of(tmp_path / "export", task).task
     assert adopted.get("start_token", "end_of_text") == "end_of_text"
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")

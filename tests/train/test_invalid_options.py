@@ -124,9 +124,9 @@ pytestmark = pytest.mark.usefixtures("no_report")
     ],
 )
 def test_invalid_settings(arguments, sentence, error, tmp_path):
-    said = error(*arguments, f"--workdir={tmp_path}")
-    assert sentence in said
-    assert len(said) < 400
+    message = error(*arguments, f"--workdir={tmp_path}")
+    assert sentence in message
+    assert len(message) < 400
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_invalid_settings(arguments, sentence, error, tmp_path):
     ],
 )
 def test_unknown_metrics_have_their_own_exit_code(arguments, sentence, error, tmp_path):
-    said = error(*arguments, f"--workdir={tmp_path}", code=UNKNOWN_METRIC)
-    assert said.startswith("checkpoint.best is '")
-    assert sentence in said
+    message = error(*arguments, f"--workdir={tmp_path}", code=UNKNOWN_METRIC)
+    assert message.startswith("checkpoint.best is '")
+    assert sentence in message
 
 
 def test_out_of_memory_error_suggests_changes(error, tmp_path):
     """Check with more memory than any device has: the allocation fails before any of it is used."""
-    said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776", code=NO_MEMORY)
-    assert said.startswith("out of memory (RESOURCE_EXHAUSTED: ")
+    message = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776", code=NO_MEMORY)
+    assert message.startswith("out of memory (RESOURCE_EXHAUSTED: ")
     for key in ("loader.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
-        assert key in said
+        assert key in message
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_invalid_arguments(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as stop:
         launch.main(arguments.split())
     assert stop.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"error: {sentence}")
-    assert said.endswith("--help` explains the arguments.)")
+    (output,) = capsys.readouterr().err.splitlines()
+    assert output.startswith(f"error: {sentence}")
+    assert output.endswith("--help` explains the arguments.)")
 
 
 @pytest.mark.parametrize(

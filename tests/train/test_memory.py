@@ -84,10 +84,10 @@ def test_training_carries_the_memory(run):
     starts = np.arange(8) * len(windows) // 8
     segments = [windows.take(starts + step) for step in range(4)]
     losses, memory = read(experiment, params, [(batch["tokens"], batch["targets"]) for batch in segments])
-    found = [line["train/loss"] for line in history if "train/loss" in line]
-    np.testing.assert_allclose(found, losses.mean((1, 2)), rtol=1e-5)
+    actual = [line["train/loss"] for line in history if "train/loss" in line]
+    np.testing.assert_allclose(actual, losses.mean((1, 2)), rtol=1e-5)
     alone = read(experiment, params, [(segments[3]["tokens"], segments[3]["targets"])])[0].mean()
-    assert np.abs(found[3] - alone) > 1e-3
+    assert np.abs(actual[3] - alone) > 1e-3
     kept = experiment.restore().collections
     assert jax.tree.map(jnp.shape, kept) == jax.tree.map(jnp.shape, memory)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), kept, memory)

@@ -181,17 +181,17 @@ def moved(**options):
 
 def test_layer_decay_matches_mae():
     """Check the rule of MAE: decay^(L - i) for layer i of L, decay^(L + 1) before the layers, and 1 after them."""
-    found = moved(layer_decay=0.5)
-    assert found["stack"] == [[0.125, 0.25, 0.5]] * 2
-    assert found["patch_embed"] == found["class_token"] == [0.0625]
-    assert found["norm"] == found["classifier"] == [1.0]
+    actual = moved(layer_decay=0.5)
+    assert actual["stack"] == [[0.125, 0.25, 0.5]] * 2
+    assert actual["patch_embed"] == actual["class_token"] == [0.0625]
+    assert actual["norm"] == actual["classifier"] == [1.0]
 
 
 def test_first_layers_can_be_frozen():
-    found = moved(frozen_layers=2)
-    assert found["stack"] == [[0, 0, 1]] * 2
-    assert found["patch_embed"] == found["class_token"] == [0]
-    assert found["norm"] == found["classifier"] == [1]
+    actual = moved(frozen_layers=2)
+    assert actual["stack"] == [[0, 0, 1]] * 2
+    assert actual["patch_embed"] == actual["class_token"] == [0]
+    assert actual["norm"] == actual["classifier"] == [1]
     assert moved(frozen_layers=1, layer_decay=0.5)["stack"] == [[0, 0.25, 0.5]] * 2
     assert moved(frozen=("^(?!classifier)",), layer_decay=0.5)["classifier"] == [1]
 

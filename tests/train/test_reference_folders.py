@@ -117,7 +117,7 @@ def test_probabilities_of_classes(kind, classes, tmp_path):
     reference.save_pretrained(tmp_path)
     (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
     pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
-    expected = {each["label"]: each["score"] for each in pipeline(["one two"])[0]}
+    expected = {entry["label"]: entry["score"] for entry in pipeline(["one two"])[0]}
     assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
 
 

@@ -152,8 +152,8 @@ def test_damaged_config_of_a_run_without_checkpoints(tiny, tmp_path):
     """Check that the advice of the message works; moving the file away would only lead to another message."""
     for name in ("config.json", "run.json", "tokenizer.json"):
         (tmp_path / name).write_text('{"mod')
-    said = r"config.json is damaged \(.*\): restore it, choose another workdir, or --force-config \(in Python, force"
-    with pytest.raises(ValueError, match=said):
+    message = r"config.json is damaged \(.*\): restore it, choose another workdir, or --force-config \(in Python, force"
+    with pytest.raises(ValueError, match=message):
         folder.discard(tmp_path)
     assert (tmp_path / "tokenizer.json").read_text() == '{"mod'
     folder.discard(tmp_path, force=True)

@@ -174,9 +174,9 @@ def test_fsdp_splits_the_first_dimension_where_parts_of_the_last_would_be_narrow
     mesh = abstract_mesh(fsdp=4, tensor=2)
     shapes = {"wide": (8, 2, 512), "narrow": (8, 2, 256), "odd": (12, 2, 256)}
     rules = ((".", ("tensor", None, "fsdp")),)
-    found = {name: placement(name, shape, rules, mesh) for name, shape in shapes.items()}
-    assert found["wide"] == found["odd"] == PartitionSpec("tensor", None, "fsdp")
-    assert found["narrow"] == PartitionSpec(("tensor", "fsdp"), None, ())
+    actual = {name: placement(name, shape, rules, mesh) for name, shape in shapes.items()}
+    assert actual["wide"] == actual["odd"] == PartitionSpec("tensor", None, "fsdp")
+    assert actual["narrow"] == PartitionSpec(("tensor", "fsdp"), None, ())
 
 
 @pytest.mark.thorough
@@ -185,13 +185,13 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
     experiment, state = start(config, jax.devices(), tmp_path)
     real = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim]
     total = experiment_budget(experiment)
-    found = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
-    assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # and step counts
-    assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
-    assert found["gradients"] < found["gathered"] <= 2 * found["gradients"]  # two parts of most weights
+    actual = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
+    assert actual["weights"] + actual["optimizer"] == pytest.approx(sum(real), abs=8)  # and step counts
+    assert actual["weights"] == 2 * actual["gradients"] < total.memory["training"]["weights"]
+    assert actual["gradients"] < actual["gathered"] <= 2 * actual["gradients"]  # two parts of most weights
     alone = memory_per_device(experiment, total, abstract_mesh(data=-1))
     # A quarter of the examples; 24 of 34 units are sharded over the tensor axis, and all with sequence sharding.
-    assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
+    assert actual["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
     config.sequence_sharding = True
     tokens = memory_per_device(Experiment(config), total, abstract_mesh(**config.mesh))
     assert tokens["activations"] == pytest.approx(alone["activations"] / 8, abs=1)
@@ -200,7 +200,7 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
     text = describe(experiment)
     assert "on each of 8 devices (data 2, fsdp 2, context 1, tensor 2)" in text
     devices = {line[:10].strip(): line[10:].split() for line in text.splitlines()[-len(CHIPS) - 1 : -1]}
-    share = found["total"] / 16e9
+    share = actual["total"] / 16e9
     assert devices["TPU v5e"][2] == f"{share:.0%}"
     # 8 devices at 40% of 459 TFLOP/s in bfloat16
     expected = total.flops["training"]["model"] / (0.4 * 8 * 459e12) * 1e6

@@ -66,6 +66,6 @@ def test_first_nan_is_found_where_it_is_made(flag, tmp_path, capsys):
     diverging = ["schedule.learning_rate=1e38", "optimizer.name=sgd", "optimizer.clip_norm=0.0", "total_steps=4"]
     changes = [f"--config.{change}" for change in diverging]
     assert launch.main(["train", GPT, f"--workdir={tmp_path}", *changes, *flag]) == NOT_FINITE == 77
-    said = capsys.readouterr().err
-    assert ("error: invalid value (nan) encountered in " in said) == bool(flag)
-    assert ("error: train/loss is nan at step 2" in said) == (not flag)
+    output = capsys.readouterr().err
+    assert ("error: invalid value (nan) encountered in " in output) == bool(flag)
+    assert ("error: train/loss is nan at step 2" in output) == (not flag)

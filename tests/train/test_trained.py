@@ -54,7 +54,7 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     model = lineage.load(run)
     assert model.predict(texts) == written
-    assert [set(one["probabilities"]) for one in written] == [{"no", "yes"}] * 4
+    assert [set(row["probabilities"]) for row in written] == [{"no", "yes"}] * 4
     assert model.embed(texts).shape == (4, 16)
     assert "data" not in vars(model.experiment)
     assert launch.main(["evaluate", str(run)]) == 0
@@ -107,8 +107,8 @@ def test_student_without_its_teacher(tiny, tmp_path):
     changes = masked | {"task.name": "masked_lm_distillation", "teacher": str(tmp_path / "teacher")}
     loop.train(tiny("bert", changes), tmp_path / "run", **ONE)
     (tmp_path / "teacher").rename(tmp_path / "gone")
-    (found,) = lineage.load(tmp_path / "run").predict(["def <mask>:"])
-    assert found["prediction"].startswith("def ")
+    (actual,) = lineage.load(tmp_path / "run").predict(["def <mask>:"])
+    assert actual["prediction"].startswith("def ")
 
 
 @pytest.mark.thorough
@@ -161,8 +161,8 @@ def test_folder_of_transformers(tmp_path):
     config = json.loads(path.read_text()) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
     path.write_text(json.dumps(config))
     model = lineage.load(tmp_path / "bert", task="text_classification")
-    (found,) = model.predict([("good", "bad")])
-    assert set(found["probabilities"]) == {"a", "b", "c"}
+    (actual,) = model.predict([("good", "bad")])
+    assert set(actual["probabilities"]) == {"a", "b", "c"}
     with pytest.raises(ValueError, match="bert is not the folder of a run: give the task of its model"):
         lineage.load(tmp_path / "bert")
     with pytest.raises(ValueError, match="The task 'question_answering' needs a model with the outputs"):
@@ -315,9 +315,9 @@ def test_lists_of_inputs(tmp_path):
     pixels = np.full((2, 4, 3), 7, np.uint8)
     rows = from_memory([str(tmp_path / "a.png"), pixels, Image.open(tmp_path / "a.png")], "images", 3).rows
     assert all((image == pixels).all() for image in rows.take(np.arange(3))["image"])
-    found = from_memory(["an apple", ["an", "apple"]], "tagged_sentences")
-    assert [row.words for row in found.rows] == [["an", " apple"]] * 2
-    assert found.about == [{"words": ["an", "apple"]}] * 2
+    actual = from_memory(["an apple", ["an", "apple"]], "tagged_sentences")
+    assert [row.words for row in actual.rows] == [["an", " apple"]] * 2
+    assert actual.identifiers == [{"words": ["an", "apple"]}] * 2
     (question,) = from_memory([("Who?", "Ann.")], "questions").rows
     assert (question.text, question.context) == ("Who?", "Ann.")
     assert from_memory(["a", ("b", "c")], "labeled_texts").rows == [("a",), ("b", "c")]

@@ -46,7 +46,7 @@ def test_sound_run(folder, capsys):
     before = state(folder)
     assert verify([folder]) == 0
     assert state(folder) == before
-    lines, said = capsys.readouterr()
+    lines, output = capsys.readouterr()
     names = [line.removesuffix(": sound").removeprefix(f"{folder}/") for line in lines.splitlines()]
     expected = {f"run/{name}" for name in ("config.json", "run.json", "data.json", "facts.json", "metrics.jsonl")}
     expected |= {f"run/{name}" for name in ("tokenizer.json", "checkpoints/3", "checkpoints/6", "report.html")}
@@ -54,7 +54,7 @@ def test_sound_run(folder, capsys):
     assert expected <= set(names)
     assert [name for name in names if name.startswith("tokens/")]
     assert len(names) == len(set(names))
-    assert said == f"{len(names)} of {len(names)} are sound\n"
+    assert output == f"{len(names)} of {len(names)} are sound\n"
     assert read_record(folder / "run/checkpoints/6")["data"] == sealed(read_json(folder / "run/data.json"))["crc32"]
 
 

@@ -49,12 +49,12 @@ def test_kernel_matches_gathered_blocks(others, padding, dropout):
     def plain(query, key, value):
         return BlockSparse(others, 64).gathered(query, key, value, Mask(keys=real), Weighting(transform=dropout))
 
-    found = jax.jit(partial(output_and_gradients, kernel(others, Mask(keys=real), dropout)))(
+    actual = jax.jit(partial(output_and_gradients, kernel(others, Mask(keys=real), dropout)))(
         query, key, value, gradient
     )
     wanted = jax.jit(partial(output_and_gradients, plain))(query, key, value, gradient)
-    assert_close(found[0] * real[:, :, None, None], wanted[0] * real[:, :, None, None])
-    for one, other in zip(found[1:], wanted[1:]):
+    assert_close(actual[0] * real[:, :, None, None], wanted[0] * real[:, :, None, None])
+    for one, other in zip(actual[1:], wanted[1:]):
         assert_close(one, other)
 
 
@@ -68,13 +68,13 @@ def test_patterns_may_be_traced():
 
 
 def test_tables_list_every_pair_from_both_sides():
-    found = jax.tree.map(np.asarray, tables(PATTERNS["seeded"]))
-    slots = len(found["columns"]) // (BLOCKS - 2)
-    pairs = {(entry // slots, column) for entry, column in enumerate(found["columns"])}
+    actual = jax.tree.map(np.asarray, tables(PATTERNS["seeded"]))
+    slots = len(actual["columns"]) // (BLOCKS - 2)
+    pairs = {(entry // slots, column) for entry, column in enumerate(actual["columns"])}
     for column in range(BLOCKS):
-        entries = found["entries"][found["starts"][column] : found["starts"][column + 1]]
+        entries = actual["entries"][actual["starts"][column] : actual["starts"][column + 1]]
         assert {entry // slots for entry in entries} == {row for row, other in pairs if other == column}
-    assert found["starts"][-1] == len(found["columns"])
+    assert actual["starts"][-1] == len(actual["columns"])
 
 
 @pytest.mark.thorough

@@ -145,13 +145,13 @@ def test_window_attention_matches_masked_attention(window, variables, normal):
         return out, slope, weights
 
     expected = run(module.clone(window=None, causal=False), mask)
-    found = run(module, Mask(keys=padding))
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
-    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    actual = run(module, Mask(keys=padding))
+    np.testing.assert_allclose(actual[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(actual[1], expected[1], atol=1e-5)
     plain = run(module.clone(attend=dense), Mask(keys=padding))
     np.testing.assert_allclose(plain[0], expected[0], atol=1e-6)
     count = -(-11 // window)
-    assert found[2].shape == ((2 * count, 4, window, 2 * window) if 2 * window < 11 else (2, 4, 11, 11))
+    assert actual[2].shape == ((2 * count, 4, window, 2 * window) if 2 * window < 11 else (2, 4, 11, 11))
 
 
 def test_work_of_window_attention_is_linear_in_length(normal):
@@ -173,10 +173,10 @@ def test_window_with_a_bias_or_a_full_mask(with_bias, variables, normal):
     distance = jnp.arange(9)[:, None] - jnp.arange(9)
     window = ((distance < 3) & (distance >= 0))[None, None]
     mask = Mask(bias=bias) if with_bias else Mask(allowed=(bias > 0) | (distance == 0))
-    found, _ = module.apply(params, x, mask=mask)
+    actual, _ = module.apply(params, x, mask=mask)
     mask = mask.replace(allowed=window if with_bias else mask.allowed & window)
     expected, _ = module.clone(window=None).apply(params, x, mask=mask)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -307,18 +307,18 @@ def test_portable_models_have_no_kernels():
     model, image = build("swin", image_size=28, depths=(1,), width=16, num_heads=(1,)), jnp.zeros((1, 28, 28, 3))
     shapes = jax.eval_shape(model.init, jax.random.key(0), image), image
     half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
-    found = ["pallas_call" in str(jax.make_jaxpr(one.apply)(*half)) for one in (model, model.portable())]
-    assert found == [True, False]
+    actual = ["pallas_call" in str(jax.make_jaxpr(one.apply)(*half)) for one in (model, model.portable())]
+    assert actual == [True, False]
 
 
 def test_segments_attend_only_to_themselves(variables, normal):
     x, segments = normal(1, 6, 8), jnp.array([[0, 0, 1, 0, 1, 1]])
     module = Attention(2, causal=True)
     params = variables(module, x)
-    found, _ = module.apply(params, x, mask=Mask(segments=segments))
+    actual, _ = module.apply(params, x, mask=Mask(segments=segments))
     for segment in (0, 1):
         rows = np.flatnonzero(segments[0] == segment)
-        np.testing.assert_allclose(found[:, rows], module.apply(params, x[:, rows])[0], atol=1e-5)
+        np.testing.assert_allclose(actual[:, rows], module.apply(params, x[:, rows])[0], atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -330,9 +330,9 @@ def test_gradient_of_masked_softmax_matches_jax(normal):
     def plain(scores, mask):
         return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 
-    found, expected = (jax.vjp(lambda s: f(s, mask), scores)[1](cotangent)[0] for f in (masked_softmax, plain))  # noqa: B023
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert (found[0, :, 3] == 0).all()
+    actual, expected = (jax.vjp(lambda s: f(s, mask), scores)[1](cotangent)[0] for f in (masked_softmax, plain))  # noqa: B023
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    assert (actual[0, :, 3] == 0).all()
 
 
 def test_causal_cross_attention_raises(normal):

@@ -118,11 +118,11 @@ def test_precomputed_memory_matches_the_context(use_bias, variables, normal):
     expected, _ = stack.apply(params, x, context=context, **inputs)
     memory = stack.apply(params, context, mask, method="memory")
     assert [key.shape for key in memory.key] == [(4, 5, 2)] * 3
-    found, _ = stack.apply(params, x, context=memory, **inputs)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual, _ = stack.apply(params, x, context=memory, **inputs)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     rows = jnp.array([1, 0, 1])
-    found, _ = stack.apply(params, x[rows], context=memory.gather(rows), context_mask=Mask(keys=mask[rows]))
-    np.testing.assert_allclose(found, expected[rows], atol=1e-5)
+    actual, _ = stack.apply(params, x[rows], context=memory.gather(rows), context_mask=Mask(keys=mask[rows]))
+    np.testing.assert_allclose(actual, expected[rows], atol=1e-5)
 
 
 @pytest.mark.thorough

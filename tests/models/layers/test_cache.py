@@ -35,8 +35,8 @@ def test_gathered_sequences_have_their_keys_and_lengths(normal):
     cache = Cache.empty(2, 3, 6, 2, 4).rewind(jnp.array([1, 2, 3]))
     filled = cache.with_layers([layer.append(normal(3, 2, 2, 4), normal(3, 2, 2, 4)) for layer in cache.layers])
     rows = jnp.array([2, 0, 2, 1])
-    found = filled.gather(rows)
-    assert found.length.tolist() == [5, 3, 5, 4]
-    for old, new in zip(filled.layers, found.layers):
+    actual = filled.gather(rows)
+    assert actual.length.tolist() == [5, 3, 5, 4]
+    for old, new in zip(filled.layers, actual.layers):
         for expected, kept in zip(old.keys_and_values(3), new.keys_and_values(4)):
             np.testing.assert_array_equal(kept, expected[rows])

@@ -26,20 +26,20 @@ def correlation(first, second):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_values_are_dropped_at_the_rate_along_every_axis(rate):
-    found, deviation = zeros(rate, 0), (rate * (1 - rate)) ** 0.5
+    actual, deviation = zeros(rate, 0), (rate * (1 - rate)) ** 0.5
     for axes in [(0, 1, 2, 3), (1, 2, 3), (2, 3), (0, 1, 2), (0, 1, 3), (0, 2, 3)]:
-        mean = found.mean(axis=axes)
-        assert np.abs(mean - rate).max() < 5 * deviation * (mean.size / found.size) ** 0.5
+        mean = actual.mean(axis=axes)
+        assert np.abs(mean - rate).max() < 5 * deviation * (mean.size / actual.size) ** 0.5
 
 
 @pytest.mark.parametrize("make", [zeros, zero_weights])
 def test_neighbors_and_seeds_are_independent(make):
-    found = make(0.2, 0)
+    actual = make(0.2, 0)
     for axis in range(4):
-        even, odd = (np.take(found, range(start, found.shape[axis], 2), axis) for start in (0, 1))
+        even, odd = (np.take(actual, range(start, actual.shape[axis], 2), axis) for start in (0, 1))
         assert abs(correlation(even, odd)) < 5
     for seed in (1, 2, 2**31 - 1, -1):
-        assert abs(correlation(found, make(0.2, seed))) < 5
+        assert abs(correlation(actual, make(0.2, seed))) < 5
 
 
 def test_dropout_has_the_expected_value_and_its_gradient_the_same_zeros():
