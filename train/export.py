@@ -47,13 +47,12 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     write_atomic(mark, owner)
     if kind == "safetensors":
         convert.save(folder, experiment.model, variables)
-        multi_label = getattr(experiment.task, "binary", False)
-        companions.save_labels(folder, experiment.facts.class_names, multi_label)
+        companions.save_labels(folder, experiment.facts.class_names, experiment.task.problem_type)
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
         if experiment.tokenizer and experiment.model.is_decoder:
             tokenizer, facts = experiment.tokenizer, experiment.facts
-            ids = facts.begin_token, tokenizer.end_of_text, tokenizer.pad, facts.start_token
+            ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token
             companions.save_token_ids(folder, *ids)
     else:
         _write_program(experiment, variables, folder)

@@ -27,6 +27,7 @@ SPECIAL = {
     "mask": ("<mask>", "[MASK]"),
     "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"),
 }
+END = "end_of_text"  # key of an added token that ends a text by `Tokenizer.ending`; the library ignores it
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": ANY_CHARACTER}, "behavior": "Isolated", "invert": False}
@@ -47,11 +48,12 @@ class Tokenizer:
     Attributes:
         vocab_size: largest id + 1.
         end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
+        ends: ids of all tokens that end a text, `end_of_text` first.
         sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer"):
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer", ends: Sequence[int] = ()):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
@@ -59,6 +61,10 @@ class Tokenizer:
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
         vars(self).update({role: next((id for id in some if id is not None), None) for role, some in ids.items()})
+        named = () if self.end_of_text is None else (self.end_of_text,)
+        self.ends: tuple[int, ...] = tuple(ends) or named
+        self.end_of_text = next(iter(self.ends), None)
+        self._marks_ends = self.ends != named  # by the key `END`
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
@@ -217,7 +223,7 @@ class Tokenizer:
         """Write `tokenizer.json` into the folder `path`, or the file `path` if it ends with .json, atomically."""
         path = _file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, self._backend.to_str())
+        write_atomic(path, self.to_str())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -230,14 +236,31 @@ class Tokenizer:
             check(spec := json.loads(content))
             backend = tokenizers.Tokenizer.from_str(content)
             check_added(spec, backend.token_to_id)
-            return cls(backend, str(path))
+            ends = {token[END]: token["id"] for token in spec.get("added_tokens") or () if END in token}
+            return cls(backend, str(path), [ends[rank] for rank in sorted(ends)])
         except Exception as error:  # The library raises nothing more specific.
             said = " ".join(str(error).split())[:200]
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {said}.") from error
 
+    def ending(self, ids: Iterable[int]) -> "Tokenizer":
+        """Return the tokenizer with other ends of text: those of a model, as far as they are special tokens.
+
+        Their names may be unknown, such as <|im_end|>. `end_of_text` changes only if it is none of them.
+        """
+        known = [id for id in ids if 0 <= id < self.vocab_size and self.special[id]]
+        ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
+        return Tokenizer(self._backend, self._name, ends) if ends else self
+
     def to_str(self) -> str:
-        """Return the content of `tokenizer.json`."""
-        return self._backend.to_str()
+        """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked."""
+        content = self._backend.to_str()
+        if not self._marks_ends:
+            return content
+        spec = json.loads(content)
+        for token in spec["added_tokens"]:
+            if token["id"] in self.ends:
+                token[END] = self.ends.index(token["id"])
+        return json.dumps(spec, ensure_ascii=False)
 
     def exported(self, first: int | None = None, last: int | None = None) -> str:
         """Return the content of a `tokenizer.json` that adds the tokens `first` and `last`, if any, around each text.
