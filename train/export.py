@@ -57,7 +57,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
-        content, task, facts = experiment.tokenizer.to_str(), experiment.task, experiment.facts
+        content, task, facts = experiment.tokenizer.to_str(marked=False), experiment.task, experiment.facts
         if task.generates or any(task.ends):
             first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
             content = experiment.tokenizer.exported(facts.begin_token if first is None else first, last)

@@ -179,7 +179,7 @@ class PretrainedTokenizer(TokenizerFile):
         ends: ids of the tokens that end a text according to the model; (): those that the file has.
     """
 
-    ends: tuple[int, ...] = ()
+    ends: tuple[int, ...] = dataclasses.field(default=(), repr=False)
 
     def load(self) -> Tokenizer:
         return self.train(())
@@ -190,7 +190,8 @@ class PretrainedTokenizer(TokenizerFile):
 
 def tokenizer_of(folder: Path, task: Task) -> PretrainedTokenizer:
     """Return the tokenizer of a run, or of a folder in the layout of `transformers`, for a task."""
-    ends = companions.end_tokens(folder) if task.generates and not is_run(folder) else ()
+    known = task.generates and not is_run(folder) and (folder / "config.json").is_file()
+    ends = companions.end_tokens(folder) if known else ()
     return PretrainedTokenizer(str(folder / tokenizers.FILE), ends)
 
 

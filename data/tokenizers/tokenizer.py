@@ -251,10 +251,10 @@ class Tokenizer:
         ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
         return Tokenizer(self._backend, self._name, ends) if ends else self
 
-    def to_str(self) -> str:
-        """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked."""
+    def to_str(self, marked: bool = True) -> str:
+        """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked, if desired."""
         content = self._backend.to_str()
-        if not self._marks_ends:
+        if not (marked and self._marks_ends):
             return content
         spec = json.loads(content)
         for token in spec["added_tokens"]:
@@ -267,7 +267,7 @@ class Tokenizer:
 
         If the tokenizer adds just these, its own post-processor stays.
         """
-        content = self.to_str()
+        content = self.to_str(marked=False)
         if self._added == tuple([] if id is None else [id] for id in (first, last)):
             return content
         before, after = ("" if id is None else self._backend.id_to_token(id) for id in (first, last))

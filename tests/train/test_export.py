@@ -327,20 +327,6 @@ def test_unsupported_export_raises(exported):
         export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "role"),
-    [(0, 1, "pad"), (1, 1, "end_of_text"), (2, [1, 2], "end_of_text"), (2, None, "end_of_text"), (5, 1, None)],
-)
-def test_first_token_of_a_decoder(start, end, role, tmp_path):
-    ids = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": 0}
-    (tmp_path / "config.json").write_text(json.dumps(ids))
-    if role:
-        assert companions.start_token(tmp_path) == role
-    else:
-        with pytest.raises(ValueError, match="decoder_start_token_id is 5: it must be that of the padding"):
-            companions.start_token(tmp_path)
-
-
 def test_names_of_fewer_classes_than_those_of_the_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {str(n): f"LABEL_{n}" for n in range(3)}}))
     companions.save_labels(tmp_path, ["no", "yes"])
