@@ -136,7 +136,9 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    trial = dataclasses.replace(experiment, saved_facts=_facts(model_of(folder)))
+    model = model_of(folder)
+    known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number
+    trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
         theirs = _flat(read_variables(Path(folder)))

@@ -120,6 +120,14 @@ def test_end_tokens_of_runs(ends, known, tmp_path):
     assert lineage.load(tmp_path / "export", task="causal_lm").context.tokenizer.ends == known
 
 
+@pytest.mark.parametrize("kind", ["ViT", "ViTMAE", "IJepa"])
+def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = getattr(transformers, f"{kind}Config")(**sizes, image_size=16, patch_size=8)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    pretrained.check(fine_tuned(tmp_path, "image_classification", "folder:images", tmp_path / "run"))
+
+
 @pytest.mark.thorough
 def test_regressions(tmp_path):
     """Check a regression on a model with the default number of classes, and its export in a pipeline."""
