@@ -120,7 +120,7 @@ def test_end_tokens_of_runs(ends, known, tmp_path):
     assert lineage.load(tmp_path / "export", task="causal_lm").context.tokenizer.ends == known
 
 
-@pytest.mark.parametrize("kind", ["ViT", "ViTMAE", "IJepa"])
+@pytest.mark.parametrize("kind", ["ViT", "ViTMAE"])
 def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = getattr(transformers, f"{kind}Config")(**sizes, image_size=16, patch_size=8)
