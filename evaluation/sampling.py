@@ -218,5 +218,4 @@ class Sampler:
 
     @property
     def _stop_tokens(self):
-        end = self.context.tokenizer.end_of_text
-        return self.context.facts.stop_tokens or (() if end is None else (end,))
+        return self.context.facts.stop_tokens or self.context.tokenizer.ends

@@ -73,6 +73,7 @@ class Task:
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
     loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
+    problem_type = ""  # what `transformers` computes from the logits of a classifier; "": the default
     cache_dir = ""  # folder that keeps token ids and trained tokenizers between runs
     known: ClassVar[Facts | None] = None  # metadata of the training data, set by `data.facts.evaluating`
 

@@ -46,6 +46,10 @@ class ImageClassification(LabeledImageTask):
     cutmix: Weight = 0.0
     binary: bool = False
 
+    @property
+    def problem_type(self) -> str:
+        return "multi_label_classification" if self.binary else ""
+
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples, without evaluation splits without labels (-1), such as the test split of ImageNet."""
         parts = content.splits.items()

@@ -86,6 +86,10 @@ class TextClassification(LabeledTextTask):
 
     binary: bool = False
 
+    @property
+    def problem_type(self) -> str:
+        return "multi_label_classification" if self.binary else ""
+
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         names = class_names(content, self.known.class_names if self.known else ())
         number = {name: index for index, name in enumerate(names)}
@@ -210,7 +214,11 @@ class TextRegression(LabeledTextTask):
 
     arrays = LabeledTextTask.arrays | {"label": "float32 B"}
     evaluators = ("loss", "regression")
+    problem_type = "regression"
     label_smoothing: ClassVar[float] = 0.0  # not an option
+
+    def model_options(self) -> dict[str, Any]:
+        return super().model_options() | {"num_classes": 1}
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:

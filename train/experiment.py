@@ -91,9 +91,9 @@ class Experiment:
         origin = self.run.init.path or self.run.teacher
         saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
         if origin and not saved and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            file = Path(local(origin)) / tokenizers.FILE  # further training keeps the tokenizer
-            if file.is_file():
-                tokenizer = tokenizers.TokenizerFile(str(file))
+            folder = Path(local(origin))  # further training keeps the tokenizer
+            if (folder / tokenizers.FILE).is_file():
+                tokenizer = pretrained.tokenizer_of(folder, self.task)
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
         return load(source, self.task, tokenizer, self.loader, known=known, **settings, **options)
@@ -107,7 +107,8 @@ class Experiment:
     def tokenizer(self) -> Tokenizer | None:
         if self.saved_facts is None:
             return self.data.tokenizer
-        return Tokenizer.load(self.workdir) if (self.workdir / tokenizers.FILE).is_file() else None
+        has_tokenizer = (self.workdir / tokenizers.FILE).is_file()
+        return pretrained.tokenizer_of(self.workdir, self.task).load() if has_tokenizer else None
 
     @cached_property
     def model(self) -> Model:

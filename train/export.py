@@ -47,18 +47,17 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     write_atomic(mark, owner)
     if kind == "safetensors":
         convert.save(folder, experiment.model, variables)
-        multi_label = getattr(experiment.task, "binary", False)
-        companions.save_labels(folder, experiment.facts.class_names, multi_label)
+        companions.save_labels(folder, experiment.facts.class_names, experiment.task.problem_type)
         if experiment.facts.mean:  # images
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
         if experiment.tokenizer and experiment.model.is_decoder:
             tokenizer, facts = experiment.tokenizer, experiment.facts
-            ids = facts.begin_token, tokenizer.end_of_text, tokenizer.pad, facts.start_token
+            ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token
             companions.save_token_ids(folder, *ids)
     else:
         _write_program(experiment, variables, folder)
     if experiment.tokenizer:
-        content, task, facts = experiment.tokenizer.to_str(), experiment.task, experiment.facts
+        content, task, facts = experiment.tokenizer.to_str(marked=False), experiment.task, experiment.facts
         if task.generates or any(task.ends):
             first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
             content = experiment.tokenizer.exported(facts.begin_token if first is None else first, last)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from lineage.configs.adoption import is_run, model_of
 from lineage.configs.registry import check_matches, matches
 from lineage.configs.run import Init
 from lineage.configs.storage import local
-from lineage.data import Facts, Tokenizer
+from lineage.data import Facts, Tokenizer, tokenizers
 from lineage.data.facts import FACTS
+from lineage.data.tokenizers import TokenizerFile
 from lineage.models import Model, convert
 from lineage.models.convert import companions
 from lineage.tasks import Batch, Task
@@ -135,7 +136,9 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    trial = dataclasses.replace(experiment, saved_facts=_facts(model_of(folder)))
+    model = model_of(folder)
+    known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number
+    trial = dataclasses.replace(experiment, saved_facts=known)
     ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
         theirs = _flat(read_variables(Path(folder)))
@@ -164,10 +167,34 @@ def _facts(model: Model, **others: Any) -> Facts:
 
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
-    options = task.known_facts(model, partial(Tokenizer.load, folder))
+    options = task.known_facts(model, tokenizer_of(folder, task).load)
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
     return _facts(model, class_names=companions.class_names(folder), **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainedTokenizer(TokenizerFile):
+    """Tokenizer of a pre-trained model.
+
+    Attributes:
+        ends: ids of the tokens that end a text according to the model; (): those that the file has.
+    """
+
+    ends: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+
+    def load(self) -> Tokenizer:
+        return self.train(())
+
+    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ()) -> Tokenizer:
+        return super().train(texts).ending(self.ends)
+
+
+def tokenizer_of(folder: Path, task: Task) -> PretrainedTokenizer:
+    """Return the tokenizer of a run, or of a folder in the layout of `transformers`, for a task."""
+    known = task.generates and not is_run(folder) and (folder / "config.json").is_file()
+    ends = companions.end_tokens(folder) if known else ()
+    return PretrainedTokenizer(str(folder / tokenizers.FILE), ends)
 
 
 def _flat(variables):

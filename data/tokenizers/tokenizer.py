@@ -27,6 +27,7 @@ SPECIAL = {
     "mask": ("<mask>", "[MASK]"),
     "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"),
 }
+END = "end_of_text"  # key of an added token that ends a text by `Tokenizer.ending`; the library ignores it
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": ANY_CHARACTER}, "behavior": "Isolated", "invert": False}
@@ -47,11 +48,12 @@ class Tokenizer:
     Attributes:
         vocab_size: largest id + 1.
         end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
+        ends: ids of all tokens that end a text, `end_of_text` first.
         sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer"):
+    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer", ends: Sequence[int] = ()):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
@@ -60,6 +62,10 @@ class Tokenizer:
         for role, names in SPECIAL.items():
             ids = [backend.token_to_id(name) for name in names]
             setattr(self, role, next((id for id in ids if id is not None), None))
+        named = () if self.end_of_text is None else (self.end_of_text,)
+        self.ends: tuple[int, ...] = tuple(ends) or named
+        self.end_of_text = next(iter(self.ends), None)
+        self._marks_ends = self.ends != named  # by the key `END`
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
@@ -218,7 +224,7 @@ class Tokenizer:
         """Write `tokenizer.json` into the folder `path`, or the file `path` if it ends with .json, atomically."""
         path = _file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, self._backend.to_str())
+        write_atomic(path, self.to_str())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -231,21 +237,38 @@ class Tokenizer:
             check(spec := json.loads(content))
             backend = tokenizers.Tokenizer.from_str(content)
             check_added(spec, backend.token_to_id)
-            return cls(backend, str(path))
+            ends = {token[END]: token["id"] for token in spec.get("added_tokens") or () if END in token}
+            return cls(backend, str(path), [ends[rank] for rank in sorted(ends)])
         except Exception as error:  # The library raises nothing more specific.
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {reason}.") from error
 
-    def to_str(self) -> str:
-        """Return the content of `tokenizer.json`."""
-        return self._backend.to_str()
+    def ending(self, ids: Iterable[int]) -> "Tokenizer":
+        """Return the tokenizer with other ends of text: those of a model, as far as they are special tokens.
+
+        Their names may be unknown, such as <|im_end|>. `end_of_text` changes only if it is none of them.
+        """
+        known = [id for id in ids if 0 <= id < self.vocab_size and self.special[id]]
+        ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
+        return Tokenizer(self._backend, self._name, ends) if ends else self
+
+    def to_str(self, marked: bool = True) -> str:
+        """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked, if desired."""
+        content = self._backend.to_str()
+        if not (marked and self._marks_ends):
+            return content
+        spec = json.loads(content)
+        for token in spec["added_tokens"]:
+            if token["id"] in self.ends:
+                token[END] = self.ends.index(token["id"])
+        return json.dumps(spec, ensure_ascii=False)
 
     def exported(self, first: int | None = None, last: int | None = None) -> str:
         """Return the content of a `tokenizer.json` that adds the tokens `first` and `last`, if any, around each text.
 
         If the tokenizer adds just these, its own post-processor stays.
         """
-        content = self.to_str()
+        content = self.to_str(marked=False)
         if self._added == tuple([] if id is None else [id] for id in (first, last)):
             return content
         before, after = ("" if id is None else self._backend.id_to_token(id) for id in (first, last))

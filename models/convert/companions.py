@@ -143,15 +143,16 @@ def _side(size):
     return side
 
 
-def save_labels(folder: Path, names: Sequence[str], multi_label: bool = False) -> None:
+def save_labels(folder: Path, names: Sequence[str], problem: str = "") -> None:
     """Write the names of the classes to `config.json`, if its model has at least as many classes.
 
-    With `multi_label`, pipelines of `transformers` compute a probability of each class of its own.
+    `problem`, if not empty, determines what pipelines of `transformers` compute: "multi_label_classification", a
+    probability of each class of its own; "regression", the number itself.
     """
     config = read_json(folder / "config.json")
     known = config.get("id2label", {})
-    if multi_label:
-        config["problem_type"] = "multi_label_classification"
+    if problem:
+        config["problem_type"] = problem
         write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
     if names and len(known) >= len(names):
         labels = {**known, **{str(number): name for number, name in enumerate(names)}}
@@ -196,20 +197,21 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any, length: i
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")
 
 
-def save_token_ids(folder: Path, begin: int | None, end: int | None, pad: int | None, start: int | None) -> None:
+def save_token_ids(folder: Path, begin: int | None, ends: Sequence[int], pad: int | None, start: int | None) -> None:
     """Write the ids of the tokens with which `transformers` generates text to `config.json`.
 
     Otherwise, they would be those of the vocabulary of the published models.
 
     Args:
         begin: token before each text; None if there is none.
-        end, pad: end of a text, and padding; None if the tokenizer has no such token.
+        ends: tokens that end a text, of which the first is written after each text.
+        pad: padding; None if the tokenizer has no such token.
         start: first token of a decoder's input; None for a model without an encoder.
     """
-    config = read_json(folder / "config.json")
+    config, end = read_json(folder / "config.json"), next(iter(ends), None)
     if begin is not None or config.get("eos_token_id") != end:
         config["bos_token_id"] = end if begin is None else begin
-    config |= {"eos_token_id": end, "pad_token_id": pad}
+    config |= {"eos_token_id": [*ends] if len(ends) > 1 else end, "pad_token_id": pad}
     if start is not None:
         config |= {"decoder_start_token_id": start, "forced_bos_token_id": begin, "forced_eos_token_id": None}
     write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -11,9 +12,13 @@ from PIL import Image
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 import lineage
+from lineage.configs import cli
 from lineage.data import Facts, Tokenizer
 from lineage.models.convert import companions
 from lineage.tasks import TASKS
+from lineage.train import export, pretrained
+from lineage.train.experiment import Experiment
+from lineage.train.trained import Trained
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 
@@ -74,6 +79,75 @@ def test_continuations(num_beams, tmp_path):
     assert ended
 
 
+def fine_tuned(folder, task, source, workdir, changes=()):
+    """Return an experiment that fine-tunes the model in a folder, without training it."""
+    config, _ = cli.load(f"finetune:{task}")
+    given = {"init.path": str(folder), "source": source, "total_steps": 1, "total_epochs": None}
+    cli.override(config, given | dict(changes))
+    return Experiment(config, workdir, jax.devices()[:1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("ends", "known"),
+    [(5, (5,)), ([5, 2], (2, 5)), ([4, 5], (4, 5)), ([3, 11, 99], (3,)), (9, (2,)), (None, (2,)), (2, (2,))],
+)
+def test_end_tokens_of_runs(ends, known, tmp_path):
+    """Check that a run ends texts as its pre-trained model, also without its folder, and that its export does."""
+    special = ["<unk>", "<s>", "</s>", "<|eot_id|>", "<eos>", "<|im_end|>"]
+    words(tmp_path / "base", special, "<s> $A")
+    config = transformers.LlamaConfig(
+        vocab_size=14, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, eos_token_id=ends,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("one two three four")
+    changes = {"task.sequence_length": 4, "source.validation_fraction": 0.0, "task.cache_dir": str(tmp_path / "cache")}
+    source, workdir = f"text:{tmp_path}/*.txt", tmp_path / "run"
+    experiment = fine_tuned(tmp_path / "base", "causal_lm", source, workdir, changes)
+    tokens = np.concatenate([experiment.data.train.source[0]["tokens"], experiment.data.train.source[1]["tokens"]])
+    assert known[0] in tokens
+    experiment.tokenizer.save(workdir)
+    experiment.facts.save(workdir / "facts.json")
+    saved = Experiment(experiment.config, workdir, saved_facts=experiment.facts).tokenizer
+    assert experiment.tokenizer.ends == saved.ends == Tokenizer.load(workdir).ends == known
+    assert saved.end_of_text == known[0]
+    export.write(experiment, jax.jit(experiment.make_state)().variables(), "safetensors", tmp_path / "export")
+    assert companions.end_tokens(tmp_path / "export") == known
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert exported.eos_token_id == known[0]
+    assert lineage.load(tmp_path / "export", task="causal_lm").context.tokenizer.ends == known
+
+
+@pytest.mark.parametrize("kind", ["ViT", "ViTMAE"])
+def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = getattr(transformers, f"{kind}Config")(**sizes, image_size=16, patch_size=8)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    pretrained.check(fine_tuned(tmp_path, "image_classification", "folder:images", tmp_path / "run"))
+
+
+@pytest.mark.thorough
+def test_regressions(tmp_path):
+    """Check a regression on a model with the default number of classes, and its export in a pipeline."""
+    words(tmp_path / "base", ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"], "[CLS] $A [SEP]")
+    config = transformers.BertConfig(
+        vocab_size=13, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16, pad_token_id=1,
+    )  # fmt: skip
+    random_weights(transformers.BertModel(config), 0).save_pretrained(tmp_path / "base")
+    (tmp_path / "rows.csv").write_text("text,label\none two,0.5\nthree,2.5\n")
+    changes = {"loader.batch_size": 2, "task.sequence_length": 8}
+    experiment = fine_tuned(tmp_path / "base", "text_regression", f"csv:{tmp_path}/rows.csv", tmp_path / "run", changes)
+    pretrained.check(experiment)
+    variables = jax.jit(experiment.make_state)().variables()
+    export.write(experiment, variables, "safetensors", tmp_path / "export")
+    (row,) = Trained(experiment, variables).predict(["one two"])
+    (expected,) = transformers.pipeline("text-classification", model=str(tmp_path / "export"))(["one two"])
+    assert row["value"] == pytest.approx(expected["score"], rel=1e-4)
+
+
 def test_end_tokens_are_integers(tmp_path):
     (tmp_path / "config.json").write_text('{"eos_token_id": [2, "3"]}')
     with pytest.raises(ValueError, match=r"config\.json: eos_token_id has 3: it must have integers"):
@@ -123,7 +197,7 @@ def test_probabilities_of_classes(kind, classes, tmp_path):
 
 def test_exported_classes_with_own_probabilities(tmp_path):
     (tmp_path / "config.json").write_text('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}')
-    companions.save_labels(tmp_path, ["cat", "dog"], multi_label=True)
+    companions.save_labels(tmp_path, ["cat", "dog"], "multi_label_classification")
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["problem_type"], config["id2label"]) == ("multi_label_classification", {"0": "cat", "1": "dog"})
 
