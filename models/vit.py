@@ -28,7 +28,7 @@ class ViT(ImageModel, StackModel):
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
             D.4), or fixed ones: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones).
         pooling: "token" uses a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
-            "tokens" does not pool.
+            "tokens" does not pool, which is for features, not for tasks with classes.
         head: "linear", for fine-tuning; "mlp", with a tanh layer before it, for pre-training; or "probe", with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
         hybrid: number of blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is split into patches
@@ -132,6 +132,10 @@ class ViT(ImageModel, StackModel):
     def _stack(self, sublayers, depth):
         block = partial(Block, **sublayers, dropout=self.dropout, layer_scale=self.layer_scale)
         return self.new_stack(block, depth, stochastic_depth=self.stochastic_depth)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("features",) if self.pooling == "tokens" else super().outputs
 
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token without pooling.

@@ -128,6 +128,16 @@ def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
     pretrained.check(fine_tuned(tmp_path, "image_classification", "folder:images", tmp_path / "run"))
 
 
+def test_an_ijepa_is_fine_tuned_with_another_pooling(tmp_path):
+    """Check that a classifier of each patch is refused."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.IJepaModel(transformers.IJepaConfig(**sizes, image_size=16, patch_size=8)).save_pretrained(tmp_path)
+    arguments = tmp_path, "image_classification", "folder:images", tmp_path / "run"
+    with pytest.raises(ValueError, match="needs a model with the outputs classes: ViT has features"):
+        pretrained.check(fine_tuned(*arguments))
+    pretrained.check(fine_tuned(*arguments, {"model.pooling": "gap"}))
+
+
 @pytest.mark.thorough
 def test_regressions(tmp_path):
     """Check a regression on a model with the default number of classes, and its export in a pipeline."""
