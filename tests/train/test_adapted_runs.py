@@ -193,9 +193,9 @@ def test_prompt_selects_the_most_probable_expert(tiny, base, crowd):
 def test_questions_are_about_the_inputs_of_examples():
     words = [np.array(tokens) for tokens in ([5, 6], [7, 8, 9])]  # input and target
     pair = Continuations(words[:1], words[1:], [""], length=8, end=0, start=None)[0]
-    np.testing.assert_array_equal(expert_mixture.asked(pair["tokens"], pair["mask"]), words[0])
+    np.testing.assert_array_equal(expert_mixture.input_tokens(pair["tokens"], pair["mask"]), words[0])
     text = Windows(np.array([5, 6, 7, 8]), 4)[0]
-    np.testing.assert_array_equal(expert_mixture.asked(text["tokens"], text["mask"]), [5, 6, 7])
+    np.testing.assert_array_equal(expert_mixture.input_tokens(text["tokens"], text["mask"]), [5, 6, 7])
 
 
 @pytest.mark.thorough
