@@ -29,7 +29,7 @@ class Command:
 
 
 def count(text: str) -> int:
-    """Return the integer in a text; ValueError if it is negative or the text is none."""
+    """Return an integer of at least 0; raise ValueError for other texts."""
     if (value := int(text)) < 0:
         raise ValueError
     return value

@@ -41,7 +41,7 @@ class Facts:
     bytes_per_token: Mapping[str, float] = _of_each_split()  # mean of documents, in UTF-8
     start_token: int | None = None  # token that a decoder's input begins with
     begin_token: int | None = None  # token before each text, such as <s> of Llama and BART
-    stop_tokens: tuple[int, ...] = ()  # tokens that end a generated text; (): the end of text of the tokenizer
+    stop_tokens: tuple[int, ...] = ()  # tokens that end a generated text; (): `Tokenizer.ends`
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 
     @property

@@ -54,7 +54,7 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def is_multi_label(folder: Path) -> bool:
-    """Return whether each class of a classifier has a probability of its own, as in the pipelines of `transformers`."""
+    """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`."""
     config = read_json(folder / "config.json")
     kind = config.get("problem_type")
     return kind == "multi_label_classification" or (kind is None and len(config.get("id2label") or "01") == 1)
@@ -144,20 +144,19 @@ def _side(size):
 
 
 def save_labels(folder: Path, names: Sequence[str], problem: str = "") -> None:
-    """Write the names of the classes to `config.json`, if its model has at least as many classes.
+    """Write the names of the classes to `config.json`, if its model has at least as many classes, and its problem type.
 
     `problem`, if not empty, determines what pipelines of `transformers` compute: "multi_label_classification", a
-    probability of each class of its own; "regression", the number itself.
+    separate probability of each class; "regression", the number itself.
     """
     config = read_json(folder / "config.json")
     known = config.get("id2label", {})
     if problem:
         config["problem_type"] = problem
-        write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
     if names and len(known) >= len(names):
         labels = {**known, **{str(number): name for number, name in enumerate(names)}}
         config |= {"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}}
-        write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
