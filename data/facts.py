@@ -57,11 +57,12 @@ class Facts:
         }
 
     def save(self, path: Path) -> None:
-        """Write the metadata as JSON; raise ValueError for class names that UTF-8 cannot encode."""
+        """Write the fields that are set as JSON; raise ValueError for class names that UTF-8 cannot encode."""
         for name in self.class_names:
             if name != name.encode(errors="replace").decode():
                 raise ValueError(f"The class name {name!r} has a character that UTF-8 cannot encode: rename the class.")
-        write_record(path, asdict(self))
+        default = asdict(Facts())
+        write_record(path, {name: value for name, value in asdict(self).items() if value != default[name]})
 
     @classmethod
     def load(cls, path: Path) -> "Facts":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs import storage
-from lineage.configs.atomic import sealed, unsealed, write_atomic, write_record
+from lineage.configs.atomic import sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -22,14 +22,15 @@ SAMPLES = "samples.jsonl"  # in ARTIFACTS, generated texts
 PARAMETERS = "parameters.txt"  # a table, written before the first step
 START = "run.json"  # in the folder itself, written at the start of a run
 DATA = "data.json"  # the fingerprints of the data files
+DATA_FACTS = "facts.json"  # metadata of the data, see `lineage.data.Facts`
 # Files of a run that, in a folder without a run, may belong to somebody else.
-RUN_FILES = (CONFIG, START, METRICS, PARAMETERS, DATA, "facts.json", "tokenizer.json", "report.html")
+RUN_FILES = (CONFIG, START, METRICS, PARAMETERS, DATA, DATA_FACTS, "tokenizer.json", "report.html")
 
 # Files in ARTIFACTS, by the patterns of their names.
 PATTERNS = (FACTS, "cost.json", SAMPLES, "written_*.json")
 PATTERNS += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of DATA
+MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of data
 MAX_LINE = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
@@ -90,7 +91,7 @@ def regular(path: Path, limit: float = math.inf) -> Path:
 def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
     """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
-        content = regular(path, MAX_DATA if path.name == DATA else MAX_JSON)
+        content = regular(path, MAX_DATA if path.name in (DATA, DATA_FACTS) else MAX_JSON)
         return unsealed(dict(json.loads(content.read_text(encoding="utf-8")))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): {advice}.") from None
@@ -218,7 +219,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     existing, advice = [name for name in RUN_FILES if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
     if existing and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
         raise ValueError(f"{workdir / existing[0]} does not belong to a run: {advice}.")
-    for name in ("tokenizer.json", "facts.json"):
+    for name in ("tokenizer.json", DATA_FACTS):
         (workdir / name).unlink(missing_ok=True)
 
 
@@ -226,63 +227,6 @@ def discard_artifacts(workdir: Path) -> None:
     """Delete the artifacts of a run without checkpoints, which would be taken for those of a new run in its folder."""
     for path in [path for pattern in PATTERNS for path in (workdir / ARTIFACTS).glob(pattern)]:
         path.unlink(missing_ok=True)
-
-
-def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
-    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, own = workdir / DATA, _own_files(workdir)
-    files = {**files, **own}
-    if last_step(workdir) and not force:
-        before = read_json(path)
-        _check_record(before or files, workdir)
-        if before and before.keys() <= own.keys():  # earlier versions recorded no files of data sets of TFDS
-            before |= {name: files[name] for name in files.keys() - own.keys()}
-        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
-        if before and changed:
-            named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
-            raise ValueError(
-                f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
-                f"files): restore the data or {path}, choose another workdir, or {FORCE}."
-            )
-    write_record(path, files)
-
-
-def check_tokenizer(workdir: Path) -> None:
-    """Raise ValueError if the tokenizer or newest checkpoint in a run folder, if any, is not that of `data.json`."""
-    path, data = workdir / "tokenizer.json", workdir / DATA
-    advice = f"restore it, let the command `train` write it again, or {FORCE}"
-    known = read_json(data, advice)
-    if path.is_file() and path.name not in known:
-        raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
-    if (_digest(path) if path.is_file() else None) != known.get(path.name):
-        raise ValueError(f"{path} is damaged or missing: its SHA-256 is not that in {DATA}.")
-    _check_record(known, workdir)
-
-
-def _check_record(known, workdir):
-    """Raise ValueError if the newest checkpoint is that of a run on other data than those with `known` fingerprints."""
-    if known and newest_record(workdir).get("data") not in (None, sealed(known)["crc32"]):
-        raise ValueError(
-            f"the newest checkpoint in {workdir} is that of a run on other data: restore the data and {DATA} of that "
-            f"run, choose another workdir, or {FORCE}."
-        )
-
-
-def _own_files(workdir):
-    """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
-    teacher = read_json(workdir / CONFIG).get("teacher")
-    places = {"tokenizer.json": workdir / "tokenizer.json"}
-    if teacher:
-        root = Path(storage.local(teacher))
-        record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
-        files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
-        places |= {storage.name(file): file for file in files}
-    return {name: _digest(file) for name, file in places.items() if file.is_file()}
-
-
-def _digest(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:

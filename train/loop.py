@@ -14,11 +14,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from lineage.configs.atomic import sealed
 from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
-from lineage.runs import folder, remote
+from lineage.runs import data_record, folder, remote
 from lineage.runs.locks import holder, locked, unmoved
 from lineage.runs.process import StopSignal
 from lineage.runs.progress import ProgressBar
@@ -128,7 +127,7 @@ class TrainingLoop:
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint, notify))
         self.state = initial_state(experiment, self.checkpoints, notify)
         self.start = progress.step = int(self.state.step)
-        self.data_checksum = sealed(folder.read_json(workdir / folder.DATA))["crc32"]
+        self.data_checksums = data_record.checksums(workdir)
         self.step = self.attempted = self.start  # the last step, and the step of the last attempt to save
         stop = stack.enter_context(StopSignal())
         self.watchdog = stack.enter_context(Watchdog(config.step_timeout_minutes))
@@ -242,7 +241,7 @@ class TrainingLoop:
 
     def _history(self):
         """Return the entries of the record of a checkpoint besides the state and the config."""
-        written = self.log.record() | {"data": self.data_checksum}
+        written = self.log.record() | self.data_checksums
         return written | {"evaluating": self.evaluating, "metrics": {} if self.evaluating else self.evaluated}
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lineage.data.facts import FACTS, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
-from lineage.runs import folder
+from lineage.runs import data_record, folder
 from lineage.runs.folder import START
 from lineage.runs.progress import number
 from lineage.train import expert_mixture, pretrained
@@ -56,7 +56,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     artifacts.check(workdir)
     write_record(workdir / START, about)
     files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
-    folder.keep_data(files, workdir, force_config)
+    data_record.keep(files, workdir, force_config)
     clean(workdir)
     probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
     probe.mkdir(parents=True, exist_ok=True)

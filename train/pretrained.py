@@ -23,6 +23,7 @@ from lineage.data.facts import FACTS
 from lineage.data.tokenizers import TokenizerFile
 from lineage.models import Model, convert
 from lineage.models.convert import companions
+from lineage.runs import data_record
 from lineage.tasks import Batch, Task
 from lineage.train.reading import read_variables
 from lineage.train.step import TrainState
@@ -136,6 +137,8 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
+    if is_run(folder):
+        data_record.check(Path(folder))
     model = model_of(folder)
     known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number
     trial = dataclasses.replace(experiment, saved_facts=known)

@@ -26,8 +26,8 @@ from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.evaluation.sampling import Sampler
 from lineage.models import EXAMPLES, Model, convert, num_parts
-from lineage.runs import remote
-from lineage.runs.folder import CONFIG, check_config, check_tokenizer, plain
+from lineage.runs import data_record, remote
+from lineage.runs.folder import CONFIG, check_config, plain
 from lineage.runs.process import for_terminal, say
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
@@ -231,11 +231,12 @@ def restore(
         alone: whether to use only the devices of this process instead of those of all processes.
     """
     config = with_changes(cli.load(file or str(folder / CONFIG))[0], changes)
+    facts = Facts.load(folder / FACTS)
     if not force:
         check_config(base.resolved(config), folder, earlier=config)
-        check_tokenizer(folder)
+        data_record.check(folder)
     devices = jax.local_devices() if alone else None
-    experiment = Experiment(config, folder, devices, saved_facts=Facts.load(folder / FACTS))
+    experiment = Experiment(config, folder, devices, saved_facts=facts)
     state = experiment.restore(checkpoint)
     if not alone:
         distributed.check_same("the config or the checkpoint", f"{int(state.step)} {plain(config)}")

@@ -18,7 +18,7 @@ from lineage.configs import cache
 from lineage.configs.atomic import unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.facts import FACTS
-from lineage.runs import folder
+from lineage.runs import data_record, folder
 from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, SAMPLES, START, read_json
 from lineage.runs.locks import held
 from lineage.runs.process import printable, say
@@ -105,7 +105,7 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     """Yield each path of a run with its check, and whether it must exist."""
     saved = folder.checkpoints(run)
     yield run / CONFIG, _check_config, True
-    for name, check in ((START, _object), (DATA, _object), (FACTS, _object), (METRICS, _check_history)):
+    for name, check in ((START, _object), (DATA, _check_data), (FACTS, _check_data), (METRICS, _check_history)):
         yield run / name, check, bool(saved)
     yield run / tokenizers.FILE, _check_tokenizer, tokenizers.FILE in _read(run / DATA)
     for path in saved:
@@ -159,6 +159,12 @@ def _check_config(path: Path) -> None:
     changed = [key for key in saved if current.get(key) != saved[key] and not key.startswith(folder.MAY_CHANGE)]
     if changed:
         raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")
+
+
+def _check_data(path: Path) -> None:
+    _object(path)
+    if not data_record.belongs(path):
+        raise ValueError("it is not that of the newest checkpoint")
 
 
 def _check_history(path: Path) -> None:

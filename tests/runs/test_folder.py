@@ -16,7 +16,7 @@ import pytest
 
 from lineage.configs import base
 from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
-from lineage.runs import folder, slurm
+from lineage.runs import data_record, folder, slurm
 from lineage.runs.command import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import brief_errors
@@ -221,23 +221,30 @@ def test_errors_of_deleted_coroutines_of_orbax_are_hidden(monkeypatch):
     assert [error.object.cr_code.co_filename for error in seen] == ["/lib/other/x.py"]
 
 
-def test_tokenizer_that_is_not_that_of_the_run_raises(tmp_path):
+def test_files_that_are_not_of_the_same_run_raise(tmp_path):
     path, data = tmp_path / "tokenizer.json", tmp_path / "data.json"
-    folder.check_tokenizer(tmp_path)  # there is none
+    data_record.check(tmp_path)  # there is none
     path.write_text("{}")
     with pytest.raises(ValueError, match=f"^{data}, which has the SHA-256 of tokenizer.json, is missing or incomplete"):
-        folder.check_tokenizer(tmp_path)
-    folder.keep_data({}, tmp_path)
-    folder.check_tokenizer(tmp_path)
+        data_record.check(tmp_path)
+    data_record.keep({}, tmp_path)
+    data_record.check(tmp_path)
     record = tmp_path / "checkpoints" / "5" / "about" / "metadata"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps(sealed({"data": 1})))
     with pytest.raises(ValueError, match=f"^the newest checkpoint in {tmp_path} is that of a run on other data"):
-        folder.check_tokenizer(tmp_path)
+        data_record.check(tmp_path)
     for change in (lambda: path.write_text("[]"), path.unlink):
         change()
         with pytest.raises(ValueError, match=f"^{path} is damaged or missing: its SHA-256 is not that in data.json"):
-            folder.check_tokenizer(tmp_path)
+            data_record.check(tmp_path)
+    path.write_text("{}")
+    write_record(facts := tmp_path / "facts.json", {"num_classes": 2})
+    record.write_text(json.dumps(sealed(data_record.checksums(tmp_path))))
+    data_record.check(tmp_path)
+    write_record(facts, {"num_classes": 3})
+    with pytest.raises(ValueError, match=f"^{facts} is not that of the newest checkpoint in {tmp_path}: restore it"):
+        data_record.check(tmp_path)
     data.write_text("{")
     with pytest.raises(ValueError, match=rf"^{data} is damaged \(.*\): restore it, let the command `train` write it"):
-        folder.check_tokenizer(tmp_path)
+        data_record.check(tmp_path)

@@ -15,7 +15,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.models.vit import ViT
 from lineage.runs import command as command_line
-from lineage.runs import folder, provenance
+from lineage.runs import data_record, folder, provenance
 from lineage.train import distributed, loop
 
 
@@ -187,25 +187,25 @@ def test_resuming_with_changed_data_raises(tmp_path):
     for name in ("a.txt", "more/b.txt", "c.txt"):
         (data / name).write_text(f"text {name}")
     places = f"{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
-    folder.keep_data(fingerprint(places[:1]), tmp_path)
-    folder.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
+    data_record.keep(fingerprint(places[:1]), tmp_path)
+    data_record.keep(fingerprint(places), tmp_path)  # nothing was saved yet
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    folder.keep_data(fingerprint(places), tmp_path)
+    data_record.keep(fingerprint(places), tmp_path)
     for change in (lambda path: path.write_text("next more/b.txt"), lambda path: path.unlink()):
         change(data / "more" / "b.txt")
         with pytest.raises(
             ValueError, match=r"/more/b.txt changed since the run in .* began \(1 of 3 files\): restore"
         ):
-            folder.keep_data(fingerprint(places), tmp_path)
-    folder.keep_data(fingerprint(places), tmp_path, force=True)
-    folder.keep_data(fingerprint(places), tmp_path)
+            data_record.keep(fingerprint(places), tmp_path)
+    data_record.keep(fingerprint(places), tmp_path, force=True)
+    data_record.keep(fingerprint(places), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    folder.keep_data({}, tmp_path, force=True)  # as earlier versions recorded runs on data sets of TFDS
-    folder.keep_data(fingerprint(places), tmp_path)
+    data_record.keep({}, tmp_path, force=True)  # as earlier versions recorded runs on data sets of TFDS
+    data_record.keep(fingerprint(places), tmp_path)
     assert f"{data}/a.txt" in folder.read_json(tmp_path / folder.DATA)
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(ValueError, match=r"tokenizer.json changed since"):
-        folder.keep_data(fingerprint(places), tmp_path)
+        data_record.keep(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
 
 
@@ -215,26 +215,26 @@ def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
     about = tmp_path / "checkpoints" / "5" / "about"
     about.mkdir(parents=True)
     data.write_text("text")
-    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    data_record.keep(fingerprint([str(data)]), tmp_path)
     (about / "metadata").write_text(json.dumps(sealed({"data": json.loads(path.read_text())["crc32"]})))
     path.write_text(path.read_text().replace('"crc32": ', '"crc32": 1'))
     with pytest.raises(ValueError, match=r"data.json is damaged \(its checksum does not match\): restore it, or move"):
-        folder.keep_data(fingerprint([str(data)]), tmp_path)
+        data_record.keep(fingerprint([str(data)]), tmp_path)
     path.unlink()
-    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    data_record.keep(fingerprint([str(data)]), tmp_path)
     assert path.exists()
     path.unlink()
     data.write_text("next")
     with pytest.raises(ValueError, match=f"newest checkpoint in {tmp_path} is that of a run on other data: restore"):
-        folder.keep_data(fingerprint([str(data)]), tmp_path)
+        data_record.keep(fingerprint([str(data)]), tmp_path)
     assert not path.exists()
     (about / "metadata").write_text(json.dumps(sealed({})))  # of an earlier version
-    folder.keep_data(fingerprint([str(data)]), tmp_path)
+    data_record.keep(fingerprint([str(data)]), tmp_path)
     path.unlink()
     (about / "metadata").write_text(json.dumps(sealed({"data": 1})))
-    folder.keep_data(fingerprint([str(data)]), tmp_path, force=True)
+    data_record.keep(fingerprint([str(data)]), tmp_path, force=True)
     with pytest.raises(ValueError, match=f"newest checkpoint in {tmp_path} is that of a run on other data: restore"):
-        folder.keep_data(fingerprint([str(data)]), tmp_path)
+        data_record.keep(fingerprint([str(data)]), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["run[1]/a.txt", "one,two.txt", "a*b?.txt"])
@@ -284,14 +284,14 @@ def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
     for path, (content, _) in files.items():
         path.write_text(content)
     (workdir / "config.json").write_text(json.dumps({"teacher": str(teacher)}))
-    folder.keep_data({}, workdir)
-    folder.keep_data({}, workdir)
+    data_record.keep({}, workdir)
+    data_record.keep({}, workdir)
     for path, (content, changed) in files.items():
         path.write_text(changed)
         with pytest.raises(ValueError, match=f"^{path} changed since the run in .* began"):
-            folder.keep_data({}, workdir)
+            data_record.keep({}, workdir)
         path.write_text(content)
-        folder.keep_data({}, workdir)
+        data_record.keep({}, workdir)
     (workdir / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=f"^{workdir}/tokenizer.json changed since the run"):
-        folder.keep_data({}, workdir)
+        data_record.keep({}, workdir)

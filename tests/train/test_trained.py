@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -63,6 +64,10 @@ def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     assert json.loads((run / "export" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
     (tmp_path / "dev.tsv").unlink()
     assert lineage.load(run).predict(texts) == written
+    metadata = Facts.load(run / "facts.json")
+    replace(metadata, class_names=metadata.class_names[::-1]).save(run / "facts.json")
+    assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
+    assert f"{run}/facts.json is not that of the newest checkpoint" in capsys.readouterr().err
     (run / "facts.json").unlink()
     assert launch.main(["predict", str(run), f"--inputs={tmp_path / 'new.txt'}"]) == 1
     assert f"There is no file {run}/facts.json: restore it, or continue the run" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lineage.configs.atomic import sealed, write_record
+from lineage.data import Facts
 from lineage.report import comparison
 from lineage.runs.folder import read_json, read_record, sealed_page
 from lineage.runs.locks import locked
@@ -115,6 +116,16 @@ FAULTS = {
     "history": ("run/metrics.jsonl", edit(b'{"step": 2', b'"step": 2'), "line 2"),
     "changed history": ("run/metrics.jsonl", edit(b'"train/loss": ', b'"train/loss": 1'), "not those written"),
     "changed facts of the data": ("run/facts.json", edit(b'"vocab_size": ', b'"vocab_size": 1'), "checksum"),
+    "facts of other data": (
+        "run/facts.json",
+        lambda path: Facts(vocab_size=7).save(path),
+        "it is not that of the newest checkpoint",
+    ),
+    "fingerprints of other data": (
+        "run/data.json",
+        lambda path: write_record(path, {"tokenizer.json": json.loads(path.read_text())["tokenizer.json"]}),
+        "it is not that of the newest checkpoint",
+    ),
     "changed facts": ("run/artifacts/run.json", edit(b'"steps": 6', b'"steps": 7'), "checksum"),
     "changed cost": ("run/artifacts/cost.json", edit(b'"parameters"', b'"Parameters"'), "checksum"),
     "changed start": ("run/run.json", edit(b"{", b'{"seed": 1, '), "checksum"),

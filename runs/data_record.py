@@ -1,0 +1,81 @@
+"""Record of the data of a run, which must stay the same while the run goes on. Uses only the standard library."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lineage.configs import storage
+from lineage.configs.atomic import sealed, write_record
+from lineage.runs.folder import CONFIG, DATA, DATA_FACTS, FORCE, last_step, newest_record, read_json
+
+CHECKSUMS = {DATA: "data", DATA_FACTS: "facts"}  # keys of the checksums in the records of checkpoints
+
+
+def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
+    path, own = workdir / DATA, _own_files(workdir)
+    files = {**files, **own}
+    if last_step(workdir) and not force:
+        before = read_json(path)
+        _check_record(before or files, workdir)
+        if before and before.keys() <= own.keys():  # earlier versions recorded no files of data sets of TFDS
+            before |= {name: files[name] for name in files.keys() - own.keys()}
+        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
+        if before and changed:
+            named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
+            raise ValueError(
+                f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                f"files): restore the data or {path}, choose another workdir, or {FORCE}."
+            )
+    write_record(path, files)
+
+
+def checksums(workdir: Path) -> dict[str, int]:
+    """Return the checksums of `data.json` and `facts.json`, for the records of checkpoints."""
+    return {key: sealed(read_json(workdir / name))["crc32"] for name, key in CHECKSUMS.items()}
+
+
+def belongs(path: Path) -> bool:
+    """Return whether `data.json` or `facts.json` in a run folder is that of the newest checkpoint, if any."""
+    return newest_record(path.parent).get(CHECKSUMS[path.name]) in (None, sealed(read_json(path))["crc32"])
+
+
+def check(workdir: Path) -> None:
+    """Raise ValueError unless the tokenizer and the metadata of the data are those of the newest checkpoint."""
+    path, data = workdir / "tokenizer.json", workdir / DATA
+    advice = f"restore it, let the command `train` write it again, or {FORCE}"
+    known = read_json(data, advice)
+    if path.is_file() and path.name not in known:
+        raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
+    if (_digest(path) if path.is_file() else None) != known.get(path.name):
+        raise ValueError(f"{path} is damaged or missing: its SHA-256 is not that in {DATA}.")
+    _check_record(known, workdir)
+    if not belongs(workdir / DATA_FACTS):
+        raise ValueError(f"{workdir / DATA_FACTS} is not that of the newest checkpoint in {workdir}: {advice}.")
+
+
+def _check_record(known, workdir):
+    """Raise ValueError if the newest checkpoint is that of a run on other data than those with `known` fingerprints."""
+    if known and newest_record(workdir).get("data") not in (None, sealed(known)["crc32"]):
+        raise ValueError(
+            f"the newest checkpoint in {workdir} is that of a run on other data: restore the data and {DATA} of that "
+            f"run, choose another workdir, or {FORCE}."
+        )
+
+
+def _own_files(workdir):
+    """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
+    teacher = read_json(workdir / CONFIG).get("teacher")
+    places = {"tokenizer.json": workdir / "tokenizer.json"}
+    if teacher:
+        root = Path(storage.local(teacher))
+        record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
+        files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
+        places |= {storage.name(file): file for file in files}
+    return {name: _digest(file) for name, file in places.items() if file.is_file()}
+
+
+def _digest(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
