@@ -22,6 +22,7 @@ from lineage.data.content import Documents, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
+SETTINGS = "tokenizer_config.json"
 _END_OF_WORD = "</w>"
 _ALPHABET = 1000  # number of most frequent characters in the alphabet of wordpiece and bpe_words
 
@@ -233,7 +234,7 @@ class Unigram(CasedKind):
 @TOKENIZERS.register("file")
 @dataclass(frozen=True)
 class TokenizerFile(TokenizerKind):
-    """Tokenizer in a file.
+    """Tokenizer in a file. A text ends with the `eos_token` of a `tokenizer_config.json` in its folder, if any.
 
     Attributes:
         path: `tokenizer.json`, or its folder; it may be remote, such as hf:ORG/NAME.
@@ -245,7 +246,21 @@ class TokenizerFile(TokenizerKind):
         """Load the tokenizer; the texts are not read."""
         if not self.path:
             raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
-        return Tokenizer.load(local(self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"))
+        path = self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"
+        return Tokenizer.load(local(path)).ending(_configured_ends(f"{path.rpartition('/')[0] or '.'}/{SETTINGS}"))
+
+
+def _configured_ends(path: str) -> list[str]:
+    """Return the name of `eos_token` in a `tokenizer_config.json`; [] if there is no such file or token."""
+    try:
+        file = Path(local(path))
+        token = json.loads(file.read_text(encoding="utf-8")).get("eos_token") if file.is_file() else None
+    except FileNotFoundError:  # on the Hub
+        return []
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a JSON object: {error}.") from None
+    name = token.get("content") if isinstance(token, dict) else token
+    return [name] if isinstance(name, str) else []
 
 
 def find_tokenizer(

@@ -243,12 +243,13 @@ class Tokenizer:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {reason}.") from error
 
-    def ending(self, ids: Iterable[int]) -> "Tokenizer":
-        """Return the tokenizer with other ends of text: those of a model, as far as they are special tokens.
+    def ending(self, tokens: Iterable[int | str]) -> "Tokenizer":
+        """Return the tokenizer with other ends of text, by id or name; all but special tokens are ignored.
 
-        Their names may be unknown, such as <|im_end|>. `end_of_text` changes only if it is none of them.
+        `SPECIAL` need not have their names, such as <|im_end|>. `end_of_text` changes only if it is none of them.
         """
-        known = [id for id in ids if 0 <= id < self.vocab_size and self.special[id]]
+        ids = (self._backend.token_to_id(token) if isinstance(token, str) else token for token in tokens)
+        known = [id for id in ids if id is not None and 0 <= id < self.vocab_size and self.special[id]]
         ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
         return Tokenizer(self._backend, self._name, ends) if ends else self
 

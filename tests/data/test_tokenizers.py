@@ -261,6 +261,22 @@ def test_invalid_tokenizers_raise(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+def test_end_of_text_of_a_folder(tmp_path):
+    backend = library.Tokenizer(library.models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    backend.add_special_tokens(["</s>", "<|im_end|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (path := tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = TokenizerFile(str(tmp_path))
+    assert tokenizer.train([]).ends == (2,)
+    for name, ends in (("<|im_end|>", (3,)), ({"content": "<|im_end|>"}, (3,)), ("a", (2,)), ("b", (2,)), (None, (2,))):
+        path.write_text(json.dumps({"eos_token": name}))
+        assert tokenizer.train([]).ends == TokenizerFile(str(tmp_path / "tokenizer.json")).train([]).ends == ends
+    for damaged in ("[]", "{", "[" * 10**5):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=f"^{path} is not a JSON object: "):
+            tokenizer.train([])
+
+
 def charsmap(nodes=512, text=b"b\0", **units):
     """Return SentencePiece's table of replacements of "a" by "b", with changed nodes."""
     array = np.zeros(nodes, "<u4")
