@@ -20,9 +20,9 @@ import jax
 
 from lineage.configs import cli
 from lineage.runs.process import keep_freed
-from lineage.train import profiling
 from lineage.train.experiment import Experiment
 from lineage.train.loop import TrainingLoop, device_batches
+from lineage.train.profiling.throughput import Throughput
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         experiment = Experiment(config, Path(folder))
-        loop = TrainingLoop(experiment, profiling.Throughput(experiment), stack)
+        loop = TrainingLoop(experiment, Throughput(experiment), stack)
         batches = device_batches(experiment, 0)
         batch = next(batches)
         done = 0

@@ -34,7 +34,8 @@ from lineage.train.preparation import (
     prepare_folder,
     start_messages,
 )
-from lineage.train.profiling import Throughput, out_of_memory_explained, resources
+from lineage.train.profiling.estimates import out_of_memory_explained
+from lineage.train.profiling.throughput import Throughput, resources
 from lineage.train.profiling.trace import Trace
 from lineage.train.profiling.watchdog import Watchdog
 from lineage.train.sharding import to_mesh

@@ -25,8 +25,8 @@ from lineage.models.kernels.triton_programs import BLOCK
 from lineage.models.layers.attend import DropWeights, Mask, Weighting, dense
 from lineage.models.layers.attention import auto
 from lineage.models.layers.sparse import BlockSparse
-from lineage.train import profiling
 from lineage.train.loop import TrainingLoop
+from lineage.train.profiling.throughput import Throughput
 
 WINDOW = 49  # number of tokens in a window of Swin
 FLOAT32_ERROR = 1e-4  # allowed relative error of outputs and gradients in float32
@@ -207,7 +207,7 @@ def trace(settings: Settings) -> Rows:
     def prepare():
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         of = ours.experiment(settings, workdir=folder)
-        loop = TrainingLoop(of, profiling.Throughput(of), stack)
+        loop = TrainingLoop(of, Throughput(of), stack)
         steps = settings["steps"]
 
         def advance(first):

@@ -21,7 +21,7 @@ from lineage.train.compiler.chips import chip_of
 from lineage.train.compiler.compile import without_data
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step
-from lineage.train.profiling import experiment_budget
+from lineage.train.profiling.estimates import experiment_budget
 from lineage.train.sharding import to_mesh
 from lineage.train.step import cast
 

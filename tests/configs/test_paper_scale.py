@@ -13,7 +13,7 @@ from lineage.configs import cli, schema
 from lineage.train.experiment import Experiment
 from lineage.train.optimizer import OPTIMIZERS
 from lineage.train.preparation import jit_step
-from lineage.train.profiling import experiment_budget
+from lineage.train.profiling.estimates import experiment_budget
 from tests.tiers import tiered
 
 FSDP, MIXED = {"mesh.data": 1, "mesh.fsdp": 8}, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}

@@ -19,7 +19,8 @@ from pathlib import Path
 from lineage import launch
 from lineage.runs.folder import MEASURED, read_record
 from lineage.runs.process import PREEMPTED
-from lineage.train import loop, profiling
+from lineage.train import loop
+from lineage.train.profiling import throughput
 
 for _name in ("report.run", "train.export", "train.trained"):  # otherwise each process would import them
     importlib.import_module(f"lineage.{_name}")
@@ -152,7 +153,7 @@ def no_report(*args):
 
 def quick():
     """Share compiled functions between the runs of this process, without reports; end the process if it hangs."""
-    profiling.experiment_budget = first_result(profiling.experiment_budget)
+    throughput.experiment_budget = first_result(throughput.experiment_budget)
     loop.compile_step = first_result(loop.compile_step)
     loop.write_report = loop.artifacts.write_all = no_report
     faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)

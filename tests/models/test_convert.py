@@ -382,7 +382,7 @@ def test_full_disk_keeps_existing_files(folder, variables, monkeypatch):
         file.write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert, "save_file", full)
+    monkeypatch.setattr(convert.folder, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         convert.save(path, TINY_GPT, variables(TINY_GPT, INPUTS[GPT], seed=1))
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before

@@ -26,8 +26,8 @@ def tiny():
 def throughput(experiment):
     """Return a `Throughput` without an estimate of the cost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling, "experiment_budget", lambda *args: FREE)
-        return profiling.Throughput(experiment)
+        patch.setattr(profiling.throughput, "experiment_budget", lambda *args: FREE)
+        return profiling.throughput.Throughput(experiment)
 
 
 def without_report(patch):

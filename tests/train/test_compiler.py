@@ -21,7 +21,7 @@ from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY, MATMUL_EFFICIENCY, Plan
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step
-from lineage.train.profiling import RESOURCE_EXHAUSTED
+from lineage.train.profiling.estimates import RESOURCE_EXHAUSTED
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 V5E, H100 = targets.BY_TARGET["v5e"], targets.BY_TARGET["h100"]

@@ -11,8 +11,8 @@ from lineage import launch
 from lineage.configs import cli
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
-from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.profiling.description import describe, duration, parameters
+from lineage.train.profiling.estimates import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh
 
 SIZES = {"": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -22,7 +22,7 @@ from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import start_notes
-from lineage.train.profiling import Throughput
+from lineage.train.profiling.throughput import Throughput
 from tests.train.runs import ONE, noisy, run, train_lines
 
 pytestmark = pytest.mark.usefixtures("no_report")

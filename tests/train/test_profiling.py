@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from lineage.configs import cli
-from lineage.train import preparation, profiling
+from lineage.train import preparation
 from lineage.train.experiment import Experiment
+from lineage.train.profiling.estimates import experiment_budget, memory_per_device, out_of_memory_explained
+from lineage.train.profiling.throughput import Throughput, resources
 from tests.tiers import tiered
 
 ADAPTED = {"init.path": "there", "adapter.name": "lora", "task.name": "causal_lm"}
@@ -83,7 +85,7 @@ def test_memory_per_device_is_close_to_xla(mesh, name):
 
 def check_memory(name, changes):
     its = experiment(name, changes)
-    estimate = profiling.memory_per_device(its, profiling.experiment_budget(its), its.mesh)["total"]
+    estimate = memory_per_device(its, experiment_budget(its), its.mesh)["total"]
     lowered = preparation.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros))
     plan = lowered.compile(compiler_options=ONE_AFTER_THE_OTHER if name in INDEPENDENT else {}).memory_analysis()
     planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
@@ -93,7 +95,7 @@ def check_memory(name, changes):
 
 @pytest.mark.thorough
 def test_adapters_cost_less_than_full_training():
-    whole, adapted = (profiling.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
+    whole, adapted = (experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
     assert whole.parameters == adapted.parameters
     assert whole.flops["forward"] == adapted.flops["forward"]
     forward = whole.flops["forward"]["model"]
@@ -122,7 +124,7 @@ class Outputs:
 
 
 def test_only_time_without_a_step_in_progress_is_waited_for_data():
-    throughput = profiling.Throughput(experiment("vit_digits", {}))
+    throughput = Throughput(experiment("vit_digits", {}))
 
     def wait(step=None):
         before, start = throughput._spent["waiting"], time.monotonic()
@@ -149,13 +151,13 @@ def test_only_time_without_a_step_in_progress_is_waited_for_data():
 
 def test_rates_of_a_clock(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(profiling.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
 
     def passes(seconds):
         nonlocal now
         now += seconds
 
-    throughput = profiling.Throughput(experiment("vit_digits", {"loader.batch_size": 32}))
+    throughput = Throughput(experiment("vit_digits", {"loader.batch_size": 32}))
     passes(10)  # compilation
     found = []
     for _ in range(2):
@@ -189,14 +191,14 @@ def test_memory_of_the_fullest_device(monkeypatch):
     peaks = [{"peak_bytes_in_use": size << 30} for size in (2, 5, 3)]
     devices = [SimpleNamespace(memory_stats=partial(dict, peak)) for peak in peaks]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    assert profiling.resources()["system/device_memory_gib"] == 5
+    assert resources()["system/device_memory_gib"] == 5
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(memory_stats=lambda: None)])
-    assert "system/device_memory_gib" not in profiling.resources()  # a CPU has no statistics
+    assert "system/device_memory_gib" not in resources()  # a CPU has no statistics
 
 
 def exhaust(**estimate):
     """Ask for more memory than any device has."""
-    with profiling.out_of_memory_explained() as memory:
+    with out_of_memory_explained() as memory:
         memory |= estimate
         jnp.zeros(1 << 45).block_until_ready()
 
@@ -211,5 +213,5 @@ def test_other_runtime_errors_are_not_changed():
     message = r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$"
     with pytest.raises(MemoryError, match=message):
         exhaust()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"), profiling.out_of_memory_explained():
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"), out_of_memory_explained():
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -13,8 +13,8 @@ from lineage.train.checkpoint import Checkpoints
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
-from lineage.train.profiling import experiment_budget, memory_per_device
 from lineage.train.profiling.description import describe
+from lineage.train.profiling.estimates import experiment_budget, memory_per_device
 from lineage.train.sharding import (
     abstract_mesh,
     check_batch,

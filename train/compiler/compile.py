@@ -17,7 +17,7 @@ from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
-from lineage.train.profiling import RESOURCE_EXHAUSTED, experiment_budget
+from lineage.train.profiling.estimates import RESOURCE_EXHAUSTED, experiment_budget
 from lineage.train.sharding import batch_sharding, placed, shardings
 from lineage.train.step import cast, make_forward_step
 

@@ -13,7 +13,7 @@ from lineage.models.budget import Budget, aligned, human
 from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.optimizer import paths_of
-from lineage.train.profiling import experiment_budget, memory_per_device
+from lineage.train.profiling.estimates import experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, shardings
 
 UTILIZATION = 0.4  # fraction of the peak FLOP/s assumed for the estimated time of a step
