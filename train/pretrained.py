@@ -156,7 +156,8 @@ def check(experiment: Any) -> None:
         theirs = _flat(read_variables(Path(folder)))
     else:
         theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
-    _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
+    taken = _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
+    _check_new(trial.abstract_state, ours.keys() - taken.keys())
 
 
 def class_names(path: str) -> tuple[str, ...]:

@@ -287,8 +287,11 @@ def test_parameters_are_renamed(tiny, base):
 def test_new_parameters_must_be_trained(tiny, base):
     """Check that an adapter freezes no parameters that the other model does not have."""
     changes = {"adapter.name": "lora", "adapter.rank": 2, "init.skip": ("^norm/",)}
-    with pytest.raises(ValueError, match=r"adapter\.trained is \(\): .* such as \('\^norm/',\)\.$"):
+    message = r"adapter\.trained is \(\): .* such as \('\^norm/',\)\.$"
+    with pytest.raises(ValueError, match=message):
         adapted(tiny, base, changes)
+    with pytest.raises(ValueError, match=message):  # before the data are opened
+        pretrained.check(Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | changes), **ONE))
     _, state = adapted(tiny, base, changes | {"adapter.trained": ("^norm/scale", "^norm/bias")})
     assert set(state.params["norm"]) == {"scale", "bias"}
 
