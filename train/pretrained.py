@@ -45,6 +45,7 @@ def start_from(
     ours = _flat(jax.eval_shape(TrainState.variables, state))
     theirs = _renamed(_flat(theirs), init.rename, init.path)
     taken = _fitting(ours, theirs, model, init)
+    _check_new(state, ours.keys() - taken.keys())
     state = make() if make else state
     variables = {}
     for kind, tree in state.variables().items():
@@ -90,6 +91,17 @@ def _fitting(ours, theirs, model, init):
     if not taken:
         raise ValueError(f"{path} contains none of the parameters of the model: it has {_top_modules(theirs)}.")
     return taken
+
+
+def _check_new(state, new):
+    """Raise ValueError if an adapter freezes new parameters, which would stay random."""
+    frozen = {} if state.frozen is None else _flat({"params": state.frozen["params"]})
+    if fixed := new & frozen.keys():
+        modules = tuple(f"^{name}/" for name in _top_modules(fixed).split(", "))
+        raise ValueError(
+            f"adapter.trained is {state.adapter.trained}: new parameters would keep their random values, so it must "
+            f"also match them, such as {modules}."
+        )
 
 
 def _differs_in_classes(model, name, shape, other):
@@ -147,7 +159,8 @@ def check(experiment: Any) -> None:
         theirs = _flat(read_variables(Path(folder)))
     else:
         theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
-    _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
+    taken = _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
+    _check_new(trial.abstract_state, ours.keys() - taken.keys())
 
 
 def class_names(path: str) -> tuple[str, ...]:

@@ -137,6 +137,11 @@ def window_starts(count: int, room: int, stride: int) -> range:
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the truncated lengths of two texts: the longer one is truncated first (arXiv 1810.04805)."""
-    first = min(first, max(room - second, (room + 1) // 2))
+    """Return the truncated lengths of two texts: the longer one is truncated first (arXiv 1810.04805).
+
+    If both exceed half of an odd room, the longer text keeps one token more, or the second one of equal texts, as in
+    the library `tokenizers`.
+    """
+    half = (room + (first > second)) // 2
+    first = min(first, max(room - second, half))
     return first, min(second, room - first)

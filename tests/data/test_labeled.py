@@ -97,10 +97,12 @@ def test_regression_targets(tmp_path):
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 30))
 def test_longer_text_is_truncated_first(first, second, room):
-    a, b = first, second
-    while a + b > room:
-        a, b = (a - 1, b) if a > b else (a, b - 1)
-    assert encoded.longest_first(first, second, room) == (a, b)
+    """Check against the library `tokenizers`, which truncates pairs for `transformers`."""
+    backend = library.Tokenizer(library.models.WordLevel({"a": 0, "b": 1}))
+    backend.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    backend.enable_truncation(room)
+    tokens = backend.encode("a " * first, "b " * second).tokens
+    assert encoded.longest_first(first, second, room) == (tokens.count("a"), tokens.count("b"))
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.data())

@@ -284,6 +284,18 @@ def test_parameters_are_renamed(tiny, base):
         adapted(tiny, base, {"init.rename": ("x",)})
 
 
+def test_new_parameters_must_be_trained(tiny, base):
+    """Check that an adapter freezes no parameters that the other model does not have."""
+    changes = {"adapter.name": "lora", "adapter.rank": 2, "init.skip": ("^norm/",)}
+    message = r"adapter\.trained is \(\): .* such as \('\^norm/',\)\.$"
+    with pytest.raises(ValueError, match=message):
+        adapted(tiny, base, changes)
+    with pytest.raises(ValueError, match=message):  # before the data are opened
+        pretrained.check(Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | changes), **ONE))
+    _, state = adapted(tiny, base, changes | {"adapter.trained": ("^norm/scale", "^norm/bias")})
+    assert set(state.params["norm"]) == {"scale", "bias"}
+
+
 def test_incompatible_parameters_raise_before_allocation(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match=r"change the model, or add them to init\.skip"):
