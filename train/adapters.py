@@ -220,10 +220,10 @@ class SVF(MatrixAdapter):
         return jax.tree.map(lambda *z: 1 + sum(weight * (factor - 1) for weight, factor in zip(weights, z)), *experts)
 
     def same_base(self, frozen: Any, other: Any) -> bool:
-        """Return whether two adapted models have the same singular vectors and values."""
+        """Return whether two adapted models have the same frozen parameters."""
         if jax.tree.structure(frozen) != jax.tree.structure(other):
             return False
-        return all(jax.tree.leaves(jax.tree.map(np.array_equal, frozen["svf"], other["svf"])))
+        return all(jax.tree.leaves(jax.tree.map(np.array_equal, frozen, other)))
 
 
 def _add_product(kernel, left, scale, right):
