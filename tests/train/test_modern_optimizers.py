@@ -74,14 +74,29 @@ def test_ademamix_matches_the_paper():
     np.testing.assert_allclose(ours, p, rtol=1e-5)
 
 
+def test_rise_of_ademamix_matches_the_authors_code():
+    """Check the first steps, which the authors' code counts from 1."""
+    options = {"b1": 0.8, "b2": 0.9, "b3": 0.99, "alpha": 3.0, "epsilon": 1e-3, "rise_steps": 4}
+    ours = run(make("ademamix", lambda n: 0.1, **options), steps=6)["norm"]["scale"]
+    p, fast, slow, second = np.full(4, 2.0), 0.0, 0.0, 0.0
+    for n in range(6):
+        done = min((n + 1) / 4, 1)
+        half_life = (1 - done) * np.log(0.5) / np.log(0.8) + done * np.log(0.5) / np.log(0.99)
+        alpha, b3, g = 3.0 * done, 0.5 ** (1 / half_life), gradients(n)["norm"]["scale"].astype(float)
+        fast, slow, second = 0.8 * fast + 0.2 * g, b3 * slow + (1 - b3) * g, 0.9 * second + 0.1 * g * g
+        corrected = fast / (1 - 0.8 ** (n + 1)), second / (1 - 0.9 ** (n + 1))
+        p = p - 0.1 * (corrected[0] + alpha * slow) / (np.sqrt(corrected[1]) + 1e-3)
+    np.testing.assert_allclose(ours, p, rtol=1e-5)
+
+
 def test_ademamix_begins_as_adam_and_ends_as_without_a_rise():
     start = run(make("ademamix", lambda n: 0.1, rise_steps=10**6), steps=2)
     np.testing.assert_allclose(
         start["norm"]["scale"], run(make("adamw", lambda n: 0.1), steps=2)["norm"]["scale"], 1e-4
     )
     b3 = rising(0.9, 0.9999, 4)
-    assert float(b3(0)) == pytest.approx(0.9)
-    assert float(b3(2)) == pytest.approx(np.exp(1 / (0.5 / np.log(0.9) + 0.5 / np.log(0.9999))))
+    assert float(b3(-1)) == pytest.approx(0.9)
+    assert float(b3(1)) == pytest.approx(np.exp(1 / (0.5 / np.log(0.9) + 0.5 / np.log(0.9999))))
     assert float(b3(9)) == pytest.approx(0.9999)
     assert (
         np.abs(run(make("ademamix", lambda n: 0.1, rise_steps=2))["norm"]["scale"] - start["norm"]["scale"]).min() > 0

@@ -70,7 +70,7 @@ class AdEMAMix(AdamW):
         b3: decay of the slow average.
         alpha: weight of the slow average.
         rise_steps: number of steps in which `alpha` and `b3` rise to their values, for stability (in the paper, all
-            steps of the run); 0: constant values.
+            steps of the run); they have them from the last of these steps on. 0: constant values.
     """
 
     b3: Rate = 0.9999
@@ -80,17 +80,20 @@ class AdEMAMix(AdamW):
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         alpha, b3 = self.alpha, self.b3
         if self.rise_steps:
-            alpha = optax.linear_schedule(0.0, self.alpha, self.rise_steps)
+            alpha = optax.linear_schedule(self.alpha / self.rise_steps, self.alpha, self.rise_steps - 1 or 1)
             b3 = rising(self.b1, self.b3, self.rise_steps)
         return contrib.scale_by_ademamix(self.b1, self.b2, b3, alpha, self.epsilon)
 
 
 def rising(first: float, last: float, steps: int) -> Callable[[Any], Any]:
-    """Return the decay of a slow average whose half-life rises over some steps (arXiv 2409.03137, section 3)."""
+    """Return the decay of a slow average whose half-life rises over some steps (arXiv 2409.03137, section 3).
+
+    The decay is a function of the step, counted from 0, and has its last value in the last of these steps.
+    """
     first, last = math.log(max(first, 1e-8)), math.log(max(last, 1e-8))
 
     def decay(n):
-        done = jnp.minimum(n / steps, 1.0)
+        done = jnp.minimum((n + 1) / steps, 1.0)
         return jnp.exp(first * last / ((1 - done) * last + done * first))
 
     return decay
