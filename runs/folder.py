@@ -181,9 +181,18 @@ def last_step(workdir: Path) -> int:
 
 
 def checkpoints(workdir: Path) -> list[Path]:
-    """Return the folders of the checkpoints in a run folder, oldest first."""
-    paths = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
-    return sorted(paths, key=lambda path: int(path.name))
+    """Return the folders of the checkpoints in a run folder, oldest first.
+
+    Raises OSError if they cannot be listed: otherwise, a run would take them for missing and start anew.
+    """
+    place = workdir / "checkpoints"
+    if place.is_symlink() and not place.exists():
+        raise FileNotFoundError(f"{place} is a link to {os.readlink(place)}, which does not exist: restore it.")
+    try:
+        paths = [place / name for name in os.listdir(place) if name.isdecimal()]  # `glob` hides errors
+    except FileNotFoundError:
+        return []
+    return sorted((path for path in paths if path.is_dir()), key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:
