@@ -87,7 +87,7 @@ def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
     checks["slurm/jobs.json"] = _object
     for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
-        if path.exists() and path not in known:
+        if os.path.exists(path) and path not in known:  # False in a folder that cannot be read, unlike `Path.exists`
             yield Finding(path, _problem(path, check))
 
 
