@@ -186,11 +186,12 @@ def checkpoints(workdir: Path) -> list[Path]:
     Raises OSError if they cannot be listed: otherwise, a run would take them for missing and start anew.
     """
     place = workdir / "checkpoints"
-    if place.is_symlink() and not place.exists():
-        raise FileNotFoundError(f"{place} is a link to {os.readlink(place)}, which does not exist: restore it.")
     try:
         paths = [place / name for name in os.listdir(place) if name.isdecimal()]  # `glob` hides errors
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(place):
+            problem = "is neither a folder nor a link to one that exists: restore it"
+            raise NotADirectoryError(f"{place} {problem}.") from None
         return []
     return sorted((path for path in paths if path.is_dir()), key=lambda path: int(path.name))
 
