@@ -1,6 +1,7 @@
 """Loading of configs (Python files with a `get_config()`) and command-line overrides."""
 
 import ast
+import contextlib
 import difflib
 import inspect
 import re
@@ -31,7 +32,7 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     if path.endswith(".json"):
         return base.read(path).lock(), []
     arguments = [argument] if argument else []
-    try:
+    with _described(path):
         module = modules.execute(Path(path))
         if not hasattr(module, "get_config"):
             raise ValueError(f"{path} has no get_config(): it is not a config.")
@@ -43,13 +44,20 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         config = module.get_config(*arguments)
         if not isinstance(config, ConfigDict):
             raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(_described_error(path, error)) from error
     if base.registers(module.__name__):  # loading a trained model registers its classes again
         config.imports = (*config.imports, str(Path(path).resolve()))
-    return config.lock(), list(_call(module, "sweep", argument) or [])
+    return config.lock(), _overrides(module, path, argument)
+
+
+def _overrides(module, path, argument):
+    """Return the overrides that the function `sweep()` of a config file yields; [] if there is no such function."""
+    with _described(path):
+        overrides = list(_call(module, "sweep", argument) or [])
+    for changes in overrides:
+        if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
+            needed = "it must yield dictionaries of config keys"
+            raise ValueError(f"sweep() of {path} yields {str(changes)[:60]}: {needed}.")
+    return overrides
 
 
 def _call(module, name, argument):
@@ -58,6 +66,17 @@ def _call(module, name, argument):
     if function is None:
         return None
     return function(argument) if argument and inspect.signature(function).parameters else function()
+
+
+@contextlib.contextmanager
+def _described(path):
+    """Convert an exception of the code in a config file to a ValueError that gives the line."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(_described_error(path, error)) from error
 
 
 def _described_error(path, error):
@@ -143,7 +162,12 @@ def search(file: str, trials: int | None = None) -> Search | None:
     `trials` replaces the number of trials.
     """
     path, argument = find(file)
-    result = _call(modules.execute(Path(path)), "search", argument) if path.endswith(".py") else None
+    if not path.endswith(".py"):
+        return None
+    with _described(path):
+        result = _call(modules.execute(Path(path)), "search", argument)
+    if result is not None and not (isinstance(result, Search) and all(isinstance(key, str) for key in result.space)):
+        raise ValueError(f"search() of {path} returns {str(result)[:60]}: it must return a Search over config keys.")
     return replace(result, trials=trials) if result and trials is not None else result
 
 

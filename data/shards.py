@@ -87,7 +87,10 @@ class ShardFile:
         self._path, self._delete = path, delete
         if _has_no_end(path):
             self._damaged()
-        content = np.asarray(np.memmap(path, np.uint8, mode="r"))
+        try:
+            content = np.asarray(np.memmap(path, np.uint8, mode="r"))
+        except FileNotFoundError:
+            raise ValueError(f"{path} was deleted: run the same command again to encode it again.") from None
         ends_size = 8 * shard.documents
         self._size = ends_size + dtype.itemsize * shard.tokens
         if len(content) != shard_size(shard, dtype):

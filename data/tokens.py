@@ -92,6 +92,9 @@ def tokenize(
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
             _write(folder, documents, encode, workers)
         shards, _ = read_index(folder)
+    for path in (folder / INDEX, *(shard_path(folder, number) for number in range(len(shards)))):
+        with contextlib.suppress(OSError):  # a read-only folder; files that are not used are deleted
+            os.utime(path)
     return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
 
 

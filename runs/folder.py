@@ -182,9 +182,19 @@ def last_step(workdir: Path) -> int:
 
 
 def checkpoints(workdir: Path) -> list[Path]:
-    """Return the folders of the checkpoints in a run folder, oldest first."""
-    paths = (path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
-    return sorted(paths, key=lambda path: int(path.name))
+    """Return the folders of the checkpoints in a run folder, oldest first.
+
+    Raises OSError if they cannot be listed: otherwise, a run would take them for missing and start anew.
+    """
+    place = workdir / "checkpoints"
+    try:
+        paths = [place / name for name in os.listdir(place) if name.isdecimal()]  # `glob` hides errors
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(place):
+            problem = "is neither a folder nor a link to one that exists: restore it"
+            raise NotADirectoryError(f"{place} {problem}.") from None
+        return []
+    return sorted((path for path in paths if path.is_dir()), key=lambda path: int(path.name))
 
 
 def plain(config: Any) -> dict[str, Any]:

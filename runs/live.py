@@ -92,6 +92,8 @@ class Run:
 
     def error(self) -> str:
         """Return the error message in the log since the last start, or else its last line."""
+        if not self.folder.exists():
+            return f"{ERROR}the folder of the run was moved or deleted"
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith(ERROR)), lines[-1])
 

@@ -70,8 +70,10 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: 
 
 
 def reached(workdir: Path) -> int:
-    """Return the last step in a run's history or checkpoints; 0 if there is none."""
-    steps = [last_step(workdir)]
+    """Return the last step in a run's history or checkpoints; 0 if there is none or they cannot be read."""
+    steps = [0]
+    with suppress(OSError):
+        steps.append(last_step(workdir))
     with suppress(OSError, ValueError, IndexError):
         steps.append(GrowingMetrics(workdir / METRICS).read()[-1]["step"])
     return max(steps)

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -51,10 +52,13 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
     """
     problems: dict[Path, str] = {}
     for place in folders:
-        runs = list(runs_below(place))
-        if not runs:
+        unread: list[OSError] = []
+        runs = list(runs_below(place, unread.append))
+        hidden = [Finding(Path(error.filename), str(error)) for error in unread if error.errno != errno.ENOENT]
+        if not (runs or hidden):
             raise FileNotFoundError(f"there is no run in {place}.")
-        for path, problem in chain(*(check_run(run, problems) for run in runs), _check_pages(place, runs, problems)):
+        found = chain(*(check_run(run, problems) for run in runs), _check_pages(place, runs, problems))
+        for path, problem in chain(hidden, found):
             problems[path] = problem
             if not as_json:
                 print(printable(f"{path}: {problem or 'sound'}"), flush=True)
@@ -65,9 +69,12 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
     return int(bad > 0)
 
 
-def runs_below(place: Path) -> Iterator[Path]:
-    """Yield the folder if it contains a run, or else the folders of the runs below it."""
-    for current, folders, files in os.walk(place):
+def runs_below(place: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Yield the folder if it contains a run, or else the folders of the runs below it.
+
+    Folders that cannot be read are left out; `onerror` is called with the error of each.
+    """
+    for current, folders, files in os.walk(place, onerror=onerror):
         if "checkpoints" in folders or {METRICS, START} & {*files}:
             folders.clear()
             yield Path(current)
@@ -80,7 +87,7 @@ def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
     checks["slurm/jobs.json"] = _object
     for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
-        if path.exists() and path not in known:
+        if os.path.exists(path) and path not in known:  # False in a folder that cannot be read, unlike `Path.exists`
             yield Finding(path, _problem(path, check))
 
 
@@ -89,7 +96,12 @@ def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
 
     Paths in `known` are not checked again.
     """
-    for path, check, needed in _checks(run):
+    try:
+        checks = list(_checks(run))
+    except OSError as error:  # a folder cannot be read
+        yield Finding(Path(error.filename or run), str(error))
+        return
+    for path, check, needed in checks:
         if path in known:
             continue
         for attempt in range(ATTEMPTS if held(run) else 1):

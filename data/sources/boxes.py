@@ -178,7 +178,7 @@ class BoxedImages(ExampleSource):
         width, height = self.sizes[index]
         if width and height and shape[:2] != (height, width):
             actual = f"{shape[1]}x{shape[0]} pixels"
-            raise ValueError(f"{self.files[index]} has {actual}: its annotation is for {f'{width}x{height}'[:40]}.")
+            raise ValueError(f"{self.files[index]} has {actual}: its annotation is for {f'{width!r}x{height!r}'[:40]}.")
 
 
 def boxed(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:

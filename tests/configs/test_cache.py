@@ -119,6 +119,24 @@ def test_tokens_are_kept(kept):
     np.testing.assert_array_equal(first.tokens, again.tokens)
 
 
+def test_tokens_that_are_used_are_not_deleted(kept):
+    """Check that a use counts on a file system that does not record the times of reads (noatime)."""
+    tokenizer = find_tokenizer(Bytes(), TEXTS, ["end_of_text"])
+    tokenize(TEXTS["train"], tokenizer)
+    files = list((kept / "tokens").glob("*/[!.]*"))
+    assert len(files) == 2
+    for file in files:
+        os.utime(file, (0, 0))
+    again = tokenize(TEXTS["train"], tokenizer)
+    cache.delete_unused(kept)
+    assert all(file.exists() for file in files)
+    for file in files:
+        os.utime(file, (0, 0))
+    cache.delete_unused(kept)  # by a process with another clock
+    with pytest.raises(ValueError, match=r"00000\.tokens was deleted: run the same command again to encode it again"):
+        again.tokens[:1]
+
+
 def test_nothing_is_kept_where_the_variable_is_empty():
     tokenizer = find_tokenizer(BPE(280), TEXTS, ["end_of_text"])
     assert not isinstance(tokenize(TEXTS["train"], tokenizer).tokens, Shards)

@@ -337,6 +337,23 @@ def test_sweep_yields_overrides(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("sweep():\n    yield 'seed'", r"sweep\(\) of .*x\.py yields seed: it must yield dictionaries of config keys"),
+        ("sweep():\n    yield {1: 2}", r"sweep\(\) of .*x\.py yields \{1: 2\}: it must yield dictionaries"),
+        ("sweep():\n    yield {'seed': [][1]}", r"x\.py, line 3: list index out of range"),
+        ("search():\n    return {'seed': 1}", r"search\(\) of .*x\.py returns .*: it must return a Search"),
+        ("search():\n    return seed", r"x\.py, line 3: name 'seed' is not defined"),
+    ],
+)
+def test_mistakes_in_sweeps_and_searches_are_described(function, message, tmp_path):
+    start = "from lineage.configs import base; get_config = lambda: base.get_config('vit')"
+    (tmp_path / "x.py").write_text(f"{start}\ndef {function}\n")
+    with pytest.raises(ValueError, match=message):
+        (cli.load if function.startswith("sweep") else cli.search)(str(tmp_path / "x.py"))
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("config.model.update(deth=1)", 'Key "deth" does not exist'),

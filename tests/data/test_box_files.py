@@ -11,7 +11,7 @@ from lineage.data import Facts
 from lineage.data.facts import evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import from_source
-from lineage.data.sources.boxes import COCO, VOC
+from lineage.data.sources.boxes import COCO, VOC, BoxedImages
 from lineage.data.sources.files import find_files
 from lineage.tasks.object_detection import ObjectDetection
 from tests.data.conftest import load
@@ -176,6 +176,9 @@ def test_wrong_images_of_coco(tmp_path):
     for read in (lambda: part.take(np.arange(2)), lambda: part.check(1)):
         with pytest.raises(ValueError, match=r"0007\.png has 30x40 pixels: its annotation is for 40x30"):
             read()
+    text = BoxedImages(part.files, [("30", 40)] * len(part.files), part.objects)
+    with pytest.raises(ValueError, match=r"has 30x40 pixels: its annotation is for '30'x40"):
+        text.check(1)
     image.write_bytes(b"torn")
     for read in (lambda: part.take(np.arange(2)), lambda: part.check(1)):
         with pytest.raises(ValueError, match=r"0007\.png cannot be read as an image"):

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from lineage.runs import locks, sweep
-from lineage.runs.live import Run, Table, watch
+from lineage.runs.live import Run, Table, print_failures, watch
 
 
 def make(folder, steps, total=40, done=False, log=""):
@@ -190,3 +190,8 @@ def test_held_devices(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert locks.held(tmp_path)
     assert not locks.held(tmp_path)
+
+
+def test_failure_of_a_run_whose_folder_was_deleted(tmp_path, capsys):
+    print_failures([Run("seed=1", tmp_path / "seed=1", state="failed (1)")])
+    assert "seed=1: error: the folder of the run was moved or deleted (" in capsys.readouterr().out

@@ -156,6 +156,26 @@ def test_checkpoints_are_folders_named_by_decimal_numbers(tmp_path):
     assert [path.name for path in folder.checkpoints(tmp_path)] == ["5", "12"]
 
 
+def test_checkpoints_that_cannot_be_listed_are_not_taken_for_missing(tmp_path, monkeypatch):
+    assert folder.last_step(tmp_path) == 0
+    (tmp_path / "checkpoints").symlink_to("elsewhere")  # such as a file system that is not mounted
+    for _ in range(2):
+        with pytest.raises(NotADirectoryError, match="checkpoints is neither a folder nor a link to one that exists"):
+            folder.last_step(tmp_path)
+        (tmp_path / "elsewhere").touch()
+    (tmp_path / "elsewhere").unlink()
+    (tmp_path / "elsewhere" / "5").mkdir(parents=True)
+    assert folder.last_step(tmp_path) == 5
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(PermissionError, match="checkpoints"):
+        folder.last_step(tmp_path)
+
+
 def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
     """Check that `held` in another process, which locks for a moment, does not stop a run from starting."""
     with locks._opened(tmp_path) as looking:

@@ -185,3 +185,8 @@ def test_waits_of_many_restarts(monkeypatch, tmp_path):
     monkeypatch.setattr(clock, "sleep", lambda _: setattr(clock, "now", clock.now + 100))
     assert supervise(["run"], tmp_path, 1100) == 1
     assert next(steps) == 1101
+
+
+def test_checkpoints_that_cannot_be_listed_do_not_end_the_supervision(tmp_path):
+    (tmp_path / "checkpoints").symlink_to("elsewhere")  # such as a file system that is not mounted for a moment
+    assert supervisor.reached(tmp_path) == 0

@@ -1,5 +1,6 @@
 """Verification of runs: what is sound, what is damaged, and runs in progress."""
 
+import errno
 import json
 import os
 import shutil
@@ -265,3 +266,24 @@ def test_runs_below_a_folder(tmp_path):
     assert list(runs_below(tmp_path)) == [tmp_path / "a", tmp_path / "b" / "run"]
     with pytest.raises(FileNotFoundError, match="there is no run in"):
         verify([tmp_path / "c"])
+
+
+def test_folders_that_cannot_be_read_are_not_sound(folder, monkeypatch, capsys):
+    (folder / "closed").mkdir()
+    listed, walked = os.listdir, os.scandir
+
+    def unless(function, name):
+        def call(path):
+            if os.path.basename(path) == name:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return function(path)
+
+        return call
+
+    for name in ("closed", "checkpoints"):
+        monkeypatch.setattr(os, "listdir", unless(listed, name))
+        monkeypatch.setattr(os, "scandir", unless(walked, name))
+        assert verify([folder]) == 1
+        problems = [line for line in capsys.readouterr().out.splitlines() if not line.endswith("sound")]
+        assert len(problems) == 1
+        assert f"{name}: [Errno 13] Permission denied" in problems[0]
