@@ -68,8 +68,9 @@ MAY_CHANGE = (
 
 def make(workdir: Path) -> None:
     """Create the folder of a run if it does not exist; raise OSError or ValueError if it cannot be used."""
-    if files := [path for path in (workdir, *workdir.parents) if path.is_file()]:
-        raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is a file: choose another workdir.")
+    if files := [path for path in (workdir, *workdir.parents) if os.path.lexists(path) and not path.is_dir()]:
+        kind = "a file" if files[0].exists() else "a link to a missing folder"
+        raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is {kind}: choose another workdir.")
     if (workdir / ARTIFACTS).is_symlink():  # in somebody else's folder, it may lead to the files of another run
         raise ValueError(f"{workdir / ARTIFACTS} is a link, and files in it would be replaced: delete the link.")
     if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints

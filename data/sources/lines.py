@@ -171,7 +171,8 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
                     if answered and impossible is False and not answers:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
                     answers = [] if impossible else answers
-                    questions.append(Question(item["question"], paragraph["context"], answers, str(item.get("id", ""))))
+                    id = "" if item.get("id") is None else str(item["id"])
+                    questions.append(Question(item["question"], paragraph["context"], answers, id))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
     except ValueError as error:

@@ -141,6 +141,9 @@ def test_inputs_of_questions_and_images(tmp_path):
     actual = from_files(str(tmp_path / "a.json"), "questions")
     assert actual.rows == [Question("Is it?", "It is.", [], "x7")]
     assert actual.identifiers == [{"id": "x7"}]
+    article["paragraphs"][0]["qas"][0]["id"] = None
+    (tmp_path / "b.json").write_text(json.dumps({"data": [article]}))
+    assert from_files(str(tmp_path / "b.json"), "questions").identifiers == [{"id": "0"}]
     (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
     actual = from_files(str(tmp_path / "a.csv"), "questions")
     assert (actual.rows[0].text, actual.rows[0].context, actual.identifiers) == ("Is it?", "It is.", [{"id": "0"}])

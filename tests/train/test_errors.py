@@ -94,6 +94,9 @@ def test_workdir_that_cannot_be_written(error, tmp_path):
         assert error(GPT, f"--workdir={workdir}") == (
             f"the workdir is {workdir}, but {tmp_path}/file is a file: choose another workdir."
         )
+    (link := tmp_path / "link").symlink_to("missing")
+    said = f"the workdir is {link}, but {link} is a link to a missing folder: choose another workdir."
+    assert error(GPT, f"--workdir={link}") == said
     said = error(GPT, "--workdir=/proc/lineage")  # not even root writes there
     assert said.startswith("the workdir /proc/lineage cannot be written (")
 
