@@ -44,7 +44,7 @@ class RandAugment(Checked, PerImage):
 
 @dataclass(frozen=True)
 class Jitter(Checked, PerImage):
-    """Color jitter in random order; the first three change by a factor from 1 - value to 1 + value."""
+    """Color jitter in random order; the first three change by a factor from max(1 - value, 0) to 1 + value."""
 
     brightness: Annotated[float, Range(0)] = 0.4
     contrast: Annotated[float, Range(0)] = 0.4
@@ -56,9 +56,9 @@ class Jitter(Checked, PerImage):
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for number in random.permutation(4):
             limit = (self.brightness, self.contrast, self.saturation, self.hue)[number]
-            change = random.uniform(-limit, limit)
+            change = random.uniform(max(-limit, -1.0), limit)
             if number < 3:
-                picture = enhancers[number](picture).enhance(max(1 + change, 0.0))
+                picture = enhancers[number](picture).enhance(1 + change)
             elif limit and picture.mode == "RGB":
                 hue, *others = picture.convert("HSV").split()
                 turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # wraps around at 256

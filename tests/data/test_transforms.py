@@ -266,6 +266,7 @@ def test_jitter():
     assert bright.min() == pytest.approx(0.6, abs=0.02)
     assert bright.max() == pytest.approx(1.4, abs=0.02)
     assert bright.mean() == pytest.approx(1, abs=0.03)
+    assert np.mean(Jitter(3, 0, 0)(image, keys)[:, 0, 0, 0] == 0) < 0.02  # the factor is uniform from 0 to 4
     faded = Jitter(0, 0, 0.8)(image, keys)[:, 0, 0]  # saturation changes, luminance does not
     assert np.abs((faded - image[:, 0, 0].astype(float)) @ luminance).max() < 2
     spread = np.ptp(faded, axis=-1) / 100

@@ -105,7 +105,8 @@ class Sophia(Optimizer):
     """Sophia-H: clipped updates, preconditioned by an estimate of the Hessian's diagonal (arXiv 2305.14342).
 
     Every `interval` steps, the diagonal is estimated by Hutchinson's method on the first micro-batch, at the cost of
-    about two additional gradients.
+    about two additional gradients. As in optax, updates use an estimate from the next step on, and the momentum has a
+    bias correction; algorithm 3 of the paper does neither.
 
     Attributes:
         b1: decay of the momentum.
