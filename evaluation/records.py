@@ -1,10 +1,10 @@
 """Files of predictions and references of the command `score`.
 
 A file has one text per line, or is a .jsonl of texts, numbers, lists of texts, or objects with one of these as
-`prediction` or `text`, or for references as `references`, `reference` or `text`; or it is a .csv or .tsv with such a
-column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in the CoNLL-2003 format. For a
-folder of images, the labels are the names of the folders in it that contain the images. The tags of a sentence are a
-list, or separated by spaces. Files may be compressed.
+`prediction` or `text`, or for references as `references`, `reference` or (if they are not labels) `text`; or it is a
+.csv or .tsv with such a column; or it is a .json document in the format of COCO or SQuAD, a .conllu, or bio:FILE in the
+CoNLL-2003 format. For a folder of images, the labels are the names of the folders in it that contain the images. The
+tags of a sentence are a list, or separated by spaces. Files may be compressed.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "t
 Readers = tuple[Callable[..., Any], Callable[..., Any]]  # read predictions, and references, from a path, see `read`
 Options = Mapping[str, Any]  # options of a source
 NO_OPTIONS: Options = MappingProxyType({})
+COLUMNS = {"label": "label_key", "text": "target_key"}  # key of references -> option of a source that takes precedence
 BIO = "bio:"  # prefix of the path of a CoNLL-2003 file, whose format its name does not show
 
 
@@ -40,7 +41,8 @@ def source_options(predictions: str) -> Options:
     """Return the options that say how the run of a file of predictions reads its data, if `predict` wrote the file."""
     lines = Path(predictions).absolute().with_suffix(".jsonl")
     about = read_object(lines.with_name(f"{lines.name}.about.json"))
-    names = {f"config.source.{name}": name for name in ("quotes", "word_column", "tag_column")}
+    options = "quotes", "word_column", "tag_column", *COLUMNS.values()
+    names = {f"config.source.{name}": name for name in options}
     return {name: about[key] for key, name in names.items() if key in about}
 
 
@@ -48,13 +50,13 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Opt
     """Return the entries of a file; with `keys`, objects are replaced by the value of the first key that they have.
 
     With `errors`, an object that has an `error` instead, as the command `predict` writes it, becomes None. A table or
-    a CoNLL-2003 file is read by a source with those of the `options` that it has.
+    a CoNLL-2003 file is read by a source with those of the `options` that it has. They may name further keys.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
-    suffix = suffix_of(path).lower()
+    suffix, keys = suffix_of(path).lower(), _with_columns(keys, options)
     if path.startswith(BIO) or suffix == ".conllu":
         return [sentence.tags for sentence in _sentences(path, options)]
     if Path(path).is_dir():
@@ -73,6 +75,11 @@ def read(path: str, keys: Sequence[str] = (), errors: bool = False, options: Opt
     if not keys or isinstance(rows, dict):
         return rows
     return [_entry(row, keys, errors, f"{path}, entry {number}") for number, row in enumerate(rows, 1)]
+
+
+def _with_columns(keys: Sequence[str], options: Options) -> Sequence[str]:
+    """Return the keys, and before each of them the column that a source has in its place."""
+    return list(dict.fromkeys(name for key in keys for name in (options.get(COLUMNS.get(key, ""), key), key)))
 
 
 def _labels(folder: Path) -> list[str]:
@@ -160,8 +167,11 @@ def _rows(path):
 
 
 def texts_or(*keys: str) -> Readers:
-    """Return readers of texts that prefer the given keys of predictions and of references."""
-    of_predictions, of_references = keys[:1] + PREDICTIONS, keys[1:] + REFERENCES
+    """Return readers of texts that prefer the given keys of predictions and of references.
+
+    With a key, the `text` of references is the input of the model.
+    """
+    of_predictions, of_references = keys[:1] + PREDICTIONS, keys[1:] + REFERENCES[: -1 if keys else None]
     return partial(read, keys=of_predictions, errors=True), partial(read, keys=of_references)
 
 

@@ -329,11 +329,7 @@ def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> 
 
 
 def _train_merges(
-    backend: tokenizers.Tokenizer,
-    texts: Iterable[str],
-    trainer: Callable[..., trainers.Trainer],
-    marked: str,
-    settings: dict[str, Any],
+    backend: tokenizers.Tokenizer, texts: Iterable[str], trainer: Callable[..., Any], mark: str, options: dict[str, Any]
 ) -> tokenizers.Tokenizer:
     """Train BPE with marked characters, such as "##e".
 
@@ -344,10 +340,10 @@ def _train_merges(
     for text in texts:
         counts.update(backend.normalizer.normalize_str(text))
     alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:_ALPHABET]
-    names = settings["special_tokens"]
-    settings = settings | {"special_tokens": [*names, *map(marked.format, alphabet)]}
-    settings |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
-    backend.train_from_iterator(texts, trainer(**settings))
+    names = options["special_tokens"]
+    options = options | {"special_tokens": [*names, *map(mark.format, alphabet)]}
+    options |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
+    backend.train_from_iterator(texts, trainer(**options))
     spec = json.loads(backend.to_str())
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in names]
     return tokenizers.Tokenizer.from_str(json.dumps(spec))

@@ -148,6 +148,30 @@ def test_references_are_read_as_the_data_of_the_run(tmp_path):
     assert score_files("tagging", str(predictions), [f"bio:{tags}"], [])["scores"]["f1"] == 1
 
 
+def test_references_have_the_columns_of_the_run(tmp_path):
+    """Check columns of labels and targets with other names beside one of texts, which are inputs and not labels."""
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "true.csv").write_text("text,sentiment\nx,a\ny,b\n")
+    (tmp_path / "true.jsonl").write_text('{"text": "x", "sentiment": "a"}\n{"text": "y", "sentiment": "b"}\n')
+
+    def scores(metric, predictions, file, **options):
+        out.write_text("".join(json.dumps({"prediction": text}) + "\n" for text in predictions))
+        about = {f"config.source.{name}": value for name, value in options.items()}
+        (tmp_path / "out.jsonl.about.json").write_text(json.dumps(about))
+        return score_files(metric, str(out), [str(tmp_path / file)], [])["scores"]
+
+    for file in ("true.csv", "true.jsonl"):
+        assert scores("accuracy", "ab", file, label_key="sentiment")["accuracy"] == 1
+        assert scores("d2l_bleu", "ab", file, target_key="sentiment", label_key="text")["d2l_bleu"] == 1
+        assert scores("d2l_bleu", "xy", file, target_key="target")["d2l_bleu"] == 1
+        for metric in ("accuracy", "regression"):
+            with pytest.raises(ValueError, match=r"true.* label or references or reference\."):
+                scores(metric, "12", file)
+    (tmp_path / "true.csv").write_text("label,other\na,b\n")
+    assert scores("accuracy", "b", "true.csv", label_key="other")["accuracy"] == 1
+    assert scores("accuracy", "a", "true.csv", label_key="missing")["accuracy"] == 1
+
+
 def test_predictions_that_are_errors_are_left_out(tmp_path):
     """Check that images which `predict --skip-bad=N` left out are counted and that the others keep their references."""
     path = tmp_path / "out.jsonl"
