@@ -38,7 +38,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         for path in filter(Path.is_dir, map(Path, experiment.source.files())):
             if workdir.resolve().is_relative_to(path.resolve()):  # its files would be read as data
                 raise ValueError(f"the workdir {workdir} is in the folder of the data, {path}: choose another workdir.")
-        pretrained.check(experiment)  # before the data are opened
+        pretrained.check(experiment, force_config)  # before the data are opened
     elif done > (total := experiment.total_steps):
         allowed = f"at least {done:,}, the last step in {workdir}"
         raise ValueError(f"the length of the run is {total:,} steps: it must be {allowed}.")

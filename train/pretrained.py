@@ -138,8 +138,11 @@ def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) 
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
-def check(experiment: Any) -> None:
-    """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data."""
+def check(experiment: Any, force: bool = False) -> None:
+    """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data.
+
+    With `force`, a run whose tokenizer or metadata has changed is accepted.
+    """
     init = experiment.run.init
     if not init.path:
         return
@@ -149,7 +152,7 @@ def check(experiment: Any) -> None:
             f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
             "layout of transformers, or hf:ORG/NAME."
         )
-    if is_run(folder):
+    if is_run(folder) and not force:
         data_record.check(Path(folder))
     model = model_of(folder)
     known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number

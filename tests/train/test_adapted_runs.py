@@ -1,5 +1,7 @@
 """Runs with adapters (LoRA, SVF), mixtures of experts, and initialization from other runs."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.configs.run import Init
+from lineage.data import Facts
 from lineage.data.examples.pairs import Continuations
 from lineage.data.examples.windows import Windows
 from lineage.models.layers.position import resample
@@ -294,6 +297,17 @@ def test_new_parameters_must_be_trained(tiny, base):
         pretrained.check(Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | changes), **ONE))
     _, state = adapted(tiny, base, changes | {"adapter.trained": ("^norm/scale", "^norm/bias")})
     assert set(state.params["norm"]) == {"scale", "bias"}
+
+
+def test_changed_metadata_of_the_other_model_raise(tiny, base, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(tmp_path / "base")}), **ONE)
+    pretrained.check(experiment)
+    path = tmp_path / "base" / "facts.json"
+    replace(Facts.load(path), begin_token=3).save(path)
+    with pytest.raises(ValueError, match=f"^{path} is not that of the newest checkpoint"):
+        pretrained.check(experiment)
+    pretrained.check(experiment, force=True)
 
 
 def test_incompatible_parameters_raise_before_allocation(tiny, base):
