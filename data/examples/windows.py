@@ -14,7 +14,7 @@ import numpy as np
 
 from lineage.data import shuffle
 from lineage.data.content import Documents, check_length
-from lineage.data.examples.encoded import join, longest_first, num_added
+from lineage.data.examples.encoded import join, num_added
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
@@ -165,5 +165,5 @@ class PairSentences:
             b = chunks.read(first + middle, count - middle)
         if negative and self.order:
             a, b = b, a
-        length_a, length_b = longest_first(len(a), len(b), size)
-        return a[len(a) - length_a :], b[:length_b]
+        length = min(len(a), max(size - len(b), (size + 1) // 2))  # A keeps one token more, as in BERT's code
+        return a[len(a) - length :], b[: size - length]
