@@ -36,7 +36,7 @@ def checksums(workdir: Path) -> dict[str, int]:
     return {key: sealed(read_json(workdir / name))["crc32"] for name, key in CHECKSUMS.items()}
 
 
-def belongs(path: Path) -> bool:
+def matches_checkpoint(path: Path) -> bool:
     """Return whether `data.json` or `facts.json` in a run folder is that of the newest checkpoint, if any."""
     return newest_record(path.parent).get(CHECKSUMS[path.name]) in (None, sealed(read_json(path))["crc32"])
 
@@ -51,7 +51,7 @@ def check(workdir: Path) -> None:
     if (_digest(path) if path.is_file() else None) != known.get(path.name):
         raise ValueError(f"{path} is damaged or missing: its SHA-256 is not that in {DATA}.")
     _check_record(known, workdir)
-    if not belongs(workdir / DATA_FACTS):
+    if not matches_checkpoint(workdir / DATA_FACTS):
         raise ValueError(f"{workdir / DATA_FACTS} is not that of the newest checkpoint in {workdir}: {advice}.")
 
 

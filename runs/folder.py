@@ -30,7 +30,7 @@ RUN_FILES = (CONFIG, START, METRICS, PARAMETERS, DATA, DATA_FACTS, "tokenizer.js
 PATTERNS = (FACTS, "cost.json", SAMPLES, "written_*.json")
 PATTERNS += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory, and of data
+MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory; DATA, DATA_FACTS
 MAX_LINE = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"

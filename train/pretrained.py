@@ -97,7 +97,7 @@ def _check_new(state, new):
     """Raise ValueError if an adapter freezes new parameters, which would stay random."""
     frozen = {} if state.frozen is None else _flat({"params": state.frozen["params"]})
     if fixed := new & frozen.keys():
-        modules = tuple(f"^{name}/" for name in _top_modules(fixed).split(", "))
+        modules = tuple(f"^{name}/" for name in sorted({name.partition("/")[0] for name in fixed}))
         raise ValueError(
             f"adapter.trained is {state.adapter.trained}: new parameters would keep their random values, so it must "
             f"also match them, such as {modules}."

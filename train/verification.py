@@ -175,7 +175,7 @@ def _check_config(path: Path) -> None:
 
 def _check_data(path: Path) -> None:
     _object(path)
-    if not data_record.belongs(path):
+    if not data_record.matches_checkpoint(path):
         raise ValueError("it is not that of the newest checkpoint")
 
 
