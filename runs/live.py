@@ -153,13 +153,13 @@ def distinguishing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def print_failures(runs: Sequence[Run]) -> None:
     """Print why runs failed, each reason once."""
-    reasons = defaultdict(list)
+    errors = defaultdict(list)
     for run in runs:
         if run.state.startswith("failed"):
-            reasons[run.error()].append(run)
-    for reason, failed in reasons.items():
+            errors[run.error()].append(run)
+    for error, failed in errors.items():
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        show(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
+        show(f"\n{failed[0].name}{others}: {error or 'no message'} ({failed[0].folder / LOG})")
 
 
 class Table(ExitStack):

@@ -106,13 +106,15 @@ def joined(
 
 
 def _check_port(coordinator):
-    """Raise ValueError unless process 0 can listen on its port: otherwise JAX crashes, or shares it with another run."""
+    """Raise ValueError unless process 0 can use its port: JAX would crash, or share it with another run."""
     family = socket.AF_INET6 if (both := socket.has_dualstack_ipv6()) else socket.AF_INET
     try:
         socket.create_server(("", int(coordinator.rpartition(":")[2])), family=family, dualstack_ipv6=both).close()
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or "ports are numbers up to 65535"
-        raise ValueError(f"--coordinator={coordinator}: process 0 cannot use this port ({why}): choose another.") from None
+        why = os.strerror(error.errno) if isinstance(error, OSError) else "ports are numbers up to 65535"
+        raise ValueError(
+            f"--coordinator={coordinator}: process 0 cannot use this port ({why}): choose another."
+        ) from error
 
 
 def is_lost_process(error: BaseException | None) -> bool:

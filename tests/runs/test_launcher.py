@@ -126,7 +126,8 @@ def test_run_is_stopped_if_the_disk_is_full_at_its_start(run, monkeypatch):
     launcher, process = launched(run, None), Process()
     launcher.jobs, process.pid = {}, 7
     monkeypatch.setattr(sweep.subprocess, "Popen", lambda *args, **settings: process)
-    monkeypatch.setattr("builtins.print", lambda *args, **settings: os.write(os.open("/dev/full", os.O_WRONLY), b"full"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("builtins.print", lambda *args, **settings: os.write(full, b"a line"))
     with pytest.raises(OSError, match="No space left"):
         launcher.run([run], [])
     assert process.told == 1
