@@ -19,8 +19,9 @@ from rich.text import Text
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MAY_CHANGE, METRICS, differences, flatten, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
-from lineage.runs.process import ERROR, printable, show
+from lineage.runs.process import ERROR, MOVED, printable, show
 from lineage.runs.progress import Pace, number
+from lineage.runs.supervisor import reason
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # precedes the command of each start in the log
@@ -91,9 +92,11 @@ class Run:
         return ""
 
     def error(self) -> str:
-        """Return the error message in the log since the last start, or else its last line."""
-        if not self.folder.exists():
+        """Return what killed the process, or the error message in the log since the last start, or its last line."""
+        if self.code == MOVED or not self.folder.exists():  # the last save may have created the folder anew
             return f"{ERROR}the folder of the run was moved or deleted"
+        if self.code is not None and self.code < 0:
+            return f"{ERROR}the run was {reason(self.code)}"
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith(ERROR)), lines[-1])
 
@@ -150,13 +153,13 @@ def distinguishing(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def print_failures(runs: Sequence[Run]) -> None:
     """Print why runs failed, each reason once."""
-    reasons = defaultdict(list)
+    errors = defaultdict(list)
     for run in runs:
         if run.state.startswith("failed"):
-            reasons[run.error()].append(run)
-    for reason, failed in reasons.items():
+            errors[run.error()].append(run)
+    for error, failed in errors.items():
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        show(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
+        show(f"\n{failed[0].name}{others}: {error or 'no message'} ({failed[0].folder / LOG})")
 
 
 class Table(ExitStack):

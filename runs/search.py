@@ -18,6 +18,7 @@ from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
 NOT_REPEATED = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
+INTERRUPTED = ("stopped", "failed (-")  # beginnings of the states of runs that a signal ended
 
 
 def run_search(
@@ -31,8 +32,9 @@ def run_search(
     """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011); return the exit code.
 
     A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
-    of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. The next call
-    repeats failed trials, unless they failed because of a non-finite loss or a lack of memory.
+    of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. A run
+    that a signal ended is repeated at once, other failed ones by the next call, unless they failed because of a
+    non-finite loss or a lack of memory.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
     `run_sweep` for the other arguments. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by
@@ -141,10 +143,22 @@ class Trials:
         return run
 
     def todo(self) -> Iterator[Run]:
-        """Yield the runs that have not ended (those in progress first), and then new runs."""
+        """Yield the runs that have not ended (those in progress first), and then new runs.
+
+        A run that was stopped or killed by a signal is repeated once before a new one: without its result, other values
+        would be chosen than in an undisturbed search.
+        """
         yield from sorted((run for run in self.runs if run.state == "waiting"), key=lambda run: not held(run.folder))
-        while len(self.runs) < self.search.trials:
-            yield self.add(self.study.ask())
+        again: set[Run] = set()
+        while True:
+            interrupted = (run for run in self.runs if run.state.startswith(INTERRUPTED) and run not in again)
+            if run := next(interrupted, None):
+                again.add(run)
+                yield run
+            elif len(self.runs) < self.search.trials:
+                yield self.add(self.study.ask())
+            else:
+                return
 
     def observe(self, run: Run) -> bool:
         """Report a run's new values to Optuna; return whether the run should stop."""

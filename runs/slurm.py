@@ -94,13 +94,14 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     """Print the states of runs, and why some failed.
 
     Returns:
-        0 if all are done, 1 if some failed or are not submitted, 75 otherwise.
+        0 if all are done, 1 if some failed, or are not submitted or canceled before their start, 75 otherwise.
     """
     jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:
         number = jobs.get(run.name)
         run.look()
-        ended = "not submitted" if number is None else f"failed or canceled (job {number})"
+        ended = "failed or canceled" if run.folder.exists() else "not started"
+        ended = "not submitted" if number is None else f"{ended} (job {number})"
         run.state = "done" if run.is_done() else queue.get(number, ended).lower()
     with Table() as table:
         table.show(runs)

@@ -201,8 +201,8 @@ class Launcher:
             finally:
                 if cpus:
                     os.sched_setaffinity(0, before)
+            self.jobs[run] = Job(slot, process.pid, process)  # if the disk is full now, the run is stopped
             print(slot, process.pid, os.uname().nodename, file=claim, flush=True)
-        self.jobs[run] = Job(slot, process.pid, process)
 
     def poll(self, run: Run, stopping: bool) -> None:
         """Update the state of a run in progress."""

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import sys
 import time
 import zlib
@@ -64,7 +65,7 @@ def joined(
         options: options of the command, which must be the same for all processes apart from those in `PER_PROCESS`.
 
     Raises:
-        ValueError: the arguments are incomplete, or the options of a process differ.
+        ValueError: the arguments are incomplete, the port is in use, or the options of a process differ.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -79,6 +80,8 @@ def joined(
             "--coordinator (HOST:PORT of process 0), --num-processes and --process (from 0) must all be given, or "
             "--coordinator=auto alone."
         )
+    if process == 0:
+        _check_port(coordinator)
     ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
     try:
         jax.distributed.initialize(
@@ -100,6 +103,18 @@ def joined(
                 f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all processes stop. {RESUME}"
             ) from error
         raise
+
+
+def _check_port(coordinator):
+    """Raise ValueError unless process 0 can use its port: JAX would crash, or share it with another run."""
+    family = socket.AF_INET6 if (both := socket.has_dualstack_ipv6()) else socket.AF_INET
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2])), family=family, dualstack_ipv6=both).close()
+    except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) else "ports are numbers up to 65535"
+        raise ValueError(
+            f"--coordinator={coordinator}: process 0 cannot use this port ({why}): choose another."
+        ) from error
 
 
 def is_lost_process(error: BaseException | None) -> bool:

@@ -318,6 +318,16 @@ def test_incomplete_distributed_options_raise(arguments):
         pass
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_port_that_is_in_use_raises(host):
+    with socket.create_server((host, 0)) as used:
+        address = f"localhost:{used.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"use this port \(Address"), distributed.joined(address, 2, 0):
+            pass
+    with pytest.raises(ValueError, match="65535"), distributed.joined("localhost:65536", 2, 0):
+        pass
+
+
 def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with distributed.joined():

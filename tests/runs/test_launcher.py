@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from lineage.runs import sweep
 from lineage.runs.live import Run
 from lineage.runs.locks import CLAIM, locked, locked_file
 from lineage.runs.sweep import Job, Launcher, job_in
@@ -118,4 +119,15 @@ def test_error_of_the_sweep_stops_its_runs(run, monkeypatch):
     monkeypatch.setattr(launcher, "poll", lambda run, stopping: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         launcher.run([], [run])
+    assert process.told == 1
+
+
+def test_run_is_stopped_if_the_disk_is_full_at_its_start(run, monkeypatch):
+    launcher, process = launched(run, None), Process()
+    launcher.jobs, process.pid = {}, 7
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda *args, **settings: process)
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("builtins.print", lambda *args, **settings: os.write(full, b"a line"))
+    with pytest.raises(OSError, match="No space left"):
+        launcher.run([run], [])
     assert process.told == 1

@@ -195,3 +195,9 @@ def test_held_devices(tmp_path):
 def test_failure_of_a_run_whose_folder_was_deleted(tmp_path, capsys):
     print_failures([Run("seed=1", tmp_path / "seed=1", state="failed (1)")])
     assert "seed=1: error: the folder of the run was moved or deleted (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("code", "why"), [(-9, "the run was killed by SIGKILL"), (80, "the folder of the run was")])
+def test_failure_without_an_error_message_in_the_log(code, why, tmp_path):
+    (tmp_path / "log.txt").write_text("$ lineage train\nstep 20/300\n")
+    assert Run("seed=1", tmp_path, code=code).error().startswith(f"error: {why}")

@@ -29,6 +29,10 @@ with open(folder.parent / "ran.txt", "a") as file:
     print(folder.name, file=file)
 if os.environ.get("FAIL") == folder.name:
     sys.exit("error: no disk")
+number, victim, *always = os.environ.get("KILL", "").split() or [0, ""]
+if victim == folder.name and (always or not (folder / "killed").exists()):
+    (folder / "killed").touch()
+    os.kill(os.getpid(), int(number))
 if x > 9:
     sys.exit(77)  # as after a loss that is not finite
 for step in range(1, 5):
@@ -129,6 +133,24 @@ def test_search_whose_storage_is_torn_chooses_the_same_values(lines, tmp_path):
     assert run(tmp_path, 1, trials=4, startup=2) == 0
     assert rows(tmp_path) == expected
     assert len(ran(tmp_path)) == 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [9, 15])
+def test_search_of_which_a_run_was_killed_chooses_the_same_values(number, tmp_path, monkeypatch):
+    for folder in ("undisturbed", "killed"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setenv("KILL", f"{number} trial_000" if folder == "killed" else "")
+        assert run(tmp_path / folder, 1, trials=3, startup=1) == 0
+    assert rows(tmp_path / "killed") == rows(tmp_path / "undisturbed")
+    assert ran(tmp_path / "killed") == ["trial_000", *ran(tmp_path / "undisturbed")]
+
+
+@pytest.mark.thorough
+def test_run_that_is_always_killed_does_not_stop_a_search(tmp_path, monkeypatch):
+    monkeypatch.setenv("KILL", "9 trial_000 always")
+    assert run(tmp_path, 1, trials=2) == 1
+    assert ran(tmp_path) == ["trial_000", "trial_000", "trial_001"]
 
 
 @pytest.mark.thorough

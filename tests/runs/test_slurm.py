@@ -91,6 +91,14 @@ def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, 
     assert run.error() == "stopped"
 
 
+def test_status_of_a_job_that_was_canceled_before_its_start(cluster, tmp_path, capsys):
+    cluster("squeue", "")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"run": "7"}))
+    assert slurm.status([Run("run", tmp_path / "run")], tmp_path) == 1
+    assert capsys.readouterr().out == "run  not started (job 7)\n"
+
+
 @pytest.mark.parametrize("state", ["not started", "ended"])
 def test_job_is_requeued_without_a_run_to_stop(state, tmp_path):
     """Check a signal before the run has started, and one that the run has received, and obeyed, before the job."""
