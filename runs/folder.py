@@ -308,6 +308,12 @@ def saved_config(workdir: Path) -> dict[str, Any]:
     return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
 
 
+def changed_since_checkpoint(workdir: Path) -> list[str]:
+    """Return the keys in `config.json` that differ from the newest checkpoint's config, apart from `MAY_CHANGE`."""
+    current, saved = flatten(read_json(workdir / CONFIG)), flatten(newest_record(workdir).get("config", {}))
+    return [key for key in saved if current.get(key) != saved[key] and not key.startswith(MAY_CHANGE)]
+
+
 def newest_record(workdir: Path) -> dict[str, Any]:
     """Return the newest intact checkpoint record in a run folder, {} if there is none."""
     for checkpoint in reversed(checkpoints(workdir)):
