@@ -95,7 +95,7 @@ def configured(options: Options) -> tuple[ConfigDict, list[dict[str, Any]]]:
     from lineage.configs import cli
 
     path = Path(options.folder) / CONFIG
-    shown = options.command in ("describe", "config") and options.workdir and path.is_file()
+    shown = options.command in ("describe", "config") and options.workdir
     config, sweep = cli.load(str(path) if shown and not options.named else options.file)
     cli.override(config, options.changes, saved_config(path.parent) if last_step(path.parent) else None)
     return config, sweep
@@ -154,8 +154,7 @@ def restored(options: Options) -> Any:
 
 
 def run_evaluate(options: Options) -> None:
-    model = restored(options)
-    print(process.to_json(model.experiment.evaluation()(model.variables), indent=2))
+    print(process.to_json(restored(options).evaluate(), indent=2))
 
 
 def run_generate(options: Options) -> None:

@@ -13,7 +13,7 @@ from lineage.data import Facts, Tokenizer
 from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
-from lineage.runs.folder import CONFIG, read_json
+from lineage.runs.folder import CONFIG, changed_since_checkpoint, read_json
 from lineage.tasks import TASKS
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
@@ -40,12 +40,21 @@ def check_imports(path: str | Path) -> None:
 
 
 def model_of(path: str, trusted: bool = False) -> Model:
-    """Return the model of a run, or in a folder in the layout of `transformers`; see `check_imports` for `trusted`."""
+    """Return the model of a run, or in a folder in the layout of `transformers`; see `check_imports` for `trusted`.
+
+    Raises:
+        ValueError: the model or the task in the config of a run is not that of its newest checkpoint.
+    """
     if not is_run(path):
         return convert.describe(path)[0]
     if not trusted:
         check_imports(path)
     config, sizes = base.read(Path(path) / CONFIG), Facts.load(Path(path) / FACTS).model_options
+    if changed := [key for key in changed_since_checkpoint(Path(path)) if key.startswith(("model.", "task."))]:
+        raise ValueError(
+            f"{Path(path) / CONFIG} is not the config of the newest checkpoint ({', '.join(changed[:4])}): restore it, "
+            "or let the command `train` write it again."
+        )
     known = schema.build(TASKS, config.task).model_options()
     return schema.build(MODELS, config.model, **known | {key: size for key, size in sizes.items() if size is not None})
 

@@ -31,6 +31,16 @@ def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     write_record(path, files)
 
 
+def changed(files: Mapping[str, Any], workdir: Path) -> list[str]:
+    """Return the names of the data files that have other fingerprints than in `data.json`.
+
+    Of large files, a part is read that depends on the others: if some are missing, only the sizes are compared.
+    """
+    before = {name: value for name, value in read_json(workdir / DATA).items() if isinstance(value, list)}
+    compared = slice(None) if before.keys() <= files.keys() else slice(1)
+    return [name for name, value in files.items() if name in before and before[name][compared] != value[compared]]
+
+
 def checksums(workdir: Path) -> dict[str, int]:
     """Return the checksums of `data.json` and `facts.json`, for the records of checkpoints."""
     return {key: sealed(read_json(workdir / name))["crc32"] for name, key in CHECKSUMS.items()}

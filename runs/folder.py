@@ -169,12 +169,33 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
         )
     if record.pop("crc32", None) != sealed(record)["crc32"]:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
-    if not all(isinstance(record.get(name, {}), dict) for name in ("config", "metrics")):
-        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} has no objects `config` and `metrics`")
-    step = record.get("next_batch")
-    if step is not None and checkpoint.name.isdecimal() and step != int(checkpoint.name):
-        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} is the record of step {str(step)[:60]}")
+    if odd := _odd_entries(record):
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} has an unusable entry {odd[0]!r}")
+    if "next_batch" in record and checkpoint.name.isdecimal() and record["next_batch"] != int(checkpoint.name):
+        step = str(record["next_batch"])[:60]
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} is the record of step {step}")
     return record
+
+
+def _odd_entries(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of the entries of a checkpoint's record that do not have the types which are written."""
+    config, metrics, averages = (record.get(name, {}) for name in ("config", "metrics", "averages"))
+    sound = {
+        "config": isinstance(config, dict),
+        "metrics": isinstance(metrics, dict) and all(map(_is_number, metrics.values())),
+        "averages": isinstance(averages, dict) and all(map(_is_average, averages.values())),
+        "lines": type(lines := record.get("lines", 0)) is int and 0 <= lines < 1 << 63,
+    }
+    return [name for name, is_sound in sound.items() if not is_sound]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_average(value: Any) -> bool:
+    """Return whether a value consists of a total and a number of values, see `Log`."""
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
 
 
 def last_step(workdir: Path) -> int:
@@ -285,6 +306,12 @@ def differences(
 def saved_config(workdir: Path) -> dict[str, Any]:
     """Return the config in the newest intact checkpoint record, else that in `config.json`, else {}."""
     return newest_record(workdir).get("config") or read_json(workdir / CONFIG)
+
+
+def changed_since_checkpoint(workdir: Path) -> list[str]:
+    """Return the keys in `config.json` that differ from the newest checkpoint's config, apart from `MAY_CHANGE`."""
+    current, saved = flatten(read_json(workdir / CONFIG)), flatten(newest_record(workdir).get("config", {}))
+    return [key for key in saved if current.get(key) != saved[key] and not key.startswith(MAY_CHANGE)]
 
 
 def newest_record(workdir: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Use of trained models for predictions, features and text generation, without the training data."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,6 +52,17 @@ class Trained:
     def variables(self) -> dict[str, Any]:
         """The variables of the model, quantized if the config enables it."""
         return self.experiment.quantized(self.original)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of the evaluators of a run, and print a note if its data have changed."""
+        experiment, changed = self.experiment, []
+        with contextlib.suppress(OSError, ValueError):  # the training data are not needed
+            files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
+            changed = data_record.changed(files, experiment.workdir)
+        if changed and jax.process_index() == 0:
+            names, workdir = ", ".join(changed[:3]), experiment.workdir
+            say(f"note: {names} changed since the run in {workdir} began ({len(changed)} files)")
+        return experiment.evaluation()(self.variables)
 
     def predict(self, inputs: Inputs | Sequence[Any]) -> list[dict[str, Any]]:
         """Return the prediction for each input, as the command `predict` writes it.

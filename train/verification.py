@@ -166,10 +166,7 @@ def _check_checkpoint(path: Path) -> None:
 
 def _check_config(path: Path) -> None:
     """Check that a config equals the newest checkpoint's, except for keys that may change when a run resumes."""
-    current = folder.flatten(read_json(path))
-    saved = folder.flatten(folder.newest_record(path.parent).get("config", {}))
-    changed = [key for key in saved if current.get(key) != saved[key] and not key.startswith(folder.MAY_CHANGE)]
-    if changed:
+    if changed := folder.changed_since_checkpoint(path.parent):
         raise ValueError(f"{', '.join(changed[:4])} differ from the config of the newest checkpoint")
 
 

@@ -105,10 +105,16 @@ def test_describe_and_config_read_the_config_of_a_run(finished, say):
     assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")
 
 
+@pytest.mark.parametrize("command", ["describe", "config"])
+def test_folder_without_a_config_is_not_described(command, tmp_path, capsys):
+    """Check that the default experiment is not described instead."""
+    assert launch.main([command, f"--workdir={tmp_path}"]) == 1
+    assert f"there is no config '{tmp_path}/config.json'" in capsys.readouterr().err
+
+
 def test_metrics_that_are_not_finite_are_printed_as_null(say, monkeypatch):
     found = {"test/ap": float("nan"), "test/perplexity": float("inf"), "test/loss": 1.5}
-    experiment = SimpleNamespace(evaluation=lambda: lambda variables: found)
-    monkeypatch.setattr(launch, "restored", lambda options: SimpleNamespace(experiment=experiment, variables={}))
+    monkeypatch.setattr(launch, "restored", lambda options: SimpleNamespace(evaluate=lambda: found))
     assert re.sub(r"\s", "", say("evaluate", "run")) == '{"test/ap":null,"test/perplexity":null,"test/loss":1.5}'
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from lineage.configs import adoption
 from lineage.configs.run import Init
 from lineage.data import Facts
 from lineage.data.examples.pairs import Continuations
@@ -308,6 +309,18 @@ def test_changed_metadata_of_the_other_model_raise(tiny, base, tmp_path):
     with pytest.raises(ValueError, match=f"^{path} is not that of the newest checkpoint"):
         pretrained.check(experiment)
     pretrained.check(experiment, force=True)
+
+
+@pytest.mark.parametrize(("old", "new", "key"), [("1e-05", "1e-07", "model.epsilon"), ("0.0", "0.5", "model.dropout")])
+def test_changed_config_of_the_other_model_raises(old, new, key, base, tmp_path):
+    """Check a digit that changes no shape of a parameter, in the model that a run starts from."""
+    path = shutil.copytree(base, tmp_path / "base") / "config.json"
+    adoption.model_of(str(path.parent))
+    head, model, rest = path.read_text().partition('"model": {')
+    name = key.removeprefix("model.")
+    path.write_text(head + model + rest.replace(f'"{name}": {old}', f'"{name}": {new}', 1))
+    with pytest.raises(ValueError, match=rf"^{path} is not the config of the newest checkpoint \({key}\): restore it"):
+        adoption.model_of(str(path.parent))
 
 
 def test_incompatible_parameters_raise_before_allocation(tiny, base):

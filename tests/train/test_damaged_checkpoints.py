@@ -133,7 +133,11 @@ def test_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "8.damaged"]
 
 
-@pytest.mark.parametrize("entries", [{"hashes": 5}, {"hashes": [1]}, {"config": [1]}, {"config": {}}, {"metrics": 5}])
+ODD = [{"hashes": 5}, {"hashes": [1]}, {"config": [1]}, {"config": {}}, {"metrics": 5}, {"metrics": {"test/loss": "x"}}]
+ODD += [{"next_batch": None}, {"lines": "x"}, {"lines": -1}, {"averages": 5}, {"averages": {"train/loss": [1]}}]
+
+
+@pytest.mark.parametrize("entries", ODD)
 def test_record_with_odd_entries_is_damaged(entries, tmp_path):
     """Check a record from somebody else, whose checksum matches."""
     save(tmp_path, state())

@@ -42,6 +42,23 @@ def write_labels(folder):
 
 
 @pytest.mark.thorough
+def test_evaluation_on_changed_data_prints_a_note(tiny, tmp_path, capsys):
+    """Check a changed file, a file of another size without the training file, and no note without a change."""
+    run, changes = tmp_path / "run", write_labels(tmp_path) | ENCODER
+    loop.train(tiny("bert", changes), run, **ONE)
+    dev = tmp_path / "dev.tsv"
+    notes = {"": dev.read_text(), f"note: {dev} changed since the run in {run} began (1 files)": "fine bad\tno\n" * 8}
+    for note, content in notes.items():
+        dev.write_text(content)
+        capsys.readouterr()
+        assert launch.main(["evaluate", str(run)]) == 0
+        assert capsys.readouterr().err.strip() == note
+    (tmp_path / "train.tsv").unlink()
+    assert launch.main(["evaluate", str(run)]) == 0
+    assert capsys.readouterr().err.strip() == note
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["key_sentences", "head"])
 def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     """Check each command after the training file is gone, and that the Python API gives what the command writes."""
