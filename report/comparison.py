@@ -127,7 +127,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     charts = []
     quantities = dict.fromkeys(["train/loss", metric, *(key for run in runs for key in results(run))])
     quantities = [key for key in quantities if key]
-    drawn = {name: curves.by_metric(run.metrics) for name, run in reversed([*zip(ids, runs)])}  # the best is last
+    last_is_best = reversed([*zip(ids, runs)])
+    drawn = {name: curves.drawable(curves.by_metric(run.metrics)) for name, run in last_is_best}
     for key in quantities[:MAX_CHARTS]:
         histories = {name: metrics[key] for name, metrics in drawn.items() if key in metrics}
         if any(np.isfinite(values).any() for _, values in histories.values()):

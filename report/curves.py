@@ -97,9 +97,13 @@ def by_metric(metrics: Metrics) -> dict[str, figures.Curve]:
 
 
 def _curve(steps: Sequence[Any], values: Sequence[Any]) -> figures.Curve:
-    """Return the steps and the values as arrays; values that are too large to draw become NaN."""
-    values = np.array(list(map(float, values)))
-    return np.array(steps, int), np.where(np.abs(values) < LARGEST, values, np.nan)
+    """Return the steps and the values as arrays."""
+    return np.array(steps, int), np.array(list(map(float, values)))
+
+
+def drawable(series: Mapping[str, figures.Curve]) -> dict[str, figures.Curve]:
+    """Return curves with NaN in place of values that are too large to draw."""
+    return {key: (steps, np.where(np.abs(values) < LARGEST, values, np.nan)) for key, (steps, values) in series.items()}
 
 
 def card(

@@ -136,11 +136,11 @@ def chart(
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(partial(_tick, digits=_digits(low, high))))
     axes.set_xlabel("step", fontsize=8.5)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     if len(curves) > 1 and legend:
         box: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4}
-        if 1.3 * len(title) + sum(len(name) + 5 for name in curves) > 58:  # characters that fit beside each other
+        if 1.5 * len(title) + sum(len(name) + 5 for name in curves) > 58:  # characters that fit beside each other
             columns = max(1, 58 // (max(map(len, curves)) + 5))
             box = {"loc": "outside lower left", "ncols": columns}
             figure.set_figheight(2.75 + 0.19 * math.ceil(len(curves) / columns))
@@ -204,7 +204,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
 
     Args:
         columns: the values of each axis, in the order of `names`. Numbers are in ascending order from the bottom, on a
-            logarithmic scale if they are positive and their magnitudes differ; words are in order of appearance.
+            logarithmic scale if they are positive and their magnitudes differ; words are below, in order of appearance.
     """
     figure = Figure((max(5.4, 1.5 * len(columns)), 3.4), layout="constrained")
     axes, heights = figure.subplots(), []
@@ -212,15 +212,15 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors:
     axes.set_xlim(-0.4, len(columns) - 0.6)
     for place, (label, values) in enumerate(columns.items()):
         numbers = all(_is_number(value) for value in values)
-        shown = sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
+        order = {str(value): value if _is_number(value) else -math.inf for value in values}
+        shown = sorted(set(values)) if numbers else sorted(order, key=order.__getitem__)
         if numbers:
-            scale = np.log if 0 < 20 * shown[0] < shown[-1] else float
+            scale = math.log if 0 < 20 * shown[0] < shown[-1] else float  # of integers of any size
             at = {value: float(scale(value)) for value in shown}
             words = {value: f"{value:.4g}" for value in (shown if len(shown) <= 6 else (shown[0], shown[-1]))}
         else:
             at = {value: n for n, value in enumerate(shown)}
-            labeled = shown[:: -(-len(shown) // 16)]  # labels that do not overlap
-            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in labeled}
+            words = {text: text if len(text) <= 18 else f"…{text[-17:]}" for text in shown[:: -(-len(shown) // 16)]}
         low, wide = min(at.values()), max(at.values()) - min(at.values())
         at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
         heights.append([at[value if numbers else str(value)] for value in values])

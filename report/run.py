@@ -63,7 +63,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         settings = flatten(config)
     with html.explained(workdir / METRICS):
         series = curves.by_metric(metrics)
-        charts = _charts(series, settings, folder, history.left_out)
+        charts = _charts(curves.drawable(series), settings, folder, history.left_out)
     with html.explained(files / "cost.json"):
         parameters, costs = flatten(cost).get("parameters.total"), html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
@@ -91,14 +91,14 @@ def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mappin
     ]
     last = max((places[-1] for places, _ in series.values()), default=0)
     times = np.array([seconds, *series.get("time/seconds", ((), ()))[1]], float)  # newer ones, if the run has continued
-    if series and np.isfinite(times).any():
-        tiles.append(html.tile("training time", clock(np.nanmax(times)), f"{last:,} steps"))
+    if series and (times := times[np.isfinite(times)]).size:
+        tiles.append(html.tile("training time", clock(times.max()), f"{last:,} steps"))
     _, speed = series.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
     if isinstance(parameters, int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
-    bad = [step for step, loss in zip(*series.get("train/loss", ((), ()))) if not np.isfinite(loss)]
+    bad = [step for step, loss in zip(*series.get("train/loss", ((), ()))) if not abs(loss) < curves.LARGEST]
     if bad:
         command += html.alert(f"The training loss was not finite at step {bad[0]:,}.")
     if last > steps:

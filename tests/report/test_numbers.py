@@ -4,6 +4,7 @@ import fcntl
 import json
 import re
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -224,3 +225,42 @@ def test_long_titles_and_many_words_fit_into_figures():
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert not [a for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
+
+
+@pytest.mark.parametrize("step", [1, 8, 60])
+def test_axis_of_one_step_has_its_number_once(step):
+    curve = np.array([step]), np.array([0.5])
+    figure = figures.chart("Loss", {"train": curve}, ["train"], percent=False, smoothed=True)
+    figure.draw_without_rendering()
+    shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert str(step) in shown
+    assert len(set(shown)) == len(shown)
+
+
+def test_large_numbers_are_shown_though_they_are_not_drawn(tmp_path):
+    lines = [
+        {"step": step, "validation/perplexity": value, "test/perplexity": 3e150}
+        for step, value in enumerate((2e120, 7e130), 1)
+    ]
+    page = write_report(write_run(tmp_path, lines)).read_text()
+    assert ("validation perplexity", "7e+130", "best 2e+120 at step 1") in tiles(page)
+    assert ("test perplexity", "3e+150", "at step 2") in tiles(page)
+    assert "<svg" not in page
+
+
+def test_numbers_of_settings_are_in_ascending_order_above_words():
+    columns = {"width": [32, None, 8, 256], "seed": [10**20, 1, 2, 3], "loss": [1.0, 2.0, 3.0, 4.0]}
+    figure = figures.parallel(columns, list("abcd"), ["#000000"] * 4)
+    heights = {line.get_gid(): line.get_ydata() for line in figure.axes[0].lines if line.get_gid()}
+    assert sorted("abcd", key=lambda name: heights[name][0]) == list("bcad")  # None, 8, 32, 256
+    assert sorted("abcd", key=lambda name: heights[name][1]) == list("bcda")
+
+
+@pytest.mark.parametrize("title", ["Top 5 accuracy", "Cardinality error", "Class loss layer 1", "Giou loss layer 2"])
+def test_legend_does_not_touch_the_title(title):
+    points, names = (np.arange(3), np.arange(3.0)), ["train", "validation", "test"]
+    with matplotlib.rc_context(figures.STYLE):
+        figure = figures.chart(title, dict.fromkeys(names, points), names, percent=False, smoothed=True)
+        figure.draw_without_rendering()
+    heading, handle = (part.get_window_extent() for part in (figure._suptitle, figure.legends[0].legend_handles[0]))
+    assert handle.x0 > heading.x1 + 8 or handle.y1 < heading.y0
