@@ -18,6 +18,7 @@ from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
 NOT_REPEATED = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
+MAX_FAILED = 5  # number of runs after which a search ends if all of them have failed
 INTERRUPTED = ("stopped", "failed (-")  # beginnings of the states of runs that a signal ended
 
 
@@ -32,9 +33,9 @@ def run_search(
     """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011); return the exit code.
 
     A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
-    of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. A run
-    that a signal ended is repeated at once, other failed ones by the next call, unless they failed because of a
-    non-finite loss or a lack of memory.
+    of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. A run that a
+    signal ended is repeated at once, other failed ones by the next call, unless they failed because of a non-finite
+    loss or a lack of memory. If the first runs all fail, no others are started.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
     `run_sweep` for the other arguments. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by
@@ -155,10 +156,14 @@ class Trials:
             if run := next(interrupted, None):
                 again.add(run)
                 yield run
-            elif len(self.runs) < self.search.trials:
+            elif len(self.runs) < self.search.trials and not self._hopeless():
                 yield self.add(self.study.ask())
             else:
                 return
+
+    def _hopeless(self):
+        """Return whether `MAX_FAILED` or more runs have ended, and all of them failed."""
+        return len(self.runs) >= MAX_FAILED and all(run.state.startswith("failed") for run in self.runs)
 
     def observe(self, run: Run) -> bool:
         """Report a run's new values to Optuna; return whether the run should stop."""

@@ -94,7 +94,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     """Print the states of runs, and why some failed.
 
     Returns:
-        0 if all are done, 1 if some failed, or are not submitted or canceled before their start, 75 otherwise.
+        0 if all are done, 1 if some failed, were not submitted or did not start, 75 otherwise.
     """
     jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import adoption, base, cli, schema
 from lineage.configs.run import Mesh
-from lineage.configs.storage import local
+from lineage.configs.storage import is_remote, local
 from lineage.data import SOURCES, Facts, Loader
 from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
@@ -54,14 +54,15 @@ class Trained:
         return self.experiment.quantized(self.original)
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the evaluators of a run, and print a note if its data have changed."""
+        """Return the metrics of the evaluators of a run; print a note if its local data files have changed."""
         experiment, changed = self.experiment, []
+        paths = [path for path in experiment.source.files() if not is_remote(path)]
         with contextlib.suppress(OSError, ValueError):  # the training data are not needed
-            files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
+            files = fingerprint(paths, cache_dir=experiment.task.cache_dir)
             changed = data_record.changed(files, experiment.workdir)
         if changed and jax.process_index() == 0:
-            names, workdir = ", ".join(changed[:3]), experiment.workdir
-            say(f"note: {names} changed since the run in {workdir} began ({len(changed)} files)")
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            say(f"note: since the run in {experiment.workdir} began, {', '.join(changed[:3])}{more} changed")
         return experiment.evaluation()(self.variables)
 
     def predict(self, inputs: Inputs | Sequence[Any]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ folder = pathlib.Path(options["workdir"])
 x, depth, kind = float(options["config.x"]), int(options["config.depth"]), options["config.kind"]
 with open(folder.parent / "ran.txt", "a") as file:
     print(folder.name, file=file)
-if os.environ.get("FAIL") == folder.name:
+if folder.name.startswith(os.environ.get("FAIL", "none")):
     sys.exit("error: no disk")
 number, victim, *always = os.environ.get("KILL", "").split() or [0, ""]
 if victim == folder.name and (always or not (folder / "killed").exists()):
@@ -151,6 +151,16 @@ def test_run_that_is_always_killed_does_not_stop_a_search(tmp_path, monkeypatch)
     monkeypatch.setenv("KILL", "9 trial_000 always")
     assert run(tmp_path, 1, trials=2) == 1
     assert ran(tmp_path) == ["trial_000", "trial_000", "trial_001"]
+
+
+@pytest.mark.thorough
+def test_search_ends_if_all_of_its_first_runs_fail(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIL", "trial")
+    assert run(tmp_path) == 1
+    assert 5 <= len(ran(tmp_path)) <= 6  # two at a time
+    monkeypatch.setenv("FAIL", "trial_000")
+    assert run(tmp_path) == 1
+    assert len(rows(tmp_path)) == 12
 
 
 @pytest.mark.thorough

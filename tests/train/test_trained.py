@@ -47,7 +47,7 @@ def test_evaluation_on_changed_data_prints_a_note(tiny, tmp_path, capsys):
     run, changes = tmp_path / "run", write_labels(tmp_path) | ENCODER
     loop.train(tiny("bert", changes), run, **ONE)
     dev = tmp_path / "dev.tsv"
-    notes = {"": dev.read_text(), f"note: {dev} changed since the run in {run} began (1 files)": "fine bad\tno\n" * 8}
+    notes = {"": dev.read_text(), f"note: since the run in {run} began, {dev} changed": "fine bad\tno\n" * 8}
     for note, content in notes.items():
         dev.write_text(content)
         capsys.readouterr()
