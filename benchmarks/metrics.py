@@ -24,7 +24,7 @@ from lineage.metrics.detection import Detections
 from lineage.metrics.embedding import bert_score
 from lineage.metrics.summary import rouge
 
-CLASSES, TRUTHS, FOUND = 80, 7, 100  # classes, and objects and detections per image
+CLASSES, TRUTHS, DETECTED = 80, 7, 100  # classes, and objects and detections per image
 ROUGE = ("1", "2", "L", "Lsum")
 WORDS = [f"w{number}" for number in range(5000)]
 
@@ -64,17 +64,17 @@ def coco(options):
     random, count = np.random.default_rng(0), options.images
     truth, classes = boxes(random, (count, TRUTHS)), random.integers(0, CLASSES, (count, TRUTHS))
     # Some detections are near an object, and these often have its class.
-    of = random.integers(0, 3 * TRUTHS, (count, FOUND))
+    of = random.integers(0, 3 * TRUTHS, (count, DETECTED))
     rows, near = np.arange(count)[:, None], of % TRUTHS
-    found = np.where((of < TRUTHS)[..., None], truth[rows, near] + random.normal(0, 3, (count, FOUND, 4)), 0)
-    found = np.where((of < TRUTHS)[..., None], found.clip(1), boxes(random, (count, FOUND)))
+    detected = np.where((of < TRUTHS)[..., None], truth[rows, near] + random.normal(0, 3, (count, DETECTED, 4)), 0)
+    detected = np.where((of < TRUTHS)[..., None], detected.clip(1), boxes(random, (count, DETECTED)))
     labels = np.where((of < TRUTHS) & (random.random(of.shape) < 0.7), classes[rows, near], of * 4 % CLASSES)
-    scores = random.random((count, FOUND))
+    scores = random.random((count, DETECTED))
 
     def ours():
         state = Detections.empty(CLASSES)
         for n in range(count):
-            state = state.update(n, found[n], scores[n], labels[n], truth[n], classes[n])
+            state = state.update(n, detected[n], scores[n], labels[n], truth[n], classes[n])
         return list(state.compute().values())
 
     images, categories = [{"id": n} for n in range(count)], [{"id": n} for n in range(CLASSES)]
@@ -84,8 +84,8 @@ def coco(options):
         for n, m in np.ndindex(count, TRUTHS)
     ]
     results = [
-        {"image_id": n, "category_id": int(labels[n, m]), "bbox": found[n, m].tolist(), "score": float(scores[n, m])}
-        for n, m in np.ndindex(count, FOUND)
+        {"image_id": n, "category_id": int(labels[n, m]), "bbox": detected[n, m].tolist(), "score": float(scores[n, m])}
+        for n, m in np.ndindex(count, DETECTED)
     ]
 
     def theirs(library, evaluation):

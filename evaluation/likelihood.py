@@ -75,11 +75,11 @@ class LanguageModel:
         """
         rows, windows = [], []
         for row, ids in enumerate(self.tokenizer.encode_batch(texts)):
-            whole = after(self.start, ids)
-            for start in range(1, len(whole), self.length):
-                stop = min(start + self.length, len(whole))
+            ids = after(self.start, ids)
+            for start in range(1, len(ids), self.length):
+                stop = min(start + self.length, len(ids))
                 rows.append(row)
-                windows.append((whole[max(stop - self.length - 1, 0) : start], whole[start:stop]))
+                windows.append((ids[max(stop - self.length - 1, 0) : start], ids[start:stop]))
         totals = [Likelihood(0.0, True, 0)] * len(texts)
         for row, part in zip(rows, self.of_tokens(windows)):
             log, is_greedy, tokens = totals[row]
@@ -104,8 +104,8 @@ class LanguageModel:
             logs, right = map(np.asarray, self._forward(self.variables, tokens))
             for place, i in enumerate(batch):
                 stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
-                own = slice(stop - count, stop)
-                likelihoods[i] = Likelihood(float(logs[place, own].sum()), bool(right[place, own].all()), count)
+                scored = slice(stop - count, stop)
+                likelihoods[i] = Likelihood(float(logs[place, scored].sum()), bool(right[place, scored].all()), count)
         return [likelihoods[i] for i in range(len(rows))]
 
     def encode(self, text: str) -> np.ndarray:
@@ -166,9 +166,9 @@ def choice_scores(name: str, model: LanguageModel, rows: Sequence[Any]) -> dict[
     pairs = [(question.context, f" {answer}") for question in questions for answer in question.answers]
     logs, right, right_by_length = iter(model.of_continuations(pairs)), [], []
     for question in questions:
-        own = np.array([next(logs).log for _ in question.answers])
-        right.append(own.argmax() == question.label)
-        right_by_length.append((own / [len(answer) for answer in question.answers]).argmax() == question.label)
+        scores = np.array([next(logs).log for _ in question.answers])
+        right.append(scores.argmax() == question.label)
+        right_by_length.append((scores / [len(answer) for answer in question.answers]).argmax() == question.label)
     return {"accuracy": float(np.mean(right)), "accuracy_by_length": float(np.mean(right_by_length))}
 
 

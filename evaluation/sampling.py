@@ -96,9 +96,9 @@ class Sampler:
             for batch in batches:
                 prompts, lengths, inputs = self.context.task.requests(batch, self.context.facts)
                 for row, prompt in enumerate(prompts[: end - number]):
-                    own = jax.tree.map(lambda array, row=row: array[row], inputs)
+                    row_inputs = jax.tree.map(lambda array, row=row: array[row], inputs)
                     tokens = prompt if lengths is None else prompt[: lengths[row]]
-                    yield Prompt(tokens, self._new_tokens(len(tokens), f"prompt {number + row}"), own)
+                    yield Prompt(tokens, self._new_tokens(len(tokens), f"prompt {number + row}"), row_inputs)
                 number += len(prompts)
 
     def _split_over_devices(self, variables, request):
@@ -169,9 +169,9 @@ class Sampler:
         last = max(np.flatnonzero(np.isin(prompt, [*ends])), default=-1)  # the end of an input, before its target
         hidden = [*ends | {facts.begin_token} - {None}]
         prompt, tokens = (part[~np.isin(part, hidden)] for part in (prompt[last + 1 :], tokens))
-        before, whole = decode(prompt), decode(np.concatenate([prompt, tokens]))
-        continues = facts.start_token is None and whole.startswith(before)
-        return whole[len(before) :] if continues else decode(tokens)
+        prompt_text, text = decode(prompt), decode(np.concatenate([prompt, tokens]))
+        continues = facts.start_token is None and text.startswith(prompt_text)
+        return text[len(prompt_text) :] if continues else decode(tokens)
 
     def _request(self, prompt):
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""

@@ -147,8 +147,8 @@ def _content(path):
 def defaults(name: str) -> dict[str, Any]:
     """Return the options of a metric with their defaults."""
     parameters = inspect.signature(METRICS[name].compute).parameters.values()
-    found = {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    return found | (translation.options(name) if name in translation.SACREBLEU else {})
+    options = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+    return options | (translation.options(name) if name in translation.SACREBLEU else {})
 
 
 def parse(name: str, options: Sequence[str]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="b
 
 
 def _d2l_bleu(predictions, references, *, order=2):
-    ours, theirs = ([text.split() for text in _texts(column)] for column in (predictions, _all_texts(references)))
-    return {"d2l_bleu": translation.d2l_bleu(ours, theirs, order)}
+    columns = ([text.split() for text in _texts(column)] for column in (predictions, _all_texts(references)))
+    return {"d2l_bleu": translation.d2l_bleu(*columns, order)}
 
 
 def _rouge(

@@ -118,15 +118,15 @@ def budget(
     model = model.portable()
     variables = dict(variables or jax.eval_shape(model.init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
-    whole = jax.eval_shape(merge, params, variables) if merge else params
+    merged = jax.eval_shape(merge, params, variables) if merge else params
     rest = {name: value for name, value in variables.items() if name != "frozen"}
 
     def apply(params, rest, inputs, **options):
         return model.apply({"params": params, **rest}, *inputs, **options)
 
-    cast = jax.eval_shape(partial(_cast, dtype=compute_dtype), (whole, rest, inputs))
+    cast = jax.eval_shape(partial(_cast, dtype=compute_dtype), (merged, rest, inputs))
     forward, step = jax.make_jaxpr(apply)(*cast).jaxpr, (params, variables, inputs if batch is None else batch, key)
-    counts, parts = _by_part(whole, forward)
+    counts, parts = _by_part(merged, forward)
     costs, training = _training(loss or partial(_sum_of_squares, model, compute_dtype), step, optimizer)
     inference = {"weights": bytes_of(cast[:2]), "cache": 0, "activations": peak_bytes(forward)}
     if cache_length is not None:

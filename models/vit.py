@@ -195,8 +195,8 @@ class ViT(ImageModel, StackModel):
 
     def _resampled(self, table, grid):
         """Resample a table of the grid of `image_size` to another grid."""
-        own = (self.side, self.side)
-        return table if tuple(grid) == own else resample(jnp.asarray(table), own, tuple(grid))
+        trained = (self.side, self.side)
+        return table if tuple(grid) == trained else resample(jnp.asarray(table), trained, tuple(grid))
 
 
 class AttentionPool(nn.Module):

@@ -14,13 +14,13 @@ CHECKSUMS = {DATA: "data", DATA_FACTS: "facts"}  # keys of the checksums in the 
 
 def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, own = workdir / DATA, _own_files(workdir)
-    files = {**files, **own}
+    path, run_files = workdir / DATA, _run_files(workdir)
+    files = {**files, **run_files}
     if last_step(workdir) and not force:
         before = read_json(path)
         _check_record(before or files, workdir)
-        if before and before.keys() <= own.keys():  # earlier versions recorded no files of data sets of TFDS
-            before |= {name: files[name] for name in files.keys() - own.keys()}
+        if before and before.keys() <= run_files.keys():  # earlier versions recorded no files of data sets of TFDS
+            before |= {name: files[name] for name in files.keys() - run_files.keys()}
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if before and changed:
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
@@ -74,7 +74,7 @@ def _check_record(known, workdir):
         )
 
 
-def _own_files(workdir):
+def _run_files(workdir):
     """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
     teacher = read_json(workdir / CONFIG).get("teacher")
     places = {"tokenizer.json": workdir / "tokenizer.json"}

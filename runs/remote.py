@@ -208,8 +208,8 @@ class Mirror:
                     self._remove(record)
                 with ThreadPoolExecutor(storage.THREADS) as pool:
                     rest = [name for name in names if name != record]
-                    whole = all(list(pool.map(lambda name: self._upload(name, now[name]), rest)))
-                if record in names and whole:
+                    complete = all(list(pool.map(lambda name: self._upload(name, now[name]), rest)))
+                if record in names and complete:
                     self._upload(record, now[record])
             gone = [name for name in self.known if name not in now]
             for name in sorted(gone, key=lambda name: not name.endswith(RECORD)):

@@ -75,9 +75,9 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
         alike = [dict(changes) for changes, text in zip(overrides, texts) if text == repeated]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # The same run may have another name, from a sweep in which other keys differed.
-    there = [(without_cluster(read_json(path)), path.parent.name) for path in sorted(workdir.glob("*/config.json"))]
+    existing = [(without_cluster(read_json(path)), path.parent.name) for path in sorted(workdir.glob("*/config.json"))]
     wanted = map(without_cluster, configs)
-    known = [next((name for other, name in there if other == config), None) for config in wanted]
+    known = [next((name for other, name in existing if other == config), None) for config in wanted]
     names = (old or new for old, new in zip(known, run_names(overrides, {*known})))
     return [Run(name, workdir / name, *both) for name, *both in zip(names, overrides, configs)]
 
@@ -264,12 +264,12 @@ def shares(count: int) -> list[Share]:
     platform = os.environ.get("JAX_PLATFORMS", "")
     if count > 1 and platform != "cpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        there = range(len(glob("/dev/nvidia[0-9]*"))) if visible is None else filter(None, visible.split(","))
-        if gpus := [str(name) for name in there]:
+        indices = range(len(glob("/dev/nvidia[0-9]*"))) if visible is None else filter(None, visible.split(","))
+        if gpus := [str(index) for index in indices]:
             environments = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in split(gpus, count)]
             if len(gpus) < count:
                 part = f"{0.9 / -(-count // len(gpus)):.3f}"
-                environments = [own | {"XLA_PYTHON_CLIENT_MEM_FRACTION": part} for own in environments]
+                environments = [one | {"XLA_PYTHON_CLIENT_MEM_FRACTION": part} for one in environments]
         elif chips := len(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*")):
             if chips % count or chips // count not in BOUNDS:
                 raise ValueError(f"parallel is {count}: {chips} TPU chips cannot be divided by it.")

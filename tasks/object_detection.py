@@ -85,8 +85,8 @@ class ObjectDetection(ImageTask):
         if logits.shape[2] < real.shape[1]:
             queries, max_boxes = logits.shape[2], real.shape[1]
             raise ValueError(f"task.max_boxes is {max_boxes}: it must be at most model.num_queries, {queries}.")
-        whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
-        return set_loss(logits, predicted, batch, self.weights, model.get_variable("run", "real", whole))
+        totals = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
+        return set_loss(logits, predicted, batch, self.weights, model.get_variable("run", "real", totals))
 
     def outputs(self, model: Model, batch: Batch) -> Any:
         """Return the logits and boxes of the last decoder layer, and the sizes of the images."""

@@ -81,8 +81,8 @@ def generate(model, variables, batch, key):
         token, cache = carry
         logits, cache = model.apply(variables, token[:, None], cache, None, method="decode")
         logits = logits[:, -1].astype(jnp.float32)
-        own = logits.argmax(-1) if key is None else jax.random.categorical(jax.random.fold_in(key, place), logits)
-        token = jnp.where(place < starts, batch["targets"][:, place], own.astype(token.dtype))
+        action = logits.argmax(-1) if key is None else jax.random.categorical(jax.random.fold_in(key, place), logits)
+        token = jnp.where(place < starts, batch["targets"][:, place], action.astype(token.dtype))
         return (token, cache), token
 
     tokens = batch["tokens"]

@@ -104,13 +104,13 @@ def imports(source: str) -> set[str]:
 
 def violations(module: str, source: str) -> list[str]:
     """Return the imports of a module, without the prefix `lineage.`, that break the rules."""
-    own = package(module)
-    project, others = RULES[own]
+    importer = package(module)
+    project, others = RULES[importer]
     bad = []
     for name in imports(source):
         top, _, rest = name.partition(".")
         if top == PROJECT:
-            allowed = package(rest) in (own, *EVERYWHERE, *project) and rest.partition(".")[0] in ROOMS - {
+            allowed = package(rest) in (importer, *EVERYWHERE, *project) and rest.partition(".")[0] in ROOMS - {
                 "launch",
                 "tests",
             }

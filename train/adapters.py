@@ -96,7 +96,7 @@ class MatrixAdapter(Adapter):
     patterns: tuple[str, ...] = ("layers/",)
     trained: tuple[str, ...] = ()
 
-    own: ClassVar[str]  # key of the adapter's arrays among the trained ones
+    prefix: ClassVar[str]  # key of the adapter's arrays among the trained ones
 
     def __post_init__(self):
         super().__post_init__()
@@ -108,7 +108,7 @@ class MatrixAdapter(Adapter):
         check_matches("adapter.patterns", self.patterns, kernels, "matrix")
         check_matches("adapter.trained", self.trained, flat)
         direct = {path for path in flat if matches(self.trained, path)}
-        own, parts = {path: flat[path] for path in direct}, {}
+        trained, constants = {path: flat[path] for path in direct}, {}
         for number, path in enumerate(sorted(kernels)):
             if path in direct or not matches(self.patterns, path):
                 continue
@@ -117,15 +117,15 @@ class MatrixAdapter(Adapter):
             sizes = shape[:at], shape[at : at + inputs], shape[at + inputs :]
             matrix = Matrix(path.removesuffix("/kernel"), *sizes)
             new, constant = self._init_matrix(matrix, jax.random.fold_in(key, number))
-            own, parts = own | new, parts | constant
+            trained, constants = trained | new, constants | constant
         frozen = {"params": unflatten_dict({path: flat[path] for path in flat.keys() - direct}, sep="/")}
-        return unflatten_dict(own, sep="/"), frozen | unflatten_dict(parts, sep="/")
+        return unflatten_dict(trained, sep="/"), frozen | unflatten_dict(constants, sep="/")
 
     def apply(self, frozen, trained):
-        own = dict(trained)
-        factors = flatten_dict(own.pop(self.own, {}), sep="/")
+        direct = dict(trained)
+        factors = flatten_dict(direct.pop(self.prefix, {}), sep="/")
         constants = flatten_dict(frozen, sep="/")
-        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
+        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(direct, sep="/")
         for owner in dict.fromkeys(path.rpartition("/")[0] for path in factors):
             product = self._product(owner, factors, constants)
             flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], *product)
@@ -161,7 +161,7 @@ class LoRA(MatrixAdapter):
         alpha: the products are scaled by alpha / rank.
     """
 
-    own = "lora"
+    prefix = "lora"
     rank: Count = 8
     alpha: Annotated[float, Range(0)] = 16.0
 
@@ -190,7 +190,7 @@ class SVF(MatrixAdapter):
     are zero until `rebase` computes them.
     """
 
-    own = "svf"
+    prefix = "svf"
 
     def _init_matrix(self, matrix, key):
         full, owner = matrix.full_rank, matrix.owner

@@ -137,11 +137,10 @@ class Experiment:
         if (channels := self.facts.channels) and channels != self.model.channels:
             given = f"The images of the source {self.source.name!r} have {channels} channels"
             raise ValueError(f"{given}, the model {self.model.channels}: set model.channels or that of its backbone.")
-        theirs = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE
-        ours = self.tokenizer
-        if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
+        file, tokenizer = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE, self.tokenizer
+        if tokenizer and file and file.is_file() and Tokenizer.load(file).to_str() != tokenizer.to_str():
             raise ValueError(
-                f"tokenizer must be the tokenizer of the teacher, {theirs}: the configured one produces other tokens."
+                f"tokenizer must be the tokenizer of the teacher, {file}: the configured one produces other tokens."
             )
 
     @cached_property

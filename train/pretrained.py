@@ -41,39 +41,39 @@ def start_from(
         state: the initial state; or its shapes, if `make` is given to create it after the models were checked.
     """
     folder = local(init.path)
-    theirs = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
-    ours = _flat(jax.eval_shape(TrainState.variables, state))
-    theirs = _renamed(_flat(theirs), init.rename, init.path)
-    taken = _fitting(ours, theirs, model, init)
-    _check_new(state, ours.keys() - taken.keys())
+    loaded = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
+    expected = _flat(jax.eval_shape(TrainState.variables, state))
+    loaded = _renamed(_flat(loaded), init.rename, init.path)
+    taken = _fitting(expected, loaded, model, init)
+    _check_new(state, expected.keys() - taken.keys())
     state = make() if make else state
     variables = {}
     for kind, tree in state.variables().items():
         if kind in ("params", "statistics"):
             flat = {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}
             variables[kind] = unflatten_dict(flat, sep="/")
-    fresh, unused = _top_modules(ours.keys() - taken.keys()), _top_modules(theirs.keys() - taken.keys())
+    fresh, unused = _top_modules(expected.keys() - taken.keys()), _top_modules(loaded.keys() - taken.keys())
     message = f"starts from {init.path}; new: {fresh}; not used: {unused}"
     if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} values"
     return with_variables(state, variables), message
 
 
-def _fitting(ours, theirs, model, init):
+def _fitting(expected, loaded, model, init):
     """Return the parameters of another model to copy, by path; raise ValueError if some do not fit.
 
     A classifier with another number of classes is omitted.
     """
     path, layers = init.path, init.layers
-    depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
+    depth = next((len(value) for name, value in loaded.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
-    check_matches("init.skip", init.skip, ours)
+    check_matches("init.skip", init.skip, expected)
     taken, wrong = {}, []
-    for name in ours.keys() & theirs.keys():
+    for name in expected.keys() & loaded.keys():
         if matches(init.skip, name):
             continue
-        value, shape = theirs[name], ours[name].shape
+        value, shape = loaded[name], expected[name].shape
         if layers and isinstance(model.layer_of(name), range):
             value = value[np.array(layers)]
         value = model.resampled(name, value, shape)
@@ -89,7 +89,7 @@ def _fitting(ours, theirs, model, init):
         more = f" and {len(wrong) - len(listed)} more" if len(listed) < len(wrong) else ""
         raise ValueError(f"{text}{'; '.join(listed)}{more}{hint}")
     if not taken:
-        raise ValueError(f"{path} contains none of the parameters of the model: it has {_top_modules(theirs)}.")
+        raise ValueError(f"{path} contains none of the parameters of the model: it has {_top_modules(loaded)}.")
     return taken
 
 
@@ -157,13 +157,13 @@ def check(experiment: Any, force: bool = False) -> None:
     model = model_of(folder)
     known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number
     trial = dataclasses.replace(experiment, saved_facts=known)
-    ours = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
+    expected = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
-        theirs = _flat(read_variables(Path(folder)))
+        loaded = _flat(read_variables(Path(folder)))
     else:
-        theirs = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
-    taken = _fitting(ours, _renamed(theirs, init.rename, init.path), trial.model, init)
-    _check_new(trial.abstract_state, ours.keys() - taken.keys())
+        loaded = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
+    taken = _fitting(expected, _renamed(loaded, init.rename, init.path), trial.model, init)
+    _check_new(trial.abstract_state, expected.keys() - taken.keys())
 
 
 def class_names(path: str) -> tuple[str, ...]:

@@ -143,14 +143,14 @@ class Trained:
             split: split of a source that has several.
             columns, bad: columns and number of bad rows of a file (see `from_files`).
         """
-        own = self.experiment.source
-        kind = self.experiment.task.reads
+        source, kind = self.experiment.source, self.experiment.task.reads
         if text is not None and not is_source(text):
             files, is_folder = fingerprint([text]), Path(local(text, ())).is_dir()  # which may also have the output
             files = {name: value for name, value in files.items() if is_image(Path(name)) or not is_folder}
-            quotes = own.quotes if isinstance(own, CSV) else True
+            quotes = source.quotes if isinstance(source, CSV) else True
             return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
-        source = own if text in (None, own.name) else schema.build(SOURCES, schema.parse(SOURCES, text))
+        if text not in (None, source.name):
+            source = schema.build(SOURCES, schema.parse(SOURCES, text))
         return from_source(source.read(kind), kind, split), fingerprint(source.files())
 
     @property

@@ -57,8 +57,8 @@ def verify(folders: Iterable[Path], as_json: bool = False) -> int:
         hidden = [Finding(Path(error.filename), str(error)) for error in unread if error.errno != errno.ENOENT]
         if not (runs or hidden):
             raise FileNotFoundError(f"there is no run in {place}.")
-        found = chain(*(check_run(run, problems) for run in runs), _check_pages(place, runs, problems))
-        for path, problem in chain(hidden, found):
+        results = chain(*(check_run(run, problems) for run in runs), _check_pages(place, runs, problems))
+        for path, problem in chain(hidden, results):
             problems[path] = problem
             if not as_json:
                 print(printable(f"{path}: {problem or 'sound'}"), flush=True)

@@ -159,9 +159,9 @@ def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
 
     def loss_of(batch):
         inputs = {"token_type_ids": batch["segments"], "attention_mask": batch["tokens_mask"]}
-        found = model.bert(batch["tokens"], **inputs)
-        at = batch["masked_positions"].long()[..., None].expand(-1, -1, found[0].shape[-1])
-        logits, pairs = model.cls(found[0].gather(1, at), found[1])
+        output = model.bert(batch["tokens"], **inputs)
+        at = batch["masked_positions"].long()[..., None].expand(-1, -1, output[0].shape[-1])
+        logits, pairs = model.cls(output[0].gather(1, at), output[1])
         words = functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
         return words + functional.cross_entropy(pairs, batch["label"].long())
 
@@ -278,9 +278,9 @@ def embeddings(settings: Settings) -> Rows:
         table = torch.randn((vocabulary, width), device=DEVICE, requires_grad=True)
         indices = ours.zipf(np.random.default_rng(0), (tokens,), vocabulary)
         indices = torch.from_numpy(indices).long().to(DEVICE)
-        found = functional.embedding(indices, table)
-        cotangent = torch.randn_like(found)
-        return timed(lambda: torch.autograd.grad(found, table, cotangent, retain_graph=True))
+        output = functional.embedding(indices, table)
+        cotangent = torch.randn_like(output)
+        return timed(lambda: torch.autograd.grad(output, table, cotangent, retain_graph=True))
 
     return {ours.embedding_name(*shape): partial(prepare, *shape) for shape in settings["shapes"]}
 

@@ -23,9 +23,9 @@ def losses(settings: Mapping[str, Any]) -> list[float]:
     if several:
         changes = {**changes, "mesh.data": -1}
     of = ours.experiment({**settings, "changes": changes}, jax.devices() if several else None)
-    whole = ours.random_batch(of)
+    arrays = ours.random_batch(of)
     part, parts = share(of.mesh) if several else (0, 1)
-    batch = to_mesh({name: array.reshape(parts, -1, *array.shape[1:])[part] for name, array in whole.items()}, of.mesh)
+    batch = to_mesh({name: array.reshape(parts, -1, *array.shape[1:])[part] for name, array in arrays.items()}, of.mesh)
     state = jax.jit(of.make_state, out_shardings=of.state_shardings)()
     step, values = compile_step(of, state), []
     for _ in range(STEPS):

@@ -140,8 +140,8 @@ class Bert(Family):
         if model.head not in names:
             raise ValueError(f"head is {model.head!r}: it must be one of {', '.join(names)} for `transformers`.")
         field, default = self.dropout
-        whole = default is not None and model.head_dropout is None
-        config = {"architectures": [names[model.head]], field: model.dropout if whole else model.head_dropout}
+        inherited = default is not None and model.head_dropout is None
+        config = {"architectures": [names[model.head]], field: model.dropout if inherited else model.head_dropout}
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):

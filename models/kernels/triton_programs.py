@@ -195,5 +195,5 @@ def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
         return pl.BlockSpec((examples if varies else 1, size[1]), lambda block, head, example: (example * varies, 0))
     if name in PER_QUERY:
         return pl.BlockSpec((examples, 1, size[2]), lambda block, head, example: (example, head, 0))
-    whole = -(-size[1] // BLOCK) * BLOCK
-    return pl.BlockSpec((examples, whole, shape.channels), lambda block, head, example: (example, 0, head))
+    padded = -(-size[1] // BLOCK) * BLOCK
+    return pl.BlockSpec((examples, padded, shape.channels), lambda block, head, example: (example, 0, head))

@@ -154,8 +154,8 @@ class Stack(nn.Module):
             return self._unrolled(x, cache, context, each or {}, inputs)
 
         def layer(block, x, scanned):
-            drop_path, own = scanned
-            x, _ = block(x, drop_path=drop_path, context=context, **own, **inputs)
+            drop_path, arguments = scanned
+            x, _ = block(x, drop_path=drop_path, context=context, **arguments, **inputs)
             return x, x if self.every else None
 
         if self.remat:
@@ -182,10 +182,10 @@ class Stack(nn.Module):
         rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
         shared = {"params": variables["params"]["layers"]} if self.share else {}
         for i, layer in enumerate(caches):
-            own = {kind: _layer(tree["layers"], i) for kind, tree in variables.items() if kind not in shared}
+            separate = {kind: _layer(tree["layers"], i) for kind, tree in variables.items() if kind not in shared}
             keys = {name: jax.random.fold_in(key, i) for name, key in rngs.items()}
             others = {"cache": layer, "context": contexts[i], **_layer(each, i), **inputs}
-            x, layer = block.apply(own | shared, x, rngs=keys, **others)
+            x, layer = block.apply(separate | shared, x, rngs=keys, **others)
             layers.append(layer)
         return x, None if cache is None else cache.with_layers(layers)
 

@@ -32,8 +32,8 @@ def config():
 def test_every_config_loads_with_the_keys_of_base(path):
     config, _ = cli.load(str(path))
     fresh = base.get_config(**{part: config[part].name for part in base.REGISTRIES})
-    own = {key for key in schema.describe(config, {}) if not key.startswith("evaluators.")}
-    assert own == {key for key in schema.describe(fresh, {}) if not key.startswith("evaluators.")}
+    keys = {key for key in schema.describe(config, {}) if not key.startswith("evaluators.")}
+    assert keys == {key for key in schema.describe(fresh, {}) if not key.startswith("evaluators.")}
     assert set(fresh.evaluators) <= set(config.evaluators)
     assert config.is_locked
     stored = folder.plain(base.resolved(config))
@@ -53,9 +53,9 @@ def test_sections_match_the_defaults_of_their_class(registry, name):
     """Check the default values, and that each key is documented."""
     section, cls = schema.section(registry, name), registry[name]
     variants = {key for variant in getattr(cls, "VARIANTS", {}).values() for key in variant}
-    own = {field.name: field for field in dataclasses.fields(cls) if field.name not in ("parent", "name")}
-    assert set(section) == {"name", *own, *(["variant"] if variants else [])}
-    for key, field in own.items():
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in ("parent", "name")}
+    assert set(section) == {"name", *fields, *(["variant"] if variants else [])}
+    for key, field in fields.items():
         if section[key] is not None and not isinstance(section[key], ConfigDict):
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             assert section[key] == default, key

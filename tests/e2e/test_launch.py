@@ -135,9 +135,9 @@ def test_sweep_passes_its_options_to_runs(name, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
     kind = ["--optuna"] * ("search" in name)
-    own = ["--config=tests/tiny.py:gpt", "--config.loader.batch_size=4", "--force-config"]
-    assert launch.main(["sweep", *own, *kind, f"--workdir={tmp_path}"]) == 0
-    assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
+    options = ["--config=tests/tiny.py:gpt", "--config.loader.batch_size=4", "--force-config"]
+    assert launch.main(["sweep", *options, *kind, f"--workdir={tmp_path}"]) == 0
+    assert told == [sys.executable, "-m", "lineage.launch", "train", *options]
 
 
 def test_number_of_trials_is_an_option(tmp_path, monkeypatch, capsys):

@@ -234,8 +234,8 @@ metric_list: [{{metric: perplexity, aggregation: perplexity}}]
     assert launch.main(["score", "--metric=lambada", f"--predictions={rows}", *common]) == 0, capsys.readouterr().err
     scores = json.loads((tmp_path / "out.json").read_text())["scores"]
     assert scores == pytest.approx(last_word_scores(ours, texts), rel=1e-5)
-    own = ["harness", "--tasks=own_lambada", f"--include-path={tmp_path}"]
-    assert launch.main([*own, *common, "--limit=4"]) == 0, capsys.readouterr().err
+    command = ["harness", "--tasks=own_lambada", f"--include-path={tmp_path}"]
+    assert launch.main([*command, *common, "--limit=4"]) == 0, capsys.readouterr().err
     actual = json.loads((tmp_path / "out.json").read_text())["results"]["own_lambada"]
     assert actual["perplexity,none"] == pytest.approx(scores["perplexity"], rel=1e-5)
     assert "own_lambada" in capsys.readouterr().out

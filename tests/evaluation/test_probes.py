@@ -144,10 +144,10 @@ def test_another_source_has_the_tokens_and_classes_of_the_run(tmp_path):
     cli.override(config, changes | {"tokenizer.name": "words", "task.sequence_length": 8})
     experiment = Experiment(config, devices=jax.devices()[:1])
     splits = {name: split for name, _, split in experiment.evaluation()._enabled()}
-    own, other = splits["loss"], splits["other"]
-    assert own.facts.class_names == other.facts.class_names == ("A", "B", "C")
+    validation, other = splits["loss"], splits["other"]
+    assert validation.facts.class_names == other.facts.class_names == ("A", "B", "C")
     known = dict(zip("wvux", experiment.tokenizer.encode("w v u x"), strict=True))
-    for split, words, tags in ((own, "wvu", "ABC"), (other, "ux", "CB")):
+    for split, words, tags in ((validation, "wvu", "ABC"), (other, "ux", "CB")):
         batch = split.batches[0]
         assert batch["tokens"][0, 1 : len(words) + 1].tolist() == [known[word] for word in words]
         assert batch["targets"][batch["mask"]].tolist() == ["ABC".index(tag) for tag in tags]

@@ -108,20 +108,20 @@ def explore(browse, tmp_path):
 @pytest.mark.thorough
 def test_browser_shows_attention_of_a_token(explore):
     tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
-    own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
-    views = [artifacts.view("encoder", own, read), artifacts.view("cross", cross, tokens, read)]
+    self_attention, cross_attention = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
+    views = [artifacts.view("encoder", self_attention, read), artifacts.view("cross", cross_attention, tokens, read)]
     page = explore(views)  # at first the mean of all for the last token
-    np.testing.assert_allclose(shown(page), own.mean((0, 1))[3], atol=6e-5)
+    np.testing.assert_allclose(shown(page), self_attention.mean((0, 1))[3], atol=6e-5)
     pick = (
         "const set = (name, value) => { const s = document.querySelector('.' + name); s.value = value; s.onchange(); };"
     )
     point = "document.querySelectorAll('.attend p span')[1].onpointerenter();"
     page = explore(views, f"{pick} set('view', 1); set('layer', 2); set('head', 3); {point}")
-    np.testing.assert_allclose(shown(page), cross[1, 2, 1], atol=6e-5)
+    np.testing.assert_allclose(shown(page), cross_attention[1, 2, 1], atol=6e-5)
     assert re.search(r'class="picked"[^>]*>&lt;cat&gt;<', page)
-    assert f'title="Katze {100 * cross[1, 2, 1, 1]:.1f}%"' in page
+    assert f'title="Katze {100 * cross_attention[1, 2, 1, 1]:.1f}%"' in page
     page = explore(views, f"{pick} set('layer', 3); {point}")
-    np.testing.assert_allclose(shown(page), own[2, :, 1].mean(0), atol=6e-5)
+    np.testing.assert_allclose(shown(page), self_attention[2, :, 1].mean(0), atol=6e-5)
 
 
 def test_browser_makes_a_file_of_the_shown_weights(explore):

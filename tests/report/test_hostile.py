@@ -252,9 +252,9 @@ def write_small(folder):
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "artifacts/cost.json"])
 @pytest.mark.parametrize("kind", ["report", "comparison"])
 def test_files_behind_a_link_are_not_shown(tmp_path, kind, name):
-    folder, own = write_small(tmp_path / "runs/a"), tmp_path / "own"
-    (folder / name).rename(own)
-    (folder / name).symlink_to(own)
+    folder, target = write_small(tmp_path / "runs/a"), tmp_path / "own"
+    (folder / name).rename(target)
+    (folder / name).symlink_to(target)
     with pytest.raises(ValueError, match=f"{folder / name} is a link"):
         write_report(folder) if kind == "report" else compare([folder.parent])
 
@@ -351,9 +351,9 @@ def test_table_of_a_sweep_has_no_formulas(tmp_path, monkeypatch, capsys):
 
 
 def test_artifacts_behind_a_link_are_not_shown(tmp_path):
-    folder, own = write_small(tmp_path / "runs/a"), tmp_path / "own"
-    (folder / "artifacts").rename(own)
-    (folder / "artifacts").symlink_to(own)
+    folder, target = write_small(tmp_path / "runs/a"), tmp_path / "own"
+    (folder / "artifacts").rename(target)
+    (folder / "artifacts").symlink_to(target)
     for show in (write_report, lambda folder: compare([folder])):
         with pytest.raises(ValueError, match=f"{folder}/artifacts is a link"):
             show(folder)

@@ -50,10 +50,11 @@ def adapted(adapter, params, axes, change=0.0):
 
     @jax.jit
     def compute(params):
-        own, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
+        trained, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
         random = np.random.default_rng(7)
-        own = jax.tree.map(lambda a: a + np.float32(change) * random.normal(size=a.shape).astype(np.float32), own)
-        return own, adapter.apply(frozen, own)
+        noise = jax.tree.map(lambda a: random.normal(size=a.shape).astype(np.float32), trained)
+        trained = jax.tree.map(lambda a, b: a + np.float32(change) * b, trained, noise)
+        return trained, adapter.apply(frozen, trained)
 
     return jax.device_get(compute(params))
 
@@ -90,15 +91,15 @@ def test_projections_into_heads_are_adapted_as_one_matrix(gpt):
     assert axes["stack/layers/attention/query/kernel"] == (1, 2)
     assert axes["stack/layers/attention/out/kernel"] == (2, 1)
     adapter = LoRA(patterns=("query|out",), rank=3, trained=("norm",))
-    own, _ = jax.eval_shape(lambda: adapter.init(params, axes, jax.random.key(1)))
-    shapes = {path: value.shape for path, value in flatten_dict(own, sep="/").items() if "norm" not in path}
+    trained, _ = jax.eval_shape(lambda: adapter.init(params, axes, jax.random.key(1)))
+    shapes = {path: value.shape for path, value in flatten_dict(trained, sep="/").items() if "norm" not in path}
     assert shapes == {
         "lora/stack/layers/attention/query/a": (2, 8, 3),
         "lora/stack/layers/attention/query/b": (2, 3, 2, 4),
         "lora/stack/layers/attention/out/a": (2, 2, 4, 3),
         "lora/stack/layers/attention/out/b": (2, 3, 8),
     }
-    assert own["norm"]["scale"].shape == (8,)
+    assert trained["norm"]["scale"].shape == (8,)
 
 
 def test_merged_parameters_match_the_formulas(gpt):
@@ -108,29 +109,29 @@ def test_merged_parameters_match_the_formulas(gpt):
     x = np.random.default_rng(2).normal(size=(5, 8))
 
     def query(adapter):
-        own, actual = adapted(adapter, params, axes, 0.3)
+        trained, actual = adapted(adapter, params, axes, 0.3)
         actual = actual["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
-        return next(iter(own.values()))["stack"]["layers"]["attention"]["query"], actual
+        return next(iter(trained.values()))["stack"]["layers"]["attention"]["query"], actual
 
-    own, actual = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
-    assert_close(x @ actual, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
-    own, actual = query(SVF(patterns=("query",)))
+    trained, actual = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
+    assert_close(x @ actual, x @ kernel + 3 * (x @ trained["a"][1]) @ trained["b"][1].reshape(2, 8))
+    trained, actual = query(SVF(patterns=("query",)))
     u, s, v = np.linalg.svd(kernel.astype(np.float64))
-    assert_close(actual, u @ np.diag(s * own["scale"][1]) @ v)
+    assert_close(actual, u @ np.diag(s * trained["scale"][1]) @ v)
 
 
 def test_gradient_of_svf_factors_matches_the_formula(gpt):
     """Check that a function of U diag(z s) V^T with gradient G has the gradient diag(U^T G V) s."""
     params, axes = gpt
     adapter = SVF(patterns=("up",))
-    own, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
+    trained, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
     goal = np.random.default_rng(4).normal(size=(2, 8, 32))
 
-    def loss(own):
-        kernel = adapter.apply(frozen, own)["stack"]["layers"]["mlp"]["up"]["kernel"]
+    def loss(trained):
+        kernel = adapter.apply(frozen, trained)["stack"]["layers"]["mlp"]["up"]["kernel"]
         return jnp.sum(kernel**2 * goal)
 
-    actual = jax.jit(jax.grad(loss))(own)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
+    actual = jax.jit(jax.grad(loss))(trained)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
     kernel = params["stack"]["layers"]["mlp"]["up"]["kernel"].astype(np.float64)
     u, s, v = np.linalg.svd(kernel, full_matrices=False)
     np.testing.assert_allclose(actual, np.einsum("Lik,Lij,Lkj->Lk", u, 2 * kernel * goal, v) * s, rtol=1e-4, atol=1e-3)

@@ -116,8 +116,8 @@ def test_adafactor_factors_the_matrices_of_each_layer():
         grads = {path: (rng.normal(size=p.shape).T * [1, 10, 0.1]).T.astype(np.float32) for path, p in params.items()}
         updates, state = optimizer.update(grads, state, params)
         for i, part in enumerate(parts):
-            own = {path: grad[i].reshape(shapes[path]) for path, grad in grads.items()}
-            expected, states[i] = theirs.update(own, states[i], part)
+            layer_grads = {path: grad[i].reshape(shapes[path]) for path, grad in grads.items()}
+            expected, states[i] = theirs.update(layer_grads, states[i], part)
             for path, update in expected.items():
                 np.testing.assert_allclose(-updates[path][i].reshape(update.shape), update, rtol=1e-4, err_msg=path)
 
@@ -377,8 +377,8 @@ def test_decay_rates_are_those_of_optax(name, reference):
 
 
 def test_optimizers_and_schedules_have_no_unused_keys():
-    own = {name: set(field_types(cls)) - set(field_types(Optimizer)) for name, cls in OPTIMIZERS.items()}
-    assert own == {
+    fields = {name: set(field_types(cls)) - set(field_types(Optimizer)) for name, cls in OPTIMIZERS.items()}
+    assert fields == {
         "adamw": {"b1", "b2", "epsilon"},
         "sgd": {"momentum"},
         "adafactor": {"momentum"},

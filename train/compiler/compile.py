@@ -61,8 +61,8 @@ class Compiled:
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON, in bytes and seconds per device."""
         plan, buffers = self.plan, sorted(self.plan.buffers.values(), reverse=True)
-        own = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
-        values = {name: getattr(self, name) for name in own}
+        fields = ("title", "arguments", "temporaries", "host", "peak", "fits", "ideal", "utilization", "leaves")
+        values = {name: getattr(self, name) for name in fields}
         values |= {name: getattr(plan, name) for name in ("seconds", "estimated", "roofline", "exposed")}
         values |= {"matmul": plan.share("matmul|gemm"), "f32_matmul": plan.share("f32 matmul")}
         values |= {"memory": plan.chip.memory, "donated": plan.module.donated, "compile_seconds": self.seconds}

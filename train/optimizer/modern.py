@@ -135,8 +135,8 @@ def _hessian_diagonal():
     """
 
     def update(updates, state, params, *, obj_fn: Callable[[Any], Any], **_):
-        key, own = jax.random.split(state.key)
-        signs = optax.tree.random_like(own, params, jax.random.rademacher, dtype=jnp.float32)
+        key, subkey = jax.random.split(state.key)
+        signs = optax.tree.random_like(subkey, params, jax.random.rademacher, dtype=jnp.float32)
         product = jax.jvp(jax.grad(obj_fn), (params,), (signs,))[1]
         return jax.tree.map(jnp.multiply, product, signs), contrib.HutchinsonState(key)
 

@@ -151,9 +151,9 @@ class _LayerWise(Optimizer):
             if not scaled(path, param):
                 return update
             axes = setting.own_axes(path, param)
-            ours, theirs = (jnp.sqrt(jnp.sum(leaf**2, axes, keepdims=True)) for leaf in (param, update))
-            usable = (ours > 0) & (theirs > 0)
-            return update * jnp.where(usable, coefficient * ours / jnp.where(usable, theirs, 1), 1)
+            param_norm, update_norm = (jnp.sqrt(jnp.sum(leaf**2, axes, keepdims=True)) for leaf in (param, update))
+            usable = (param_norm > 0) & (update_norm > 0)
+            return update * jnp.where(usable, coefficient * param_norm / jnp.where(usable, update_norm, 1), 1)
 
         return optax.stateless(lambda updates, params: map_paths(change, updates, params))
 

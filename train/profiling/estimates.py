@@ -72,8 +72,8 @@ def memory_per_device(
         return sum(counts) * mesh.shape["fsdp"] * jnp.dtype(experiment.run.precision).itemsize
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
-    whole = 0 if experiment.config.sequence_sharding else REPLICATED
-    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / accumulation
+    replicated = 0 if experiment.config.sequence_sharding else REPLICATED
+    rest *= (replicated + (1 - replicated) / mesh.shape["tensor"]) / accumulation
     needed = {
         "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(jax.eval_shape(experiment.trained, state.params)) * min(accumulation, 2),

@@ -100,11 +100,12 @@ class Throughput:
         passed = {name: value - last[name] for name, value in self._last.items()}
         seconds, counted = passed["seconds"], 1 - self.skipped / self._steps
         useful = self.earlier[1] + (time.monotonic() - self._began - sum(self._spent.values())) * counted
-        whole = self.earlier[0] + self.seconds
+        elapsed = self.earlier[0] + self.seconds
         rate = passed["step"] / (seconds - passed["evaluating"] - passed["saving"])
         values = {"steps_per_second": rate, "examples_per_second": rate * self._batch_size}
         values |= {"mfu": rate * self._flops} if self._flops else {}
-        values |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / whole, "seconds": whole}
+        values |= {name: passed[name] / seconds for name in self._spent}
+        values |= {"goodput": useful / elapsed, "seconds": elapsed}
         return {f"time/{name}": value for name, value in values.items()}
 
 
