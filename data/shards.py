@@ -36,12 +36,12 @@ class Shard(NamedTuple):
 class Shards:
     """Token ids [N] in the files of a corpus; slices are arrays, and only the pages that they need are read.
 
-    The checksum of a block of a file is verified when a process first reads it. A damaged file is deleted, so that the
-    next start encodes it again, and ValueError is raised.
+    When a process first reads a block of a file, its checksum is verified, and that its ids are below `vocab_size`. A
+    damaged file is deleted, so that the next start encodes it again, and ValueError is raised.
     """
 
-    def __init__(self, folder: str, dtype: str, shards: Sequence[Shard]):
-        self._arguments = folder, dtype, shards
+    def __init__(self, folder: str, dtype: str, shards: Sequence[Shard], vocab_size: int):
+        self._arguments = folder, dtype, shards, vocab_size
         self._starts = [0, *accumulate(shard.tokens for shard in shards)]
         self._opened: dict[int, ShardFile] = {}
 
@@ -69,22 +69,29 @@ class Shards:
         return np.array(self[:], dtype)
 
     def ends(self) -> np.ndarray:
-        """Return the position after each document, int64 [D]."""
+        """Return the position after each document, int64 [D]; raise ValueError if they are not in order."""
         files = map(self._file, range(len(self._starts) - 1))
-        return np.concatenate([np.empty(0, np.int64), *(file.read_ends() for file in files)])
+        ends = np.concatenate([np.zeros(1, np.int64), *(file.read_ends() for file in files)])
+        if (ends[1:] < ends[:-1]).any() or ends[-1] > len(self):
+            raise ValueError(f"{self._arguments[0]} has documents that end at wrong positions: delete the folder.")
+        return ends[1:]
 
     def _file(self, number):
         if number not in self._opened:
-            folder, dtype, shards = self._arguments
-            self._opened[number] = ShardFile(shard_path(folder, number), np.dtype(dtype), shards[number])
+            folder, dtype, shards, vocab_size = self._arguments
+            path = shard_path(folder, number)
+            self._opened[number] = ShardFile(path, np.dtype(dtype), shards[number], vocab_size=vocab_size)
         return self._opened[number]
 
 
 class ShardFile:
-    """File of a shard, memory-mapped; see `Shards`. With `delete`, the file is deleted if it is damaged."""
+    """File of a shard, memory-mapped; see `Shards`. With `delete`, the file is deleted if it is damaged.
 
-    def __init__(self, path: Path, dtype: np.dtype, shard: Shard, delete: bool = True):
-        self._path, self._delete = path, delete
+    A `vocab_size` of 0 means any.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype, shard: Shard, delete: bool = True, vocab_size: int = 0):
+        self._path, self._delete, self._vocab_size = path, delete, vocab_size
         if _has_no_end(path):
             self._damaged()
         try:
@@ -122,16 +129,22 @@ class ShardFile:
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             if self._unchecked[block]:
                 place = block * BLOCK
-                if zlib.crc32(self._content[place : min(place + BLOCK, self._size)]) != self._sums[block]:
+                end = min(place + BLOCK, self._size)
+                if zlib.crc32(self._content[place:end]) != self._sums[block]:
                     self._damaged()
+                ids = self._content[max(place, self._ends.nbytes) : end].view(f"<u{self._tokens.itemsize}")
+                if self._vocab_size and len(ids) and (token := ids.max()) >= self._vocab_size:  # a negative id is large
+                    self._damaged(f" (it has the token {token:,} for a vocabulary of {self._vocab_size:,})")
                 self._unchecked[block] = 0
 
-    def _damaged(self):
+    def _damaged(self, reason=""):
         if not self._delete:
             raise ValueError(f"{self._path} is damaged.")
         with contextlib.suppress(OSError):
             self._path.unlink()
-        raise ValueError(f"{self._path} is damaged and was deleted: run the same command again to encode it again.")
+        raise ValueError(
+            f"{self._path} is damaged{reason} and was deleted: run the same command again to encode it again."
+        )
 
 
 def read_index(folder: Path) -> tuple[list[Shard], bool]:

@@ -95,7 +95,7 @@ def tokenize(
     for path in (folder / INDEX, *(shard_path(folder, number) for number in range(len(shards)))):
         with contextlib.suppress(OSError):  # a read-only folder; files that are not used are deleted
             os.utime(path)
-    return Stream(Shards(os.fspath(folder), dtype.name, shards), **_sizes(shards))
+    return Stream(Shards(os.fspath(folder), dtype.name, shards, tokenizer.vocab_size), **_sizes(shards))
 
 
 def _sizes(parts: Sequence[_Part] | Sequence[Shard]) -> dict[str, int]:

@@ -24,9 +24,10 @@ def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if before and changed:
             named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
+            number = f"{len(changed)} of {len({**before, **files})} files"
             raise ValueError(
-                f"{', '.join(named)} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
-                f"files): restore the data or {path}, choose another workdir, or {FORCE}."
+                f"{', '.join(named)} changed since the run in {workdir} began ({number}): restore the data or "
+                f"{path}, choose another workdir, or {FORCE}."
             )
     write_record(path, files)
 

@@ -18,7 +18,19 @@ RULES = {
     "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS | {"qwix"}),
     "data": (
         {"configs.registry"},
-        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "pyarrow", "sklearn", "PIL", "absl", "babel"},
+        {
+            "numpy",
+            "grain",
+            "array_record",
+            "tensorflow_datasets",
+            "etils",
+            "tokenizers",
+            "pyarrow",
+            "sklearn",
+            "PIL",
+            "absl",
+            "babel",
+        },
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 
 from lineage.configs import schema
 from lineage.configs.registry import nearest
@@ -119,19 +120,29 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
         raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
 
 
+def _tree(reader, state):
+    """Return the metadata of the arrays in the folder of a state, as a tree."""
+    metadata = reader.metadata(state).item_metadata
+    if metadata is None:  # Orbax hides the error
+        raise ValueError(f"the description of the arrays in {state} cannot be read")
+    return metadata.tree
+
+
 def _read_state(folder, target, damage):
     """Return the whole state, and the expected hashes of its arrays."""
     record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
     args = ocp.args.PyTreeRestore(target, restore_args=places)
     with _reader(folder, damage) as reader:
-        check_size(reader.metadata(folder / "state").item_metadata.tree, folder)
+        check_size(_tree(reader, folder / "state"), folder)
         return reader.restore(folder / "state", args=args), record["hashes"]
 
 
 def _read_model(folder):
     """Return the state in the folder of a step as `read_newest` does."""
     record, fields = _retried(read_fields, folder, ("ema", "collections", "frozen"))
-    params = fields.get("ema") or _retried(read_fields, folder, ("params",))[1]["params"]
+    params = fields.get("ema") or _retried(read_fields, folder, ("params",))[1].get("params")
+    if not isinstance(params, dict) or not all(hasattr(leaf, "shape") for leaf in flatten_dict(params).values()):
+        raise DamagedError(f"the checkpoint {folder} is damaged: its parameters are not arrays with names")
     with _reader(folder, f"the checkpoint {folder} is damaged"):  # its record may lack an entry
         section, step = schema.tuples(record["config"]["adapter"]), record["next_batch"]
         name, adapter = section["name"], schema.build(ADAPTERS, section) if section["name"] in ADAPTERS else None
@@ -149,7 +160,7 @@ def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dic
     record, state = read_record(folder), (folder / "state").absolute()  # Orbax finds nothing in a relative folder
     damage = f"the checkpoint {folder} is damaged"
     with _reader(folder, damage) as reader:
-        saved = reader.metadata(state).item_metadata.tree
+        saved = _tree(reader, state)
         wanted = {name: saved[name] for name in names if saved.get(name)}
         check_size(wanted, folder)
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -147,6 +147,7 @@ class TFDS(PathSource):
         try:
             if not info.splits[split].num_examples:
                 raise ValueError("it has no examples")
+            _check_counts(info.splits[split].file_instructions)
             return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
         except ValueError as error:
             raise ValueError(f"The split {split!r} of {info.full_name} cannot be read: {error}") from None
@@ -238,9 +239,28 @@ def _reading(records: Any) -> Iterator[None]:
     """Raise ValueError if the files of a split are damaged."""
     try:
         yield
-    except RuntimeError as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # damaged files raise exceptions of many types
         message = f"The split {records.split!r} of {records.dataset_info.full_name} cannot be read: {error}"
         raise ValueError(message) from error
+
+
+def _check_counts(parts: Sequence[Any]) -> None:
+    """Raise ValueError if a file of a split has another number of examples than `dataset_info.json` says."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    for part in parts:
+        if not isfile(part.filename):
+            raise ValueError(f"{part.filename} does not exist")
+        try:
+            with closing(ArrayRecordReader(part.filename)) as reader:
+                count = reader.num_records()
+        except RuntimeError as error:
+            raise ValueError(f"{part.filename} is damaged or incomplete. {error}") from error
+        if count != part.examples_in_shard:
+            number = f"{count:,} examples instead of {part.examples_in_shard:,}"
+            raise ValueError(f"{part.filename} is damaged, or not that of dataset_info.json: it has {number}")
 
 
 def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
@@ -301,6 +321,8 @@ def find_builder(name: str, data_dir: str = "") -> Any:
     except Exception as error:  # damaged files raise exceptions of many types
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{folder / newest} cannot be read as a data set: {type(error).__name__} {reason}") from error
+    if not builder.info.splits:
+        raise ValueError(f"{folder / newest / 'dataset_info.json'} has no splits.")
     formats = [form.value for form in builder.info.available_file_formats()]
     if "array_record" not in formats:
         problem = f"The data set {name!r} is prepared in {root} as {', '.join(formats)}"
@@ -309,7 +331,7 @@ def find_builder(name: str, data_dir: str = "") -> Any:
 
 
 def _check_classes(path: Any) -> None:
-    """Raise ValueError if a file of features names classes in modules that TensorFlow Datasets would import."""
+    """Raise ValueError if a file of features has very many labels, or names modules that would be imported."""
     pending = [parse_json(path.read_bytes().decode(errors="replace"), str(path))]
     while pending:
         value = pending.pop()
@@ -318,6 +340,9 @@ def _check_classes(path: Any) -> None:
         if not isinstance(value, dict):
             continue
         pending += value.values()
+        count = value.get("numClasses", value.get("num_classes", 0))
+        if isinstance(count, float) or len(str(count)) > 7:  # a list of so many names would exhaust the memory
+            raise ValueError(f"{path} has a feature of {str(count)[:20]} classes: it must have less than 10,000,000.")
         names = (value.get(key) for key in CLASS_KEYS)
         for module in (name.rpartition(".")[0] for name in names if isinstance(name, str)):
             if module and not module.startswith("tensorflow_datasets.") and module not in sys.modules:

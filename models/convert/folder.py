@@ -26,7 +26,8 @@ MAX_BLOCKS = 200  # maximum number of blocks of all its stages, which are not sc
 MAX_STAGES = 64  # maximum number of values of a setting
 DTYPES = "F64", "F32", "F16", "BF16"  # of the tensors in a file
 MAX_TENSORS = 100_000  # maximum number of tensors of a model
-SHARD = re.compile(r"[^/\\]+\.safetensors")
+MAX_HEADER = 20_000_000  # maximum number of bytes of a file that describe its tensors
+SHARD = re.compile(r"[^/\\\x00-\x1f]{1,200}\.safetensors")
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -293,11 +294,17 @@ def _files(folder):
         names = list(names.values()) if isinstance(names, dict) else [names]
         if wrong := [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]:
             raise ValueError(f"{index} names {_short(wrong[0])}: `weight_map` must give names of files in the folder.")
-        paths = sorted({folder / name for name in names})
+        if len(names := sorted({*names})) > MAX_TENSORS:
+            raise ValueError(f"{index} names {len(names):,} files: it must name at most {MAX_TENSORS:,}.")
+        paths = [folder / name for name in names]
     files = {}
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist.")
+        with path.open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+        if MAX_HEADER < size <= path.stat().st_size:  # the file is not one of another kind
+            raise ValueError(f"{path} has a header of {size:,} bytes: it must have at most {MAX_HEADER:,}.")
         try:
             file = safe_open(path, "numpy")
         except SafetensorError as error:

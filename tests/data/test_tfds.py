@@ -3,10 +3,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import cloudpickle
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from lineage.data.content import Arrays
 from lineage.data.facts import evaluating
@@ -203,6 +205,41 @@ def test_damaged_records_raise(prepare, tmp_path):
     for task in (CausalLM(sequence_length=8), TextClassification(sequence_length=8), ImageClassification()):
         with pytest.raises(ValueError, match=r"The split 'train' of some/1\.0\.0 cannot be read: .*64KB"):
             load(TFDS("some", str(tmp_path)), task)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([b"\xff"] * 3, "some/1\\.0\\.0 cannot be read: Error parsing message"),
+        ([b""] * 2, "array_record-00000-of-00001 is damaged, or .*: it has 2 examples instead of 3"),
+        ([b""] * 4, "array_record-00000-of-00001 is damaged, or .*: it has 4 examples instead of 3"),
+        (None, "array_record-00000-of-00001 does not exist"),
+    ],
+)
+def test_other_records_raise(records, message, prepare, tmp_path):
+    prepare(tmp_path, "some", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"a"}] * 3})
+    (path,) = tmp_path.glob("some/1.0.0/*.array_record-*")
+    path.unlink()
+    if records:
+        with closing(ArrayRecordWriter(str(path), "group_size:1")) as writer:
+            _ = [writer.write(record) for record in records]
+    with pytest.raises(ValueError, match=message):
+        load(TFDS("some", str(tmp_path)), CausalLM(sequence_length=8))
+
+
+def test_data_set_without_splits_raises(prepare, tmp_path):
+    prepare(tmp_path, "some", lambda kinds: {"text": kinds.Text()}, {})
+    with pytest.raises(ValueError, match=r"dataset_info\.json has no splits"):
+        TFDS("some", str(tmp_path)).documents()
+
+
+@pytest.mark.parametrize("count", ['"300000000"', "3e8"])
+def test_too_many_classes_raise(count, prepare, tmp_path):
+    prepare(tmp_path, "some", lambda kinds: {"label": kinds.ClassLabel(names=["a"])}, {"train": [{"label": 0}]})
+    path = tmp_path / "some/1.0.0/features.json"
+    path.write_text(path.read_text().replace('"numClasses": "1"', f'"numClasses": {count}'))
+    with pytest.raises(ValueError, match=r"features\.json has a feature of 300000000.* classes"):
+        TFDS("some", str(tmp_path)).labeled_texts()
 
 
 def test_newest_version(prepare, tmp_path):

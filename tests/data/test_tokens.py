@@ -356,6 +356,17 @@ def test_files_without_end_are_replaced(name, target, tmp_path):
     assert path.is_file()
 
 
+def test_ids_and_ends_that_a_corpus_cannot_have_raise(tmp_path):
+    part = tokens._Part(np.array([1, 2, 300], np.uint16), np.array([5]), 3, 3)
+    entry = tokens._write_shard(path := tmp_path / "00000.tokens", [part], 0)
+    assert shards.Shards(tmp_path, "uint16", [entry], 301)[:].tolist() == [1, 2, 300]
+    with pytest.raises(ValueError, match="has documents that end at wrong positions"):
+        shards.Shards(tmp_path, "uint16", [entry], 301).ends()
+    with pytest.raises(ValueError, match=rf"{path} is damaged \(it has the token 300 for a vocabulary of 300\)"):
+        shards.Shards(tmp_path, "uint16", [entry], 300)[:]
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("place", [0, 700, -1], ids=["ends", "tokens", "checksums"])
 def test_damaged_shard_is_found_before_it_is_used(small, tmp_path, place, monkeypatch):
     documents = Documents(TEXTS)

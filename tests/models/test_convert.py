@@ -303,6 +303,11 @@ def test_incompatible_tensors_raise(edit, message, folder):
             save(dict.fromkeys(map(str, range(100_001)), np.zeros(0))),
             r"the files have 100,001 tensors: they must have at most 100,000",
         ),
+        (
+            "model.safetensors",
+            (20_000_008).to_bytes(8, "little") + b" " * 20_000_008,
+            r"model\.safetensors has a header of 20,000,008 bytes: it must have at most 20,000,000",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -322,6 +327,7 @@ def test_corrupt_files_raise(name, content, message, folder):
         ({"wte": "../outside.safetensors"}, r"'\.\./outside.safetensors'"),
         ({"wte": "/etc/passwd"}, "'/etc/passwd'"),
         ({"wte": "part.bin"}, "'part.bin'"),
+        ({"wte": "two\nlines.safetensors"}, r"'two\\nlines.safetensors'"),
     ],
 )
 def test_index_that_names_other_files_raises(folder, names, shown):
@@ -329,6 +335,15 @@ def test_index_that_names_other_files_raises(folder, names, shown):
     (path / "model.safetensors").rename(path.parent / "outside.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(ValueError, match=rf"index\.json names {shown}: `weight_map` must give names of files in the"):
+        convert.load(path)
+
+
+def test_index_of_too_many_files_raises(folder):
+    path = folder()
+    (path / "model.safetensors").unlink()
+    names = {str(number): f"{number}.safetensors" for number in range(100_001)}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ValueError, match=r"index\.json names 100,001 files: it must name at most 100,000"):
         convert.load(path)
 
 

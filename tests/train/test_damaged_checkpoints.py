@@ -148,6 +148,13 @@ def test_record_with_odd_entries_is_damaged(entries, tmp_path):
             read(tmp_path)
 
 
+@pytest.mark.parametrize("params", [{}, [np.float32([1])], np.float32([1]), {"kernel": [np.float32([1])]}])
+def test_parameters_without_names_are_damage(params, tmp_path):
+    save(tmp_path, state().replace(params=params, ema=None))
+    with pytest.raises(DamagedError, match="its parameters are not arrays with names"):
+        read_newest(tmp_path)
+
+
 def test_unknown_adapter_is_no_damage(tmp_path):
     save(tmp_path, state())
     path = record_file(tmp_path, 3)
