@@ -145,7 +145,8 @@ class ExpectedCalibrationError(State):
         """Add predictions; examples whose mask is False are ignored."""
         confidence, bins = probabilities.max(axis=-1), self.sums.shape[1]
         correct = probabilities.argmax(axis=-1) == labels
-        number = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+        bounds = (np.arange(1, bins) / bins).astype(confidence.dtype)  # a product would be rounded across them
+        number = jnp.searchsorted(bounds, confidence)
         known = (labels >= 0) & (labels < probabilities.shape[-1])
         known &= (probabilities.min(axis=-1) >= 0) & (confidence < 1 + 1e-5)
         values = jnp.where(known, jnp.stack([jnp.ones_like(confidence), correct, confidence]), jnp.nan)

@@ -77,11 +77,10 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
             shown = text.get_text().encode(errors="replace").decode()  # JSON can contain lone surrogates
             if len(shown) > LONGEST_TEXT or shown != text.get_text():
                 text.set_text(f"{shown[:LONGEST_TEXT]}…" if len(shown) > LONGEST_TEXT else shown)
-        picture = io.BytesIO()
+        picture, buffer = io.BytesIO(), io.StringIO()
         figure.savefig(picture, dpi=150, facecolor="white")
         write_atomic(folder / f"{name}.png", picture.getvalue())
         figure.set_layout_engine("none")
-        buffer = io.StringIO()
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = re.sub(r"<(metadata|style).*?</\1>", "", svg[svg.index("<svg") :], count=2, flags=re.DOTALL)
@@ -112,8 +111,7 @@ def chart(
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
     """
     figure, (axes,) = _plots()
-    title = textwrap.fill(title, 44, break_long_words=False)
-    figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
+    figure.suptitle(textwrap.fill(title, 44, break_long_words=False), x=0.02, ha="left", weight="bold", fontsize=10.5)
     shown = []
     for split, (steps, values) in curves.items():
         place = splits.index(split) if split in splits else 0
@@ -130,6 +128,8 @@ def chart(
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if low == high and 0 <= low <= 1:
+            axes.set_ylim(-0.05, 1.05)
     else:
         if smoothed and 0 < 30 * low < high:
             axes.set_yscale("log")

@@ -131,10 +131,13 @@ def parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
         raise ValueError(f"{path}, line {number}, has more than {MAX_LINE:,} bytes.")
     try:
         parsed = json.loads(line)
-        parsed["step"] + 0
+        if type(parsed["step"]) is not int:
+            raise TypeError("the step is not an integer")
         return parsed
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError(f"{path}, line {number}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
+        raise ValueError(
+            f"{path}, line {number}, is not a JSON object with an integer `step`: {line[:60]!r}."
+        ) from None
 
 
 class DamagedError(ValueError):

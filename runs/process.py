@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from lineage.runs.folder import UnknownMetricError, without_nan
 from lineage.runs.locks import MovedError
@@ -101,16 +101,20 @@ def printable(text: str, kept: str = "") -> str:
     return "".join(char if char.isprintable() or char in kept else ascii(char)[1:-1] for char in text)
 
 
-def for_terminal(text: Any) -> str:
-    """Return a text to print, with control characters escaped if standard output is a terminal, which obeys them."""
-    codes = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-    return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if sys.stdout.isatty() else str(text)
+def for_terminal(text: Any, stream: TextIO | None = None) -> str:
+    """Return a text to print; for a terminal, which obeys them, its control characters are escaped.
+
+    These include the characters that change the direction of a text. The stream is by default standard output.
+    """
+    codes = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    is_terminal = (stream or sys.stdout).isatty()
+    return re.sub(codes, lambda code: ascii(code[0])[1:-1], str(text)) if is_terminal else str(text)
 
 
 def say(text: str) -> None:
     """Print a line to standard error, which may be a closed pipe or terminal, or on a full disk."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(for_terminal(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def end_at_once(code: int, text: str = "") -> NoReturn:

@@ -83,3 +83,11 @@ def test_calibration_matches_worked_example_in_any_split(bins):
     assert float(masked.compute()) == pytest.approx(float(states[0].merge(states[1]).compute()), abs=1e-6)
     sure = ExpectedCalibrationError.empty().update(jnp.eye(4), jnp.arange(4))
     assert float(sure.compute()) == 0
+
+
+@pytest.mark.parametrize("bins", [13, 100])
+def test_bins_of_calibration_include_their_upper_bounds(bins):
+    bounds = np.float32(np.arange(bins // 2 + 1, bins + 1) / bins)
+    probabilities = jnp.asarray(np.stack([bounds, 1 - bounds], axis=1))
+    counts = ExpectedCalibrationError.empty(bins).update(probabilities, jnp.zeros(len(bounds), int)).sums[0]
+    assert counts.tolist() == [0] * (bins // 2) + [1] * len(bounds)

@@ -331,11 +331,11 @@ def test_numbers_of_settings_without_a_place_on_an_axis_are_words(tmp_path):
 
 @pytest.mark.parametrize("command", ["report", "comparison"])
 def test_terminal_gets_no_control_characters(tmp_path, monkeypatch, capsys, command):
-    folder = tmp_path / "a\x1b]0;title\x07\x9b"
+    folder = tmp_path / "a\x1b]0;title\x07\x9b\u202e\u2069"
     write_small(folder if command == "report" else folder / "b")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert launch.main(["report", f"--workdir={folder}"]) == 0
-    assert r"a\x1b]0;title\x07\x9b/" in capsys.readouterr().out
+    assert r"a\x1b]0;title\x07\x9b\u202e\u2069/" in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert launch.main(["report", f"--workdir={folder}"]) == 0
     assert f"{folder}/" in capsys.readouterr().out  # as it is, for other programs

@@ -227,6 +227,16 @@ def test_long_titles_and_many_words_fit_into_figures():
     assert not [a for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_axis_of_a_constant_fraction_shows_all_fractions(value):
+    curve = np.arange(3), np.full(3, value)
+    figure = figures.chart("Accuracy", {"test": curve}, ["test"], percent=True, smoothed=True)
+    figure.draw_without_rendering()
+    low, high = figure.axes[0].get_ylim()
+    ticks = [tick for tick in figure.axes[0].get_yticks() if low <= tick <= high]
+    assert (min(ticks), max(ticks)) == pytest.approx((0, 1))
+
+
 @pytest.mark.parametrize("step", [1, 8, 60])
 def test_axis_of_one_step_has_its_number_once(step):
     curve = np.array([step]), np.array([0.5])

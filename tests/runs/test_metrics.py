@@ -85,9 +85,9 @@ def test_a_file_that_is_rewritten_is_read_anew(tmp_path):
 def test_damaged_lines_are_named_and_a_torn_end_is_not(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append(path, [*lines(1, 10), "{", *lines(10, 20)])
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 10, is not a JSON object with a number `step`: b'{"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 10, is not a JSON object with an integer `step`: b'{"):
         GrowingMetrics(path).read()
-    for end in ("{", "[" * 100_000, '{"step": null}', "5"):
+    for end in ("{", "[" * 100_000, '{"step": null}', '{"step": 9.5}', '{"step": NaN}', '{"step": true}', "5"):
         path.write_text("")
         append(path, [*lines(1, 10), end])
         assert len(GrowingMetrics(path).read()) == 9

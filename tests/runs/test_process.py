@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from lineage.runs.process import say
+
 # The smallest number of page faults when a thread, as XLA's are, allocates and fills 1.1 GB.
 FAULTS = """
 import ctypes, resource, sys, threading
@@ -56,3 +58,11 @@ def test_process_of_several_ends_at_once_without_a_place_for_its_output():
     script = "import sys\nfrom lineage.train.distributed import _end_at_once\n"
     script += "sys.stdout = open('/dev/full', 'w')\nsys.stdout.write('unwritten')\n_end_at_once(3)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 3
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_notes_on_a_terminal_have_no_control_characters(monkeypatch, capsys, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    shown = r"a\x1b[31m\u202eb\u2066" if is_terminal else "a\x1b[31m\u202eb\u2066"
+    say("a\x1b[31m\u202eb\u2066")
+    assert capsys.readouterr().err == f"{shown}\n"

@@ -180,7 +180,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_damaged_line_raises(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     for use in (read_metrics, partial(MetricsWriter, resume_step=1)):
-        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object with a number `step`"):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object with an integer `step`"):
             use(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_metrics(tmp_path / "absent")
