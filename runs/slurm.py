@@ -77,6 +77,11 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
         if not free:
             raise ValueError(f"another `slurm submit` is using {workdir}: try again when it has ended.")
         jobs, queue = _jobs(folder), _queue()
+        if unrecorded := _unrecorded(folder, jobs):
+            raise ValueError(
+                f"an interrupted `slurm submit` has submitted {', '.join(unrecorded)}, in the queue but not in "
+                f"{folder / JOBS}: cancel these jobs with `slurm cancel`, and submit again when they have ended."
+            )
         todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
         tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
         if tasks:
@@ -114,8 +119,9 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 
 def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
-    queue = _queue()
-    active = [number for number in _jobs(workdir / "slurm").values() if number in queue]
+    queue, folder = _queue(), (workdir / "slurm").absolute()
+    jobs = _jobs(folder)
+    active = [number for number in (*jobs.values(), *_unrecorded(folder, jobs)) if number in queue]
     errors = ""
     for running in (False, True):
         if chosen := [number for number in active if (queue[number] == "RUNNING") == running]:
@@ -152,9 +158,24 @@ def _jobs(folder: Path) -> dict[str, str]:
     return {name: str(number) for name, number in read_json(folder / JOBS).items()}
 
 
+def _unrecorded(folder: Path, jobs: Mapping[str, str]) -> list[str]:
+    """Return the numbers of jobs in the queue whose scripts are in the folder and which are not among `jobs`.
+
+    They are those of a `submit` that ended after SLURM had accepted its jobs, for example because the disk was full.
+    """
+    scripts = _squeue("%i %o")
+    own = [number for number, script in scripts.items() if os.path.dirname(script) == str(folder)]
+    return [number for number in own if number not in jobs.values()]
+
+
 def _queue() -> dict[str, str]:
     """Return the states of this user's waiting and running jobs by number, NUMBER_INDEX in an array."""
-    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
+    return _squeue("%i %T")
+
+
+def _squeue(columns: str) -> dict[str, str]:
+    """Return the second column of the queue of this user by the first."""
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={columns}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
     settings = {"env": environment, "capture_output": True, "text": True, "check": True}
     try:
@@ -163,4 +184,4 @@ def _queue() -> dict[str, str]:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
         raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
-    return dict(line.split() for line in lines)
+    return dict(line.split(maxsplit=1) for line in lines)

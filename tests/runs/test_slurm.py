@@ -75,6 +75,23 @@ def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, c
     assert (tmp_path / "canceled").read_text() == "7_0\n7_1\n"
 
 
+def test_jobs_of_an_interrupted_submit_are_not_submitted_again(cluster, tmp_path, monkeypatch, capsys):
+    """Check that jobs that SLURM has accepted, but whose numbers were not written, are reported and can be canceled."""
+    script = tmp_path / "a run/slurm/.submission_file_1.sh"
+    scripts, states = f'echo "7_0 {script}"; echo 8 /other/slurm/x.sh', "echo 7_0 RUNNING; echo 8 RUNNING"
+    cluster("squeue", f'case "$*" in *%o*) {scripts};; *) {states};; esac')
+    cluster("scancel", f"echo $@ >> {tmp_path}/canceled")
+    monkeypatch.setattr(slurm, "_executor", lambda *_: None)
+    workdir = tmp_path / "a run"
+    with pytest.raises(ValueError, match="an interrupted `slurm submit` has submitted 7_0, in the queue but not in "):
+        slurm.submit([Run("a", workdir)], ["x"], workdir, {})
+    assert slurm.cancel(workdir) == 0
+    assert (tmp_path / "canceled").read_text() == "7_0\n"
+    (workdir / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0"}))
+    assert slurm.submit([Run("a", workdir)], ["x"], workdir, {}) == PREEMPTED
+    assert "0 of 1 runs submitted" in capsys.readouterr().out
+
+
 def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, capsys):
     cluster("squeue", "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
