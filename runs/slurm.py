@@ -143,7 +143,7 @@ def _executor(folder, settings):
     if settings["memory_gb"]:
         limits["mem"] = f"{settings['memory_gb']}GB"
     try:
-        executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=settings["requeues"])
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=settings["requeues"])
     except RuntimeError:
         raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
     limits |= {"time": settings["minutes"], "signal_delay_s": settings["save_seconds"]}

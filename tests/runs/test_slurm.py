@@ -6,14 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from lineage.configs import cli
 from lineage.configs.atomic import sealed
 from lineage.runs import locks, slurm
 from lineage.runs.live import Run
 from lineage.runs.process import PREEMPTED
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -90,6 +94,17 @@ def test_jobs_of_an_interrupted_submit_are_not_submitted_again(cluster, tmp_path
     (workdir / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0"}))
     assert slurm.submit([Run("a", workdir)], ["x"], workdir, {}) == PREEMPTED
     assert "0 of 1 runs submitted" in capsys.readouterr().out
+
+
+def test_folder_of_the_logs_exists_when_slurm_accepts_a_job(cluster, tmp_path):
+    """Check that a job can start before `sbatch` returns: SLURM does not create the folder of a log."""
+    pytest.importorskip("submitit")
+    cluster("srun", "")
+    cluster("squeue", "")
+    cluster("sbatch", "[ -d $(dirname $(sed -n 's/^#SBATCH --output=//p' $1)) ] && echo Submitted batch job 7")
+    settings = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster
+    assert slurm.submit([Run("a", tmp_path / "a")], ["x"], tmp_path / "a", settings) == 1  # it is not in the queue
+    assert json.loads((tmp_path / "a/slurm" / slurm.JOBS).read_text())["a"] == "7"
 
 
 def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, capsys):
