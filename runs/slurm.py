@@ -21,8 +21,8 @@ JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run
 class Task:
     """Run that submitit calls in every task of a job; `checkpoint` is called before the time limit.
 
-    SIGTERM is forwarded to the run. Depending on how it tracks processes, the cluster may also signal the run itself;
-    repeated signals do no harm.
+    The other `STOP_SIGNALS` are forwarded to the run. Depending on how it tracks processes, the cluster may also signal
+    the run itself; repeated signals do no harm.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -36,7 +36,9 @@ class Task:
             if os.environ.get("SLURM_PROCID", "0") == "0":
                 log.write(os.fsencode(f"{PROMPT}{shlex.join(self.command)}\n"))
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
+        for number in STOP_SIGNALS:
+            if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # the others are submitit's
+                signal.signal(number, lambda received, frame: self.process.send_signal(received))
         self._wait()
         code = self.process.wait()
         stopped = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the signals: stopped before the first step

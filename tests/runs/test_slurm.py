@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,6 +142,18 @@ def test_job_is_requeued_without_a_run_to_stop(state, tmp_path):
         os.waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
     requeued = task.checkpoint().function
     assert (requeued.command, requeued.folder, requeued.process) == (task.command, str(tmp_path), None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_job_forwards_signals_to_its_run(number, tmp_path):
+    """Check that a signal such as that of `scancel --signal=USR1` does not end the job before its run has saved."""
+    run = f"import signal, sys, time; signal.signal({number}, lambda *_: sys.exit(75)); print('ready'); time.sleep(60)"
+    code = f"from lineage.runs.slurm import Task; Task([{sys.executable!r}, '-uc', {run!r}], {str(tmp_path)!r})()"
+    with subprocess.Popen([sys.executable, "-c", code]) as job:
+        while not (tmp_path / "log.txt").exists() or "\nready" not in (tmp_path / "log.txt").read_text():
+            time.sleep(0.05)
+        job.send_signal(number)
+    assert job.returncode == 0
 
 
 def test_run_that_ends_before_a_signal_is_handled_does_not_fail(tmp_path, monkeypatch):
