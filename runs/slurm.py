@@ -21,8 +21,8 @@ JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run
 class Task:
     """Run that submitit calls in every task of a job; `checkpoint` is called before the time limit.
 
-    SIGTERM is forwarded to the run. Depending on how it tracks processes, the cluster may also signal the run itself;
-    repeated signals do no harm.
+    The other `STOP_SIGNALS` are forwarded to the run. Depending on how it tracks processes, the cluster may also signal
+    the run itself; repeated signals do no harm.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -36,7 +36,9 @@ class Task:
             if os.environ.get("SLURM_PROCID", "0") == "0":
                 log.write(os.fsencode(f"{PROMPT}{shlex.join(self.command)}\n"))
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
+        for number in STOP_SIGNALS:
+            if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:  # the others are submitit's
+                signal.signal(number, lambda received, frame: self.process.send_signal(received))
         self._wait()
         code = self.process.wait()
         stopped = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the signals: stopped before the first step
@@ -77,6 +79,11 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
         if not free:
             raise ValueError(f"another `slurm submit` is using {workdir}: try again when it has ended.")
         jobs, queue = _jobs(folder), _queue()
+        if unrecorded := _unrecorded(folder, jobs):
+            raise ValueError(
+                f"an interrupted `slurm submit` has submitted {', '.join(unrecorded)}, in the queue but not in "
+                f"{folder / JOBS}: cancel these jobs with `slurm cancel`, and submit again when they have ended."
+            )
         todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
         tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
         if tasks:
@@ -114,8 +121,9 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 
 def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
-    queue = _queue()
-    active = [number for number in _jobs(workdir / "slurm").values() if number in queue]
+    queue, folder = _queue(), (workdir / "slurm").absolute()
+    jobs = _jobs(folder)
+    active = [number for number in (*jobs.values(), *_unrecorded(folder, jobs)) if number in queue]
     errors = ""
     for running in (False, True):
         if chosen := [number for number in active if (queue[number] == "RUNNING") == running]:
@@ -137,7 +145,7 @@ def _executor(folder, settings):
     if settings["memory_gb"]:
         limits["mem"] = f"{settings['memory_gb']}GB"
     try:
-        executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=settings["requeues"])
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=settings["requeues"])
     except RuntimeError:
         raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
     limits |= {"time": settings["minutes"], "signal_delay_s": settings["save_seconds"]}
@@ -152,9 +160,24 @@ def _jobs(folder: Path) -> dict[str, str]:
     return {name: str(number) for name, number in read_json(folder / JOBS).items()}
 
 
+def _unrecorded(folder: Path, jobs: Mapping[str, str]) -> list[str]:
+    """Return the numbers of jobs in the queue whose scripts are in the folder and which are not among `jobs`.
+
+    They are those of a `submit` that ended after SLURM had accepted its jobs, for example because the disk was full.
+    """
+    scripts = _squeue("%i %o")
+    own = [number for number, script in scripts.items() if os.path.dirname(script) == str(folder)]
+    return [number for number in own if number not in jobs.values()]
+
+
 def _queue() -> dict[str, str]:
     """Return the states of this user's waiting and running jobs by number, NUMBER_INDEX in an array."""
-    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
+    return _squeue("%i %T")
+
+
+def _squeue(columns: str) -> dict[str, str]:
+    """Return the second column of the queue of this user by the first."""
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={columns}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
     settings = {"env": environment, "capture_output": True, "text": True, "check": True}
     try:
@@ -163,4 +186,4 @@ def _queue() -> dict[str, str]:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
         raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
-    return dict(line.split() for line in lines)
+    return dict(line.split(maxsplit=1) for line in lines)

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -39,6 +40,8 @@ def check_devices() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # AssertionError: the plugin of the platform is not installed
+        if is_lost_process(error):
+            raise
         platforms, why = os.environ.get("JAX_PLATFORMS", ""), str(error).partition("\n")[0][:160]
         why = why or "its plugin is not installed"
         raise ValueError(
@@ -65,7 +68,8 @@ def joined(
         options: options of the command, which must be the same for all processes apart from those in `PER_PROCESS`.
 
     Raises:
-        ValueError: the arguments are incomplete, the port is in use, or the options of a process differ.
+        ValueError: the arguments are incomplete, the port is in use, or the options of a process differ, or its number
+            of devices.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -92,6 +96,8 @@ def joined(
             shutdown_timeout_seconds=3600,  # process 0 writes the report while the others wait
         )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
+        check_devices()
+        _check_counts(jax.devices())
         # Results are the same in all processes; process 0 prints them.
         with open(os.devnull, "a") as null, contextlib.redirect_stdout(null if jax.process_index() else sys.stdout):
             check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
@@ -117,14 +123,26 @@ def _check_port(coordinator):
         ) from error
 
 
+def _check_counts(devices):
+    """Raise ValueError unless all processes have equally many devices, as JAX's collective operations require."""
+    counts = Counter(device.process_index for device in devices)
+    for process, count in counts.items():
+        if count != counts[0]:
+            raise ValueError(
+                f"process 0 has {counts[0]} devices and process {process} has {count}: all processes of a run must "
+                "have the same number."
+            )
+
+
 def is_lost_process(error: BaseException | None) -> bool:
     """Return whether an error means that another process of the run was lost.
 
-    JAX raises JaxRuntimeError or ValueError in this case, and only the message distinguishes it: collective operations
-    of Gloo or NCCL fail with the same status codes as other errors.
+    JAX raises JaxRuntimeError, ValueError or, while it initializes the devices, RuntimeError in this case, and only the
+    message distinguishes it: collective operations of Gloo or NCCL fail with the same status codes as other errors.
     """
-    pattern = "(?s)[A-Z_]+: .*(?i:gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline)"
-    return isinstance(error, jax.errors.JaxRuntimeError | ValueError) and re.match(pattern, str(error)) is not None
+    pattern = "(?s)(Unable to initialize backend .{,20}: )?[A-Z_]+: "
+    pattern += ".*(?i:gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline)"
+    return isinstance(error, RuntimeError | ValueError) and re.match(pattern, str(error)) is not None
 
 
 @contextlib.contextmanager

@@ -202,6 +202,18 @@ def test_processes_with_different_commands_end(start_all):
     assert all("error: the command of process 1 differs from that of process 0" in output for output in outputs)
 
 
+@pytest.mark.thorough
+def test_processes_with_different_numbers_of_devices_end(start_all):
+    """Check that each process says so, instead of JAX's error about the shape of an array."""
+    script = (
+        "import jax; from lineage.train import distributed\n"
+        "jax.config.update('jax_num_cpu_devices', {number} + 1)\n"
+        "with distributed.joined('{coordinator}', {count}, {number}): pass"
+    )
+    outputs = outputs_of(start_all(2, "-c", script))
+    assert any("process 0 has 1 devices and process 1 has 2: all processes" in output for output in outputs), outputs
+
+
 @pytest.mark.slow
 def test_processes_wait_for_one_that_compiles_for_longer(start_all, tmp_path):
     """Check a difference above the 30 s for which Gloo waits for another process in the first step."""
@@ -341,5 +353,8 @@ def test_errors_of_lost_processes_are_recognized():
     for kind in (ValueError, jax.errors.JaxRuntimeError):
         assert distributed.is_lost_process(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
         assert not distributed.is_lost_process(kind("INTERNAL: a shape is wrong"))
+    initializing = "UNAVAILABLE: recvmsg:Connection reset by peer"  # process 0 has ended before the others had devices
+    assert distributed.is_lost_process(RuntimeError(f"Unable to initialize backend 'cpu': {initializing}"))
+    assert not distributed.is_lost_process(RuntimeError("Unable to initialize backend 'cuda': no connection"))
     assert not distributed.is_lost_process(ValueError("source.path is gloo.txt: the connection is refused."))
     assert not distributed.is_lost_process(None)

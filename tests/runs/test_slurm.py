@@ -6,14 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from lineage.configs import cli
 from lineage.configs.atomic import sealed
 from lineage.runs import locks, slurm
 from lineage.runs.live import Run
 from lineage.runs.process import PREEMPTED
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -75,6 +80,34 @@ def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, c
     assert (tmp_path / "canceled").read_text() == "7_0\n7_1\n"
 
 
+def test_jobs_of_an_interrupted_submit_are_not_submitted_again(cluster, tmp_path, monkeypatch, capsys):
+    """Check that jobs that SLURM has accepted, but whose numbers were not written, are reported and can be canceled."""
+    script = tmp_path / "a run/slurm/.submission_file_1.sh"
+    scripts, states = f'echo "7_0 {script}"; echo 8 /other/slurm/x.sh', "echo 7_0 RUNNING; echo 8 RUNNING"
+    cluster("squeue", f'case "$*" in *%o*) {scripts};; *) {states};; esac')
+    cluster("scancel", f"echo $@ >> {tmp_path}/canceled")
+    monkeypatch.setattr(slurm, "_executor", lambda *_: None)
+    workdir = tmp_path / "a run"
+    with pytest.raises(ValueError, match="an interrupted `slurm submit` has submitted 7_0, in the queue but not in "):
+        slurm.submit([Run("a", workdir)], ["x"], workdir, {})
+    assert slurm.cancel(workdir) == 0
+    assert (tmp_path / "canceled").read_text() == "7_0\n"
+    (workdir / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0"}))
+    assert slurm.submit([Run("a", workdir)], ["x"], workdir, {}) == PREEMPTED
+    assert "0 of 1 runs submitted" in capsys.readouterr().out
+
+
+def test_folder_of_the_logs_exists_when_slurm_accepts_a_job(cluster, tmp_path):
+    """Check that a job can start before `sbatch` returns: SLURM does not create the folder of a log."""
+    pytest.importorskip("submitit")
+    cluster("srun", "")
+    cluster("squeue", "")
+    cluster("sbatch", "[ -d $(dirname $(sed -n 's/^#SBATCH --output=//p' $1)) ] && echo Submitted batch job 7")
+    settings = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster
+    assert slurm.submit([Run("a", tmp_path / "a")], ["x"], tmp_path / "a", settings) == 1  # it is not in the queue
+    assert json.loads((tmp_path / "a/slurm" / slurm.JOBS).read_text())["a"] == "7"
+
+
 def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, capsys):
     cluster("squeue", "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -109,6 +142,18 @@ def test_job_is_requeued_without_a_run_to_stop(state, tmp_path):
         os.waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
     requeued = task.checkpoint().function
     assert (requeued.command, requeued.folder, requeued.process) == (task.command, str(tmp_path), None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_job_forwards_signals_to_its_run(number, tmp_path):
+    """Check that a signal such as that of `scancel --signal=USR1` does not end the job before its run has saved."""
+    run = f"import signal, sys, time; signal.signal({number}, lambda *_: sys.exit(75)); print('ready'); time.sleep(60)"
+    code = f"from lineage.runs.slurm import Task; Task([{sys.executable!r}, '-uc', {run!r}], {str(tmp_path)!r})()"
+    with subprocess.Popen([sys.executable, "-c", code]) as job:
+        while not (tmp_path / "log.txt").exists() or "\nready" not in (tmp_path / "log.txt").read_text():
+            time.sleep(0.05)
+        job.send_signal(number)
+    assert job.returncode == 0
 
 
 def test_run_that_ends_before_a_signal_is_handled_does_not_fail(tmp_path, monkeypatch):
