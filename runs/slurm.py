@@ -166,8 +166,8 @@ def _unrecorded(folder: Path, jobs: Mapping[str, str]) -> list[str]:
     They are those of a `submit` that ended after SLURM had accepted its jobs, for example because the disk was full.
     """
     scripts = _squeue("%i %o")
-    own = [number for number, script in scripts.items() if os.path.dirname(script) == str(folder)]
-    return [number for number in own if number not in jobs.values()]
+    numbers = [number for number, script in scripts.items() if os.path.dirname(script) == str(folder)]
+    return [number for number in numbers if number not in jobs.values()]
 
 
 def _queue() -> dict[str, str]:
@@ -186,4 +186,4 @@ def _squeue(columns: str) -> dict[str, str]:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
         raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
-    return dict(line.split(maxsplit=1) for line in lines)
+    return {number: rest[0] for number, *rest in (line.split(maxsplit=1) for line in lines) if rest}
