@@ -36,7 +36,7 @@ class Shard(NamedTuple):
 class Shards:
     """Token ids [N] in the files of a corpus; slices are arrays, and only the pages that they need are read.
 
-    When a process first reads a block of a file, its checksum is verified, and that its ids are below `vocab_size`. A
+    When a process first reads a block of a file, the checksum is verified, and the ids must be below `vocab_size`. A
     damaged file is deleted, so that the next start encodes it again, and ValueError is raised.
     """
 

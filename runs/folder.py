@@ -181,7 +181,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
 
 
 def _odd_entries(record: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entries of a checkpoint's record that do not have the types which are written."""
+    """Return the names of the entries of a checkpoint's record that have unexpected types or values."""
     config, metrics, averages = (record.get(name, {}) for name in ("config", "metrics", "averages"))
     sound = {
         "config": isinstance(config, dict),

@@ -156,12 +156,12 @@ class Trials:
             if run := next(interrupted, None):
                 again.add(run)
                 yield run
-            elif len(self.runs) < self.search.trials and not self._hopeless():
+            elif len(self.runs) < self.search.trials and not self._all_failed():
                 yield self.add(self.study.ask())
             else:
                 return
 
-    def _hopeless(self):
+    def _all_failed(self):
         """Return whether `MAX_FAILED` or more runs have ended, and all of them failed."""
         return len(self.runs) >= MAX_FAILED and all(run.state.startswith("failed") for run in self.runs)
 

@@ -68,8 +68,8 @@ def joined(
         options: options of the command, which must be the same for all processes apart from those in `PER_PROCESS`.
 
     Raises:
-        ValueError: the arguments are incomplete, the port is in use, or the options of a process differ, or its number
-            of devices.
+        ValueError: the arguments are incomplete, the port is in use, or the processes differ in their options or in
+            their numbers of devices.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
