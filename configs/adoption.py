@@ -150,6 +150,8 @@ def _preparation(path, model):
 
 def config_of(folder: Path, task: str) -> ConfigDict:
     """Return the config of a task with the model in a folder in the layout of `transformers`."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} does not exist: give the folder of a run or of a model.")
     if not task:
         known = " or ".join(sorted(TASKS))
         raise ValueError(f"{folder} is not the folder of a run: give the task of its model, {known}.")

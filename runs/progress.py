@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress_bar import ProgressBar as Bar
 
 from lineage.runs.folder import MEASURED
+from lineage.runs.process import for_terminal
 
 MIN_BAR = 16  # minimum width of the progress bar
 
@@ -56,6 +57,7 @@ class ProgressBar(AbstractContextManager):
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
+        text = for_terminal(text, self._stream)
         self._draw(before=f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n", only_bar=True)
 
     def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:

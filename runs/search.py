@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import regular
+from lineage.runs.folder import make, regular
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
@@ -49,7 +49,7 @@ def run_search(
         best = {"checkpoint.best": search.metric, "checkpoint.best_is_highest": search.maximize}
         command = [*command, *(f"--config.{key}={value}" for key, value in best.items())]
         given, config_of = config_of, lambda changes: given({**best, **changes})
-    workdir.mkdir(parents=True, exist_ok=True)
+    make(workdir)
     with locked(workdir):
         trials = Trials(search, config_of, workdir)
         Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs, unmoved(workdir))

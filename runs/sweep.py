@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import without_links
-from lineage.runs.folder import read_json
+from lineage.runs.folder import make, read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
 from lineage.runs.process import PREEMPTED, StopSignal, ignore_stop_signals
@@ -48,7 +48,7 @@ def run_sweep(
         parallel: number of runs at a time.
     """
     runs = plan(overrides, configs, workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+    make(workdir)
     with locked(workdir):
         for run in runs:
             if run.is_done():

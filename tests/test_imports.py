@@ -73,7 +73,7 @@ RULES = {
     "runs.locks": (set(), set()),
     "runs.provenance": (set(), set()),
     "runs.process": ({"runs.folder", "runs.locks"}, set()),
-    "runs.progress": ({"runs.folder"}, {"rich"}),
+    "runs.progress": ({"runs.folder", "runs.locks", "runs.process"}, {"rich"}),
     "runs.remote": ({"runs.folder", "runs.locks", "runs.process"}, set()),
     "runs": (
         {"runs.folder", "runs.locks", "runs.process", "runs.progress", "runs.remote"},

@@ -129,8 +129,8 @@ def _check_counts(devices):
     for process, count in counts.items():
         if count != counts[0]:
             raise ValueError(
-                f"process 0 has {counts[0]} devices and process {process} has {count}: all processes of a run must "
-                "have the same number."
+                "all processes of a run must have the same number of devices, but process 0 has "
+                f"{counts[0]} and process {process} has {count}."
             )
 
 

@@ -102,30 +102,24 @@ class Parquet(Table):
         named, splits, channels = self.class_names(self.label_key), {}, self.known.channels if self.known else 0
         names = list(self.known.class_names if self.known else named)
         for split in self.splits():
-            values = self._rows(split, [self.label_key])
-            if not names and all(isinstance(label, int) for *_, label in values):
-                if (largest := max(label for *_, label in values)) >= MAX_CLASSES:
-                    raise ValueError(f"The split {split} has the label {largest}: it must be below {MAX_CLASSES:,}.")
-                names = [str(number) for number in range(largest + 1)]
-            names = names or sorted({label for *_, label in values if isinstance(label, str)})
-            known = {value: number for number, name in enumerate(names) for value in (name, number)}
-            known |= {-1: -1} if named else {}
-            for file, row, label in values:
-                if not isinstance(label, str | int) or label not in known:
-                    classes = f"a name or number of the {len(names)} classes"
-                    raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {classes}.")
-            kept = [(file, row - 1, known[label]) for file, row, label in values if known[label] >= 0]
-            if kept:
-                file_numbers = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
-                groups = [_groups(file, self.image_key) for file in file_numbers]
-                stamps = [os.stat(file).st_mtime_ns for file in file_numbers]
-                columns = zip(*((file_numbers[file], row, number) for file, row, number in kept))
-                arrays = (np.array(column, np.int32) for column in columns)
-                images = ParquetImages(list(file_numbers), groups, stamps, *arrays, self.image_key, channels)
-                indices = evenly_spaced(len(images), NUM_SAMPLED)
-                channels = channels or common_channels((images.content(i), images.where(i)) for i in indices)
-                splits[split] = replace(images, channels=channels)
+            rows = self._rows(split, [self.label_key])
+            names = names or _class_names([label for *_, label in rows], split)
+            if rows := _with_class(rows, names, missing=bool(named)):
+                splits[split] = self._images(rows, channels)
+                channels = splits[split].channels
         return Images(splits, named or names)
+
+    def _images(self, rows: Sequence[tuple[str, int, int]], channels: int) -> "ParquetImages":
+        """Return the images in some rows (file, row, class); 0 `channels` are determined from the images."""
+        numbers = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in rows))}
+        groups = [_groups(file, self.image_key) for file in numbers]
+        stamps = [os.stat(file).st_mtime_ns for file in numbers]
+        columns = np.array([(numbers[file], row - 1, label) for file, row, label in rows], np.int32).T
+        images = ParquetImages(list(numbers), groups, stamps, *columns, self.image_key, channels)
+        if channels:
+            return images
+        sample = evenly_spaced(len(images), NUM_SAMPLED)
+        return replace(images, channels=common_channels((images.content(i), images.where(i)) for i in sample))
 
 
 @dataclass(frozen=True)
@@ -230,6 +224,26 @@ def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
     with pyarrow.parquet.ParquetWriter(path, schema := pyarrow.schema(kinds)) as writer:
         while rows := list(islice(predictions, 1024)):
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+
+
+def _class_names(labels: Sequence[Any], split: str) -> list[str]:
+    """Return the names of the classes of some labels: the numbers up to the largest, or the different texts."""
+    if not all(isinstance(label, int) for label in labels):
+        return sorted({label for label in labels if label and isinstance(label, str)})
+    if (largest := max(labels)) >= MAX_CLASSES:
+        raise ValueError(f"The split {split} has the label {largest}: it must be below {MAX_CLASSES:,}.")
+    return [str(number) for number in range(largest + 1)]
+
+
+def _with_class(rows: Iterable[tuple[Any, ...]], names: Sequence[str], missing: bool) -> list[tuple[str, int, int]]:
+    """Return the file, the row and the class of the rows with a label; -1 is a `missing` one or raises ValueError."""
+    classes = {value: number for number, name in enumerate(names) for value in (name, number)}
+    classes |= {-1: -1} if missing else {}
+    for file, row, label in rows:
+        if not isinstance(label, str | int) or label not in classes:
+            allowed = f"a name or number of the {len(names)} classes"
+            raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {allowed}.")
+    return [(file, row, classes[label]) for file, row, label in rows if classes[label] >= 0]
 
 
 def _check_size(file: str, group: Any, keys: Sequence[str]) -> int:

@@ -323,6 +323,12 @@ def test_wrong_metadata(metadata, message, tmp_path):
         Parquet(path).labeled_texts()
 
 
+def test_empty_label_is_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", {"image": encoded([0, 1]), "label": ["cat", ""]})
+    with pytest.raises(ValueError, match=f"{path}, row 2 has the label '': it must be a name or number of the 1 class"):
+        Parquet(path).images()
+
+
 def test_large_labels_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", {"image": encoded([0, 1]), "label": [0, 1 << 62]})
     with pytest.raises(ValueError, match=f"train has the label {1 << 62}: it must be below 1,000,000"):

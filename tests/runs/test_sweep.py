@@ -441,3 +441,9 @@ def test_run_names_are_valid_folder_names():
 def test_invalid_sweep_raises(overrides, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sweep(tmp_path, overrides)
+
+
+def test_folder_that_cannot_be_created_raises(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"the workdir is .*sweep, but .*file is a file: choose another"):
+        sweep(tmp_path / "file" / "sweep", [{"seed": 1}])

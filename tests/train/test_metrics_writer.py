@@ -382,6 +382,12 @@ def test_results_are_printed_above_the_bar(second):
     assert text.endswith("\n")
 
 
+def test_control_characters_of_a_message_are_escaped(second):
+    bar = ProgressBar(2000, stream=_Terminal())
+    bar.message("fine-tuning of run\x1b]0;title\x07")
+    assert "fine-tuning of run\\x1b]0;title\\x07\n" in bar._stream.getvalue()
+
+
 def test_plain_lines_without_a_terminal(second):
     bar = ProgressBar(100, stream=io.StringIO(), log_seconds=10)
     for step in range(1, 101):

@@ -189,8 +189,9 @@ def test_folder_of_transformers(tmp_path):
         lineage.load(tmp_path / "bert")
     with pytest.raises(ValueError, match="The task 'question_answering' needs a model with the outputs"):
         lineage.load(tmp_path / "bert", task="question_answering")
-    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
-        lineage.load(tmp_path / "none", task="causal_lm")
+    for task in ("", "causal_lm"):
+        with pytest.raises(FileNotFoundError, match="none does not exist: give the folder of a run or of a model"):
+            lineage.load(tmp_path / "none", task=task)
     path.write_text(json.dumps(config | {"id2label": {"0": "a", "5": "b", "2": "c"}}))
     with pytest.raises(ValueError, match="id2label must map the numbers from 0 on to names"):
         lineage.load(tmp_path / "bert", task="text_classification")
