@@ -78,11 +78,15 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
         _adopt_saved(config, typed, saved)
         return
     path = local(init.path)
-    if not Path(path).exists():
-        return
-    model, task = model_of(path, trusted=True), TASKS[config.task.name]
+    if Path(path).exists():
+        model = model_of(path, trusted=True)
+        _adopt_architecture(config, typed, model)
+        _adopt_preparation(config, typed, path, model)
+
+
+def _adopt_architecture(config, typed, model):
+    task, name = TASKS[config.task.name], MODELS.name_of(model)
     headed = model.clone(head=task.head) if task.head and model.has_heads else model
-    name = MODELS.name_of(model)
     if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", name)
     section, settings = config.model, model.settings
@@ -91,11 +95,14 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
     fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
     if section.get("variant") and not fixed:
         section.variant = None
-    if init.layers:
-        settings = settings | {"depth": len(init.layers)}
+    if config.init.layers:
+        settings = settings | {"depth": len(config.init.layers)}
     for key, value in settings.items():
         if key in section and key not in (*NOT_COPIED, *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
+
+
+def _adopt_preparation(config, typed, path, model):
     for key, value in _preparation(path, model).items():
         if value is not None and key in config.task and f"task.{key}" not in typed:
             _set(config.task, key, value)

@@ -87,16 +87,23 @@ class Experiment:
 
     def read(self, source: Source, known: Facts | None = None, **options: Any) -> Data:
         """Return the data of a source for the experiment's task and tokenizer, with more `options` of `data.load`."""
-        tokenizer = (known and self.tokenizer) or schema.build(TOKENIZERS, self.config.tokenizer)
-        origin = self.run.init.path or self.run.teacher
-        saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()  # it takes precedence
-        if origin and not saved and not isinstance(tokenizer, tokenizers.TokenizerFile):
-            folder = Path(local(origin))  # further training keeps the tokenizer
-            if (folder / tokenizers.FILE).is_file():
-                tokenizer = pretrained.tokenizer_of(folder, self.task)
+        tokenizer = (known and self.tokenizer) or self._initial_tokenizer()
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
         return load(source, self.task, tokenizer, self.loader, known=known, **settings, **options)
+
+    def _initial_tokenizer(self) -> tokenizers.TokenizerKind:
+        """Return the tokenizer of a new run: that of its teacher or of the model in `init.path`, or the config's.
+
+        A tokenizer in the workdir takes precedence, see `data.load`.
+        """
+        tokenizer = schema.build(TOKENIZERS, self.config.tokenizer)
+        origin = self.run.init.path or self.run.teacher
+        saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()
+        if not origin or saved or isinstance(tokenizer, tokenizers.TokenizerFile):
+            return tokenizer
+        folder = Path(local(origin))
+        return pretrained.tokenizer_of(folder, self.task) if (folder / tokenizers.FILE).is_file() else tokenizer
 
     @property
     def facts(self) -> Facts:
