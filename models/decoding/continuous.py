@@ -130,15 +130,9 @@ class Slots:
                 state = self._admit(state, chosen, group, size)
                 del queue[: len(group)]
                 continue
-            (running, memory), until = state, len(group) if fits else self.slots
-            running, steps = _run(self.model, self.variables, running, memory, self.processors, self.seed, until)
-            state = running, memory
-            arrays = running.tokens, running.starts, running.lengths, running.scores, running.done, steps
-            tokens, starts, lengths, scores, done, steps = jax.device_get(arrays)
-            self.steps, self.rounds = self.steps + int(steps), self.rounds + 1
-            for slot in [slot for slot in busy if done[slot]]:
-                prompt, new = np.split(tokens[slot, : lengths[slot]], [starts[slot]])
-                finished[busy.pop(slot)] = Continuation(new, float(scores[slot]), prompt)
+            state, done = self._decode(state, busy, until=len(group) if fits else self.slots)
+            for slot, continuation in done.items():
+                finished[busy.pop(slot)] = continuation
             while next_index in finished:
                 yield finished.pop(next_index)
                 next_index += 1
@@ -175,6 +169,20 @@ class Slots:
         if self.sharding is not None:
             arrays = jax.device_put(arrays, self.sharding)
         return _admit(self.model, self.variables, *state, np.array(chosen, np.int32), *arrays, self.cache_format)
+
+    def _decode(self, state, busy, until):
+        """Return the state after `until` slots are done, and the continuations in the busy ones among them."""
+        running, memory = state
+        running, steps = _run(self.model, self.variables, running, memory, self.processors, self.seed, until)
+        arrays = running.tokens, running.starts, running.lengths, running.scores, running.done, steps
+        tokens, starts, lengths, scores, done, steps = jax.device_get(arrays)
+        self.steps, self.rounds = self.steps + int(steps), self.rounds + 1
+        continuations = {}
+        for slot in busy:
+            if done[slot]:
+                prompt, new = np.split(tokens[slot, : lengths[slot]], [starts[slot]])
+                continuations[slot] = Continuation(new, float(scores[slot]), prompt)
+        return (running, memory), continuations
 
 
 def _input_specs(prompt):
