@@ -30,6 +30,7 @@ from lineage.data.transforms.pillow import png
 from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
+from lineage.models.convert.companions import UNUSED
 from lineage.runs.folder import flatten, plain, read_json, regular
 from lineage.runs.locks import lock
 
@@ -148,12 +149,13 @@ def _error(encode, row, number):
 
 
 def with_categories(facts: Facts, inputs: Inputs) -> Facts:
-    """Return the metadata with the category ids that the inputs use for the classes."""
+    """Return the metadata with the category ids that the inputs use for the classes, 0 for labels without a class."""
     if not inputs.categories:
         return facts
-    if missing := [name for name in facts.class_names if name not in inputs.categories]:
+    known = {UNUSED: 0, **inputs.categories}
+    if missing := [name for name in facts.class_names if name not in known]:
         raise ValueError(f"The inputs have no category {missing[0]!r}: the model's classes must be among theirs.")
-    return replace(facts, category_ids=tuple(inputs.categories[name] for name in facts.class_names))
+    return replace(facts, category_ids=tuple(known[name] for name in facts.class_names))
 
 
 class Output:

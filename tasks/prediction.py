@@ -1,5 +1,6 @@
 """Predicted classes as JSON objects."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,16 @@ def probabilities_of(logits: Float[np.ndarray, "N V"], binary: bool) -> Float[np
 
 
 def ranked(probabilities: Float[np.ndarray, "N V"], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the most probable class as `label`, and the probabilities in descending order, at most 2 x `TOP`."""
+    """Return the most probable class as `label`, and the probabilities in descending order, at most 2 x `TOP`.
+
+    Among the probabilities, a name of several classes is followed by the number of the class, such as "crane (134)".
+    """
     count = TOP if probabilities.shape[-1] > 2 * TOP else probabilities.shape[-1]
+    labels = [names[number] if number < len(names) else str(number) for number in range(probabilities.shape[-1])]
+    times = Counter(labels)
+    keys = [f"{label} ({number})" if times[label] > 1 else label for number, label in enumerate(labels)]
     predictions = []
     for row, order in zip(probabilities, np.argsort(-probabilities, axis=-1, kind="stable")[:, :count].tolist()):
-        labels = [names[number] if number < len(names) else str(number) for number in order]
-        predictions.append({"label": labels[0], "probabilities": dict(zip(labels, row[order].tolist()))})
+        ranking = {keys[number]: probability for number, probability in zip(order, row[order].tolist())}
+        predictions.append({"label": labels[order[0]], "probabilities": ranking})
     return predictions

@@ -189,6 +189,7 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     options = task.known_facts(model, tokenizer_of(folder, task).load)
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
+    options["category_ids"] = companions.category_ids(folder)
     return _facts(model, class_names=companions.class_names(folder), **options)
 
 

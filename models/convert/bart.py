@@ -3,6 +3,9 @@ the embedding) <-> `BART`; Marian has sinusoidal positions and no norm of the em
 
 from lineage.models.convert.family import Family, Rule, attention, block, norm, register
 
+SYNONYMS = {"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"}
+SYNONYMS |= {"num_attention_heads": "encoder_attention_heads"}
+
 
 def layers() -> list[Rule]:
     """Return the rules of the layers of encoder and decoder, as in BART and DETR."""
@@ -37,6 +40,7 @@ class Bart(Family):
         "activation_dropout": ("activation_dropout", 0.0),
         "scale_embedding": ("scale_embedding", False),
     }
+    synonyms = SYNONYMS
     fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
     kind = {"position": "learned", "embed_norm": True}
     tied = tuple(

@@ -82,6 +82,7 @@ class DistilBert(Bert):
         "activation": ("activation", "gelu"),
         **dict.fromkeys(("dropout", "attention_dropout"), ("dropout", 0.1)),
     }
+    synonyms = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
     fixed = {"tie_word_embeddings": True}
     pooler = "pre_classifier"
     predictions = ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias")

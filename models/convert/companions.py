@@ -12,6 +12,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
+UNUSED = "N/A"  # name of a label without a class
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
 FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields with only one supported value
@@ -26,6 +27,15 @@ def class_names(folder: Path) -> tuple[str, ...]:
     if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
         raise ValueError(f"{folder}/config.json: id2label must map the numbers from 0 on to names.")
     return tuple(str(names[str(number)]) for number in range(len(names)))
+
+
+def category_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids of the classes in files of COCO; () if `config.json` does not give them.
+
+    The published DETRs have labels without a class (`UNUSED`), so that the other labels have COCO's numbers.
+    """
+    names = class_names(folder)
+    return tuple(range(len(names))) if UNUSED in names else ()
 
 
 def start_role(folder: Path) -> str:

@@ -27,6 +27,7 @@ class DETR(Family):
         "activation_function": ("activation", "relu"),
         "dropout": ("dropout", 0.1),
     }
+    synonyms = bart.SYNONYMS
     fixed = {"position_embedding_type": "sine", "dilation": False}
     unread = r".*\.num_batches_tracked"
 

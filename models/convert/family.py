@@ -53,6 +53,7 @@ class Family:
     architectures: Sequence[str]  # allowed values of `architectures` in `config.json`; the first is the default
     prefix = ""  # prefix of the names of tensors, which files of a model without its head omit
     fields: Mapping[str, tuple[str, Any]]  # fields of `config.json` -> (our setting, the default if absent)
+    synonyms: Mapping[str, str] = {}  # other names of fields in the reference (its `attribute_map`) -> the fields
     fixed: Mapping[str, Any] = {}  # fields -> the only value that our model supports
     kind: Mapping[str, Any] = {}  # settings that distinguish the family from others with the same model
     sizes: Mapping[str, str] = {"H": "num_heads"}  # letters in layouts -> our settings that give their sizes

@@ -212,6 +212,10 @@ def _tensors(family, model, params):
 
 def _settings(family, config, names, overrides):
     """Return the model settings from the reference config, with overrides applied."""
+    for synonym, name in family.synonyms.items():
+        if synonym in config and config.setdefault(name, config[synonym]) != config[synonym]:
+            given = f"{name} is {_short(config[name])} and {synonym} is {_short(config[synonym])}"
+            raise ValueError(f"{given}: they must be equal, as both are names of one field.")
     architecture = (config.get("architectures") or [*family.architectures])[0]
     fixed = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
     for name, value, allowed in [("architectures", architecture, family.architectures), *fixed]:

@@ -21,6 +21,8 @@ class GPT2(Family):
         "layer_norm_epsilon": ("epsilon", 1e-5),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), ("dropout", 0.1)),
     }
+    synonyms = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    synonyms |= {"max_position_embeddings": "n_positions"}
     fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
     fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     unread = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files

@@ -29,6 +29,7 @@ class Swin(ImageFamily):
         "hidden_dropout_prob": ("dropout", 0.0),
         "attention_probs_dropout_prob": ("dropout", 0.0),
     }
+    synonyms = {"num_attention_heads": "num_heads"}
     fixed = {"qkv_bias": True, "use_absolute_embeddings": False}
     sizes = {"p": "patch_size", "q": "patch_size", "c": "channels"}
     kind = {"version": "v1"}

@@ -25,6 +25,8 @@ class T5(Family):
         "layer_norm_epsilon": ("epsilon", 1e-6),
         "dropout_rate": ("dropout", 0.1),
     }
+    synonyms = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+    synonyms |= {"head_dim": "d_kv"}
     fixed = {"is_encoder_decoder": True}
     tied = tuple((f"{x}.weight", "shared.weight") for x in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"))
     num_inputs = 2
@@ -57,6 +59,10 @@ class T5(Family):
         if projection not in PROJECTIONS:
             raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
         gated, activation = PROJECTIONS[projection]
+        if (name := config.get("dense_act_fn")) is not None:  # overrides the function of `feed_forward_proj`
+            if name not in ACTIVATIONS:
+                raise ValueError(f"dense_act_fn is {name!r}: it must be one of {', '.join(ACTIVATIONS)}.")
+            activation = ACTIVATIONS[name]
         # `transformers` 5 writes tie_word_embeddings=True for every T5, and scale_decoder_outputs=False for version
         # 1.1; earlier versions express both by tie_word_embeddings=False.
         scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False

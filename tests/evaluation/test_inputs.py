@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,6 +180,9 @@ def test_folder_with_the_name_of_a_source(tmp_path, monkeypatch):
 def test_model_needs_the_categories_of_a_file():
     facts = Facts(class_names=("cat", "dog"))
     assert with_categories(facts, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (9, 3)
+    labels = replace(facts, class_names=("N/A", "cat", "N/A", "dog"), category_ids=(0, 1, 2, 3))
+    assert with_categories(labels, Inputs([])).category_ids == (0, 1, 2, 3)
+    assert with_categories(labels, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (0, 9, 0, 3)
     with pytest.raises(ValueError, match="The inputs have no category 'dog': the model's classes must be among theirs"):
         with_categories(facts, Inputs([], categories={"cat": 9}))
 

@@ -96,6 +96,7 @@ def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
         (TINY_GPT, {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}, "dropout", 0.3),
         (TINY_GPT, {"architectures": "absent"}, "depth", 2),
         (TINY_GPT, {"architectures": None}, "depth", 2),
+        (TINY_GPT, {"n_head": "absent", "num_attention_heads": 4}, "num_heads", 4),  # `transformers` reads both names
         (TINY_VIT, {"hidden_act": "relu"}, "activation", "relu"),
         (TINY_VIT, {"layer_norm_eps": "absent"}, "epsilon", 1e-12),
         (TINY_VIT, {"image_size": [8, 8], "patch_size": [4, 4]}, "image_size", 8),
@@ -104,6 +105,14 @@ def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
 )
 def test_fields_of_the_config(model, config, setting, value, folder):
     assert getattr(convert.load(folder(model, config))[0], setting) == value
+
+
+def test_synonyms_of_fields_are_those_of_the_reference():
+    configs = pytest.importorskip("transformers").CONFIG_MAPPING
+    for kind, family in convert.FAMILIES.items():
+        theirs = configs[kind].attribute_map if kind in configs else family.synonyms
+        read = {synonym: name for synonym, name in theirs.items() if name in family.fields}
+        assert family.synonyms == read, kind
 
 
 def test_missing_dropout_in_albert_config():
@@ -175,6 +184,7 @@ def transposed(tensors):
         (TINY_GPT, {"n_layer": "2"}, "n_layer is '2': it must be an integer of at least 1"),
         (TINY_GPT, {"n_layer": 0}, "n_layer is 0: it must be an integer of at least 1"),
         (TINY_GPT, {"n_head": True}, "n_head is True: it must be an integer of at least 1"),
+        (TINY_GPT, {"num_attention_heads": 4}, "n_head is 2 and num_attention_heads is 4: they must be equal, as both"),
         (TINY_GPT, {"n_head": 3}, "width 8, 3 heads and 3 key/value heads do not fit"),
         (TINY_GPT, {"n_layer": 3}, r"tensors are missing: transformer\.h\.2\.attn\.c_attn\.bias, .*\.\.\."),
         (TINY_GPT, {"n_layer": 1}, r"tensors are unexpected: transformer\.h\.1\.attn\.c_attn\.bias, .*\.\.\."),
@@ -251,7 +261,7 @@ def transposed(tensors):
         (TINY_VIT, {"image_size": 10}, "image 10x10 cannot be divided into patches of 4x4 pixels"),
         (TINY_VIT.clone(num_classes=0, head="mlp"), {"pooler_act": "relu"}, "pooler_act is 'relu': it must be 'tanh'"),
     ],
-    first=18,
+    first=19,
 )
 def test_unsupported_configs_raise(model, config, message, folder):
     path = folder(model, config)

@@ -58,6 +58,17 @@ def test_settings(randomize, ours):
     assert (model.tied, model.gated, model.scale_decoder_outputs) == (True, True, False)
 
 
+def test_function_of_the_hidden_layers(randomize, ours):
+    config = reference_of(1, randomize).config
+    assert (config.feed_forward_proj, config.dense_act_fn) == ("gated-gelu", "gelu_new")
+    config.dense_act_fn = "relu"  # overrides the function of `feed_forward_proj`, also in files
+    reference = randomize(transformers.T5ForConditionalGeneration(config), 1)
+    model, variables = ours(reference)
+    inputs, tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 2, 7))
+    expected = reference(input_ids=torch.tensor(inputs), decoder_input_ids=torch.tensor(tokens)).logits
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected.detach().numpy())
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (64, 256), (10, 6)])
 def test_position_buckets_match(bidirectional, buckets, max_distance):

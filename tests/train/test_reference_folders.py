@@ -205,6 +205,26 @@ def test_probabilities_of_classes(kind, classes, tmp_path):
     assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.thorough
+def test_categories_of_published_detrs(tmp_path):
+    """Check that labels without a class keep COCO's numbers for the others."""
+    backbone = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic", out_features=["stage1"]
+    )
+    config = transformers.DetrConfig(
+        backbone_config=backbone, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=3,
+        id2label={0: "N/A", 1: "person", 2: "bicycle", 3: "N/A", 4: "car"},
+    )  # fmt: skip
+    reference = random_weights(transformers.DetrForObjectDetection(config), 0)
+    with torch.no_grad():
+        reference.class_labels_classifier.bias.copy_(torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0, 0.0]))
+    reference.save_pretrained(tmp_path)
+    transformers.DetrImageProcessor(size={"shortest_edge": 32, "longest_edge": 32}).save_pretrained(tmp_path)
+    (row,) = lineage.load(tmp_path, task="object_detection").predict([np.zeros((32, 32, 3), np.uint8)])
+    assert {(found["category_id"], found["category"]) for found in row["objects"]} == {(2, "bicycle")}
+
+
 def test_exported_classes_with_own_probabilities(tmp_path):
     (tmp_path / "config.json").write_text('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}')
     companions.save_labels(tmp_path, ["cat", "dog"], "multi_label_classification")
