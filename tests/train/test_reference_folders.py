@@ -1,6 +1,7 @@
 """Models in folders of `transformers` predict what `transformers` predicts, with the settings of the folder."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -272,6 +273,14 @@ def compare(about, task, size, folder):
 def test_other_preprocessing_is_refused(about, message, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=message):
+        companions.preprocessing(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_other_things_in_place_of_a_file_are_not_taken_for_a_missing_file(kind, tmp_path):
+    path = tmp_path / "preprocessor_config.json"
+    {"link": lambda: path.symlink_to("missing"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(ValueError, match=f"^{path} is neither a file nor a link to one that exists"):
         companions.preprocessing(tmp_path)
 
 
