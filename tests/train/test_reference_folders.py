@@ -121,6 +121,17 @@ def test_end_tokens_of_runs(ends, known, tmp_path):
     assert lineage.load(tmp_path / "export", task="causal_lm").context.tokenizer.ends == known
 
 
+@pytest.mark.thorough
+def test_no_other_tokenizer_is_trained_if_the_link_to_that_of_the_model_is_broken(tmp_path):
+    llama(tmp_path / "base", 2, 0)
+    (tmp_path / "a.txt").write_text("one two three four")
+    (path := tmp_path / "base" / "tokenizer.json").unlink()
+    path.symlink_to("missing")
+    experiment = fine_tuned(tmp_path / "base", "causal_lm", f"text:{tmp_path}/a.txt", tmp_path / "run")
+    with pytest.raises(ValueError, match=f"^{path} is neither a file nor a link to one that exists"):
+        _ = experiment.data
+
+
 @pytest.mark.parametrize("kind", ["ViT", "ViTMAE"])
 def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
