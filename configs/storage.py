@@ -50,6 +50,13 @@ def local(path: str | os.PathLike, suffixes: tuple[str, ...] | None = None) -> s
     return ",".join(_local(part, suffixes) if is_remote(part) else part for part in parts)
 
 
+def is_present(path: str | os.PathLike) -> bool:
+    """Return whether a path is that of a file; raise ValueError for anything else, such as a link to a missing file."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is neither a file nor a link to one that exists: restore it, or delete it.")
+    return os.path.isfile(path)
+
+
 @functools.cache
 def _local(url: str, suffixes: tuple[str, ...] | None) -> str:
     if url.startswith("hf:"):

@@ -155,6 +155,11 @@ class Question:
     def __post_init__(self):
         if wrong := [text for text in (self.text, self.context) if not isinstance(text, str)]:
             raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
+        try:
+            f"{self.text}{self.context}".encode()
+        except UnicodeEncodeError:
+            shown = self.text[:60].encode(errors="backslashreplace").decode()
+            raise ValueError(f"the question {shown!r} or its context has a lone surrogate, not a character.") from None
         for start, answer in self.answers:
             if start < 0 or not answer or self.context[start : start + len(answer)] != answer:
                 raise ValueError(

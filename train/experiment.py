@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.registry import check_matches
 from lineage.configs.run import Run
-from lineage.configs.storage import local
+from lineage.configs.storage import is_present, local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model, quantization
@@ -103,7 +103,7 @@ class Experiment:
         if not origin or saved or isinstance(tokenizer, tokenizers.TokenizerFile):
             return tokenizer
         folder = Path(local(origin))
-        return pretrained.tokenizer_of(folder, self.task) if (folder / tokenizers.FILE).is_file() else tokenizer
+        return pretrained.tokenizer_of(folder, self.task) if is_present(folder / tokenizers.FILE) else tokenizer
 
     @property
     def facts(self) -> Facts:
@@ -145,7 +145,7 @@ class Experiment:
             given = f"The images of the source {self.source.name!r} have {channels} channels"
             raise ValueError(f"{given}, the model {self.model.channels}: set model.channels or that of its backbone.")
         file, tokenizer = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE, self.tokenizer
-        if tokenizer and file and file.is_file() and Tokenizer.load(file).to_str() != tokenizer.to_str():
+        if tokenizer and file and is_present(file) and Tokenizer.load(file).to_str() != tokenizer.to_str():
             raise ValueError(
                 f"tokenizer must be the tokenizer of the teacher, {file}: the configured one produces other tokens."
             )

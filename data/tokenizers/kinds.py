@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Natural, Registry, check_ranges
-from lineage.configs.storage import local
+from lineage.configs.storage import is_present, local
 from lineage.data.content import Documents, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
@@ -253,10 +253,11 @@ class TokenizerFile(TokenizerKind):
 def _configured_ends(path: str) -> list[str]:
     """Return the name of `eos_token` in a `tokenizer_config.json`; [] if there is no such file or token."""
     try:
-        file = Path(local(path))
-        token = json.loads(file.read_text(encoding="utf-8")).get("eos_token") if file.is_file() else None
+        content = Path(local(path)).read_bytes() if is_present(local(path)) else b"{}"
     except FileNotFoundError:  # on the Hub
         return []
+    try:
+        token = json.loads(content).get("eos_token")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON object: {error}.") from None
     name = token.get("content") if isinstance(token, dict) else token

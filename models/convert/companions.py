@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 from lineage.configs.atomic import write_atomic
+from lineage.configs.storage import is_present
 from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
@@ -75,7 +76,7 @@ def preprocessing(folder: Path) -> dict[str, Any]:
 
     Raise ValueError if the file has values that no processor of `transformers` has.
     """
-    if not (folder / PREPROCESSOR).is_file():
+    if not is_present(folder / PREPROCESSOR):
         return {}
     config = read_json(folder / PREPROCESSOR)
     try:

@@ -200,6 +200,13 @@ def test_impossible_questions_have_no_answers(tmp_path):
         read_questions(str(path))
 
 
+@pytest.mark.parametrize("row", [("Why \ud800?", CONTEXT, []), ("Why?", f"{CONTEXT}\udfff", [])])
+def test_lone_surrogates_are_refused_with_the_number_of_the_question(row, tmp_path):
+    path = squad(tmp_path / "a.json", [("When?", CONTEXT, [(3, "1066")]), row])
+    with pytest.raises(ValueError, match=r"a\.json, question 2: the question 'Why.*lone surrogate"):
+        read_questions(path)
+
+
 def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
     with pytest.raises(ValueError, match=r"a\.json, question 1: The answer 'Normans' to 'Who\?' is not at character"):

@@ -275,6 +275,10 @@ def test_end_of_text_of_a_folder(tmp_path):
         path.write_text(damaged)
         with pytest.raises(ValueError, match=f"^{path} is not a JSON object: "):
             tokenizer.train([])
+    path.unlink()
+    path.symlink_to("missing")  # as in a cache of the Hub that has lost a file
+    with pytest.raises(ValueError, match=f"^{path} is neither a file nor a link to one that exists"):
+        tokenizer.train([])
 
 
 def charsmap(nodes=512, text=b"b\0", **units):

@@ -1,6 +1,7 @@
 """Models in folders of `transformers` predict what `transformers` predicts, with the settings of the folder."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -118,6 +119,17 @@ def test_end_tokens_of_runs(ends, known, tmp_path):
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "export")
     assert exported.eos_token_id == known[0]
     assert lineage.load(tmp_path / "export", task="causal_lm").context.tokenizer.ends == known
+
+
+@pytest.mark.thorough
+def test_no_other_tokenizer_is_trained_if_the_link_to_that_of_the_model_is_broken(tmp_path):
+    llama(tmp_path / "base", 2, 0)
+    (tmp_path / "a.txt").write_text("one two three four")
+    (path := tmp_path / "base" / "tokenizer.json").unlink()
+    path.symlink_to("missing")
+    experiment = fine_tuned(tmp_path / "base", "causal_lm", f"text:{tmp_path}/a.txt", tmp_path / "run")
+    with pytest.raises(ValueError, match=f"^{path} is neither a file nor a link to one that exists"):
+        _ = experiment.data
 
 
 @pytest.mark.parametrize("kind", ["ViT", "ViTMAE"])
@@ -292,6 +304,14 @@ def compare(about, task, size, folder):
 def test_other_preprocessing_is_refused(about, message, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=message):
+        companions.preprocessing(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_other_things_in_place_of_a_file_are_not_taken_for_a_missing_file(kind, tmp_path):
+    path = tmp_path / "preprocessor_config.json"
+    {"link": lambda: path.symlink_to("missing"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(ValueError, match=f"^{path} is neither a file nor a link to one that exists"):
         companions.preprocessing(tmp_path)
 
 
