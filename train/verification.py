@@ -87,7 +87,7 @@ def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
     checks["slurm/jobs.json"] = _object
     for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
-        if os.path.exists(path) and path not in known:  # False in a folder that cannot be read, unlike `Path.exists`
+        if os.path.lexists(path) and path not in known:
             yield Finding(path, _problem(path, check))
 
 
@@ -122,6 +122,8 @@ def _checks(run: Path) -> Iterator[tuple[Path, Check, bool]]:
     yield run / tokenizers.FILE, _check_tokenizer, tokenizers.FILE in _read(run / DATA)
     for path in saved:
         yield path, _check_checkpoint, False
+    if not saved and _read(run / ARTIFACTS / folder.FACTS).get("steps"):
+        yield run / "checkpoints", _no_checkpoint, True
     yield run / ARTIFACTS / SAMPLES, _check_samples, False
     for pattern, check in (
         (f"{ARTIFACTS}/*.json", _object),
@@ -162,6 +164,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_checkpoint(path: Path) -> None:
     for field in dataclasses.fields(TrainState):  # one at a time, which needs less memory
         read_fields(path, (field.name,))
+
+
+def _no_checkpoint(path: Path) -> None:
+    raise ValueError("the run has finished, but has no checkpoint")
 
 
 def _check_config(path: Path) -> None:

@@ -202,6 +202,22 @@ def test_table_of_a_sweep_is_checked(damage, folder, capsys):
     assert f"{folder}/sweep.csv: its rows are not complete" in capsys.readouterr().out
 
 
+def test_finished_run_without_checkpoints_is_not_sound(folder, capsys):
+    for path in folder.glob("run/checkpoints/*"):
+        shutil.rmtree(path)
+    assert verify([folder]) == 1
+    assert f"{folder}/run/checkpoints: the run has finished, but has no checkpoint\n" in capsys.readouterr().out
+    (folder / "run/checkpoints").rmdir()
+    assert verify([folder]) == 1
+    assert f"{folder}/run/checkpoints: is missing\n" in capsys.readouterr().out
+
+
+def test_broken_link_to_a_page_is_not_sound(folder, capsys):
+    (folder / "sweep.html").symlink_to("missing")
+    assert verify([folder]) == 1
+    assert f"{folder}/sweep.html: is missing\n" in capsys.readouterr().out
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("place", ["slurm", "run/slurm"])
 def test_numbers_of_jobs_are_checked(place, folder, capsys):
