@@ -76,8 +76,9 @@ def test_interrupt_in_a_callback_that_cannot_raise_is_raised_after_it(traceback,
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
 
-    interrupted = Interrupted()
-    with pytest.raises(KeyboardInterrupt), brief_errors(traceback):
-        del interrupted
-        time.sleep(5)
+    objects = [Interrupted()]
+    with brief_errors(traceback):
+        objects.clear()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
     assert not capfd.readouterr().err
