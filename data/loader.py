@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -131,6 +132,7 @@ class _Batches:
             batches = batches.mp_prefetch(options, worker_init_fn=live_as_long_as_parent)
         iterator = iter(batches)
         try:
+            yield _first(iterator)
             yield from iterator
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
@@ -143,9 +145,32 @@ class _Batches:
             iterator.close()
 
 
+# Signals that the run handles: its worker processes ignore them.
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+
+
+def _first(iterator):
+    """Return the first batch of Grain's iterator, whose worker processes start with the signals of the run blocked.
+
+    A cluster or a terminal signals all processes of a run, and workers take seconds to import modules until they can
+    ignore signals. They inherit the blocked signals from the thread that starts them.
+    """
+    first = Future()
+
+    def start():
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        try:
+            first.set_result(next(iterator))
+        except BaseException as error:  # raised by `result`
+            first.set_exception(error)
+
+    threading.Thread(target=start, daemon=True).start()
+    return first.result()
+
+
 def live_as_long_as_parent(*_: int) -> None:
     """Ignore signals in a worker process, because the run handles them, and terminate it when its parent dies."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+    for number in HANDLED:
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
     threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

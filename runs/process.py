@@ -141,6 +141,9 @@ def to_json(metrics: Mapping[str, float], indent: int | None = None) -> str:
 def brief_errors(traceback: bool = False) -> Iterator[None]:
     """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.
 
+    A KeyboardInterrupt that Python raised where it cannot be, as in JAX's callback of the garbage collector, would be
+    printed and have no effect: it is raised again after the callback.
+
     Orbax logs the traceback. After an error in one array, TensorStore's other reads or writes find the event loop
     closed when they finish, which cannot be caught, asyncio reports those that do not finish, and Python reports the
     errors of Orbax's coroutines that it deletes.
@@ -148,15 +151,19 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     hook = sys.unraisablehook
 
     def unless_after_an_error(error):
+        if isinstance(error.exc_value, KeyboardInterrupt):
+            again = threading.Timer(0.01, signal.raise_signal, [signal.SIGINT])
+            again.daemon = True
+            again.start()
+            return
         code = getattr(error.object, "cr_code", None)  # of a coroutine
         is_closed = str(error.exc_value) == "Event loop is closed"  # asyncio raises a plain RuntimeError
-        if not (is_closed or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
+        if traceback or not (is_closed or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
             hook(error)
 
     for library in ("absl", "asyncio"):
         logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
-    if not traceback:
-        sys.unraisablehook = unless_after_an_error
+    sys.unraisablehook = unless_after_an_error
     try:
         yield
     finally:

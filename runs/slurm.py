@@ -136,6 +136,9 @@ def cancel(workdir: Path) -> int:
 
 
 def _executor(folder, settings):
+    save, minutes = settings["save_seconds"], settings["minutes"]
+    if save >= 60 * minutes:  # the run would be signaled at its start, and requeued after every step
+        raise ValueError(f"cluster.save_seconds is {save}: it must be less than cluster.minutes, {minutes} x 60 s.")
     try:
         import submitit
     except ModuleNotFoundError:

@@ -148,7 +148,7 @@ class TrainingLoop:
         self.evaluation.context.to_mesh = self._to_mesh  # interrupts an evaluation if the run must stop
         if config.sampling.num_samples:
             Sampler(self.evaluation.context).check(experiment.variables(self.state))
-        self.batches = device_batches(experiment, self.start)
+        self.batches = stack.enter_context(contextlib.closing(device_batches(experiment, self.start)))
         if self.start < self.total:
             notify("compiling the training step")
             with distributed.agreed():  # Gloo waits only 30 s for a process that compiles for longer than the others

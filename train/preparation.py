@@ -1,5 +1,6 @@
 """Start of a run: checks and notes, the initial state, intervals, the compiled step and the batches."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -203,15 +204,14 @@ def compile_step(experiment: Experiment, state: TrainState):
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
     """Yield training batches on the devices, from step `start`; each is transferred while the previous one is used."""
-    batches = experiment.data.train.iterate(start)
-    first = next(batches)
-    length = first["tokens"].shape[1] if experiment.loader.buckets else None
-    for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
-        if name in first and first[name].shape[1:] != like.shape[1:]:
-            raise ValueError(
-                f"{name} has shape {first[name].shape[1:]} in the data: it must be {like.shape[1:]}, as in the model."
-            )
-    ahead = experiment.with_teacher(to_mesh(first, experiment.mesh), start)
-    for step in itertools.count(start + 1):
-        yield ahead
-        ahead = experiment.with_teacher(to_mesh(next(batches), experiment.mesh), step)
+    with contextlib.closing(experiment.data.train.iterate(start)) as batches:  # frees the memory shared with workers
+        first = next(batches)
+        length = first["tokens"].shape[1] if experiment.loader.buckets else None
+        for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
+            if name in first and first[name].shape[1:] != like.shape[1:]:
+                shape, needed = first[name].shape[1:], like.shape[1:]
+                raise ValueError(f"{name} has shape {shape} in the data: it must be {needed}, as in the model.")
+        ahead = experiment.with_teacher(to_mesh(first, experiment.mesh), start)
+        for step in itertools.count(start + 1):
+            yield ahead
+            ahead = experiment.with_teacher(to_mesh(next(batches), experiment.mesh), step)

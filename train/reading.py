@@ -168,7 +168,8 @@ def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dic
         fields = reader.restore(state, args=args) if wanted else {}
         hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
     for name, value in fields.items():
-        if jax.tree.map(hash_array, value) != getattr(hashes, name):
+        # Sorted: a named tuple in the state, such as Prodigy's, is a dictionary on disk, whose keys have another order.
+        if sorted(map(hash_array, jax.tree.leaves(value))) != sorted(jax.tree.leaves(getattr(hashes, name))):
             raise DamagedError(f"{damage}: the hashes of {name} do not match")
     return record, fields
 

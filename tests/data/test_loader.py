@@ -1,8 +1,11 @@
 import errno
 import itertools
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -130,6 +133,25 @@ if __name__ == "__main__":
     while Path(f"/proc/{worker}").exists():
         assert time.monotonic() < end, "the worker is still there"
         time.sleep(0.1)
+
+
+@pytest.mark.thorough
+def test_workers_ignore_signals_while_they_start():
+    """Check that signals to all processes of a run do not end workers that are still importing modules."""
+    batches = train_batches(source=source(100), batch_size=16, seed=4, workers=2).iterate()
+    signaled = set()
+
+    def interrupt():
+        while len(signaled) < 2:
+            for worker in {*multiprocessing.active_children()} - signaled:
+                os.kill(worker.pid, signal.SIGINT)
+                os.kill(worker.pid, signal.SIGTERM)
+                signaled.add(worker)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert len(list(itertools.islice(batches, 5))) == 5
+    thread.join()
 
 
 @pytest.mark.thorough

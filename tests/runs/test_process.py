@@ -1,12 +1,14 @@
 """Settings of a process."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from lineage.runs.process import say
+from lineage.runs.process import brief_errors, say
 
 # The smallest number of page faults when a thread, as XLA's are, allocates and fills 1.1 GB.
 FAULTS = """
@@ -66,3 +68,17 @@ def test_notes_on_a_terminal_have_no_control_characters(monkeypatch, capsys, is_
     shown = r"a\x1b[31m\u202eb\u2066" if is_terminal else "a\x1b[31m\u202eb\u2066"
     say("a\x1b[31m\u202eb\u2066")
     assert capsys.readouterr().err == f"{shown}\n"
+
+
+@pytest.mark.parametrize("traceback", [False, True])
+def test_interrupt_in_a_callback_that_cannot_raise_is_raised_after_it(traceback, capfd):
+    class Interrupted:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    objects = [Interrupted()]
+    with brief_errors(traceback):
+        objects.clear()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+    assert not capfd.readouterr().err

@@ -108,6 +108,13 @@ def test_folder_of_the_logs_exists_when_slurm_accepts_a_job(cluster, tmp_path):
     assert json.loads((tmp_path / "a/slurm" / slurm.JOBS).read_text())["a"] == "7"
 
 
+def test_job_that_would_be_signaled_at_its_start_is_not_submitted(tmp_path):
+    settings = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster
+    settings.minutes = 2
+    with pytest.raises(ValueError, match=r"^cluster.save_seconds is 120: it must be less than cluster.minutes, 2 x"):
+        slurm.submit([], [], tmp_path, settings)
+
+
 def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, capsys):
     cluster("squeue", "")
     monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import signal
 import time
@@ -206,6 +207,16 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     losses = [[line["train/loss"] for line in train_lines(history)] for history in (whole, resumed)]
     assert len(losses[0]) == 6
     assert losses[0] == losses[1]
+
+
+@pytest.mark.thorough
+def test_workers_end_with_the_loop(tiny, tmp_path, monkeypatch):
+    """Check that workers and the memory shared with them are not left to the end of the process."""
+    left, finish = [], loop.TrainingLoop.finish
+    children = multiprocessing.active_children
+    monkeypatch.setattr(loop.TrainingLoop, "finish", lambda *args: left.extend(children()) or finish(*args))
+    run(tiny("vit", {"total_steps": 3, "loader.workers": 1}), tmp_path)
+    assert not left
 
 
 @pytest.mark.thorough

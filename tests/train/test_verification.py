@@ -303,3 +303,9 @@ def test_folders_that_cannot_be_read_are_not_sound(folder, monkeypatch, capsys):
         problems = [line for line in capsys.readouterr().out.splitlines() if not line.endswith("sound")]
         assert len(problems) == 1
         assert f"{name}: [Errno 13] Permission denied" in problems[0]
+
+
+@pytest.mark.thorough
+def test_state_with_fields_in_another_order_than_on_disk_is_sound(tiny, tmp_path):
+    loop.train(tiny("vit", {"total_steps": 1, "optimizer.name": "prodigy"}), tmp_path / "run", devices=ONE)
+    assert not verify([tmp_path / "run"])
