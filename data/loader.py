@@ -17,6 +17,8 @@ import numpy as np
 from lineage.configs.registry import Count, Natural, Range, check_ranges
 from lineage.data import shuffle
 
+# Signals that the run handles: its worker processes ignore them.
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 Batch = dict[str, np.ndarray]
 
 
@@ -143,10 +145,6 @@ class _Batches:
             raise
         finally:
             iterator.close()
-
-
-# Signals that the run handles: its worker processes ignore them.
-HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 
 
 def _first(iterator):
