@@ -124,7 +124,7 @@ class Cluster(Options):
         cpus_per_task: number of CPU cores of a process.
         memory_gb: memory of a node in GB.
         minutes: time limit, after which the job is requeued and the run resumes.
-        save_seconds: seconds before the time limit at which the run is signaled to save.
+        save_seconds: seconds before the time limit, less than 60 x `minutes`, at which the run is signaled to save.
         requeues: maximum number of times that a job is requeued because of its time limit.
         parallel: maximum number of runs of a sweep at the same time; 0: all.
         setup: shell commands to run first, such as "module load cuda".
