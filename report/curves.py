@@ -70,7 +70,7 @@ def remark(settings: Mapping[str, Any], metric: str, splits: Sequence[str]) -> s
 def is_fraction(metric: str) -> bool:
     """Return whether a metric, with or without its split, is a fraction of 1 that is shown as a percentage."""
     name = metric.partition("/")[2] or metric
-    return "accuracy" in name or (metric.startswith("time/") and "second" not in name)
+    return "accuracy" in name or "exact_match" in name or (metric.startswith("time/") and "second" not in name)
 
 
 def is_test(metric: str) -> bool:

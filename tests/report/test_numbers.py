@@ -39,12 +39,14 @@ def texts(body):
 
 def test_direction_and_unit_follow_from_the_metric_and_not_from_its_split(tmp_path):
     values = {"typing_errors/accuracy": (0.1, 0.9, 0.5), "accuracy_set/loss": (3, 1, 2), "stepwise/loss": (1, 2, 3)}
+    values["test/exact_match"] = (0.1, 0.2, 0.25)
     lines = [{"step": step} | {key: found[step - 1] for key, found in values.items()} for step in (1, 2, 3)]
     body = write_report(write_run(tmp_path, lines)).read_text()
     assert tiles(body) == [
         ("typing errors accuracy", "50.00%", "best 90.00% at step 2"),
         ("accuracy set loss", "2", "best 1 at step 2"),
         ("stepwise loss", "3", "best 1 at step 1"),
+        ("test exact match", "25.00%", "at step 3"),
     ]
     assert not any("%" in text for text in texts(body)[0])
     assert compare([tmp_path]).read_text().count("<th class=n>stepwise/loss") == 1
