@@ -65,9 +65,13 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def is_multi_label(folder: Path) -> bool:
-    """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`."""
+    """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`.
+
+    Raise ValueError for a model whose outputs are numbers.
+    """
     config = read_json(folder / "config.json")
-    kind = config.get("problem_type")
+    if (kind := config.get("problem_type")) == "regression":
+        raise ValueError(f"{folder}/config.json: problem_type is 'regression': the task must be text_regression.")
     return kind == "multi_label_classification" or (kind is None and len(config.get("id2label") or "01") == 1)
 
 

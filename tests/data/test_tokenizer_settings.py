@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from lineage.data.tokenizers import TokenizerFile
 
 TEXT = "Hello Fine FILM, caf\u00e9 \u4e2d\u6587"
-PIECES = "hello Hello fine Fine film FILM , cafe caf\u00e9 \u4e2d \u4e2d\u6587 ##\u6587".split()
+PIECES = ["hello", "Hello", "fine", "Fine", "film", "FILM", ",", "cafe", "café", "中", "中文", "##文"]
 
 
 def bert(folder, lowercase):

@@ -202,19 +202,36 @@ def test_tokens_around_texts(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "classes"), [("multi_label_classification", 3), (None, 1), (None, 3)])
+@pytest.mark.parametrize(("kind", "classes"), [("multi_label_classification", 3), (None, 1), (None, 2), (None, 3)])
 def test_probabilities_of_classes(kind, classes, tmp_path):
-    tokenizer = words(tmp_path, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
+    """Check the names, too, which the reference does not write for two classes with the default names."""
+    reference, tokenizer = classifier(tmp_path, kind, classes)
+    (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
+    pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
+    expected = {entry["label"]: entry["score"] for entry in pipeline(["one two"])[0]}
+    assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.thorough
+def test_numbers_are_not_read_as_probabilities(tmp_path):
+    classifier(tmp_path, "regression", 1)
+    with pytest.raises(ValueError, match="problem_type is 'regression': the task must be text_regression"):
+        lineage.load(tmp_path, task="text_classification")
+    classifier(tmp_path, "regression", 2)
+    with pytest.raises(ValueError, match=r"model\.num_classes is 2: it must be 1 for a regression"):
+        lineage.load(tmp_path, task="text_regression")
+
+
+def classifier(folder, kind, classes):
+    """Write a random classifier, and return the reference and its tokenizer."""
+    tokenizer = words(folder, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
     config = transformers.BertConfig(
         vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=16, num_labels=classes, problem_type=kind, pad_token_id=1,
     )  # fmt: skip
     reference = random_weights(transformers.BertForSequenceClassification(config), 0)
-    reference.save_pretrained(tmp_path)
-    (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
-    pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
-    expected = {entry["label"]: entry["score"] for entry in pipeline(["one two"])[0]}
-    assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
+    reference.save_pretrained(folder)
+    return reference, tokenizer
 
 
 @pytest.mark.thorough
