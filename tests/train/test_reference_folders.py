@@ -294,6 +294,27 @@ def test_images_of_detr(sizes, size, tmp_path):
     assert not pixels[:, width:].any()
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 20}, "crop_size": 16},
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 20}, "crop_size": 16},
+        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 20, "crop_size": 16},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16},
+        {"feature_extractor_type": "BeitFeatureExtractor", "size": 16},
+        {"image_processor_type": "ViTImageProcessor", "size": 16},
+        {"feature_extractor_type": "DetrFeatureExtractor", "size": 40, "max_size": 66},
+    ],
+    ids=lambda about: next(iter(about.values())),
+)
+def test_fields_that_a_file_omits(about, tmp_path):
+    """Check that they have the values of the processor."""
+    task = "object_detection" if "max_size" in about else "image_classification"
+    pixels, theirs = compare(about, task, (41, 60), tmp_path)
+    height, width = theirs.shape[:2]
+    np.testing.assert_allclose(pixels[:height, :width], theirs, atol=1e-4)
+
+
 def compare(about, task, size, folder):
     """Return the pixels of an image of our task and of the processor of `transformers`, [h, w, c]."""
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
@@ -315,6 +336,7 @@ def compare(about, task, size, folder):
         ({"image_processor_type": "DetrImageProcessor", "size": {"height": 8, "width": 8}}, "DETR's must have"),
         ({"image_processor_type": "DetrImageProcessor", "size": 8, "resample": 3}, "resample 'bicubic'"),
         ({"size": {"max_height": 8, "max_width": 8}}, "it must have"),
+        ({"image_processor_type": "LevitImageProcessor", "size": 8}, "its class is 'LevitImageProcessor', which must"),
         ({"size": 8, "crop_size": 16, "do_center_crop": True}, "crop_size is 16: it must be at most"),
     ],
 )
@@ -334,4 +356,5 @@ def test_other_things_in_place_of_a_file_are_not_taken_for_a_missing_file(kind, 
 
 def test_images_are_not_resized(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_resize": False, "size": 8} | MEAN))
-    assert companions.preprocessing(tmp_path) == {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3}
+    options = {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3, "resample": "bilinear"}
+    assert companions.preprocessing(tmp_path) == options
