@@ -220,6 +220,11 @@ class TextRegression(LabeledTextTask):
     def model_options(self) -> dict[str, Any]:
         return super().model_options() | {"num_classes": 1}
 
+    def check_model(self, model: Model) -> None:
+        super().check_model(model)
+        if (count := model.data_options["num_classes"]) != 1:
+            raise ValueError(f"model.num_classes is {count}: it must be 1 for a regression.")
+
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:
             labels = {name: np.array(part.labels, np.float32) for name, part in content.items()}
@@ -233,8 +238,6 @@ class TextRegression(LabeledTextTask):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the squared error of the model's single output from `label` [B], where `mask` [B] is True."""
         values, label, mask = self.forward(model, batch), batch["label"], batch["mask"]
-        if values.shape[-1] != 1:
-            raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1 for a regression.")
         values = values[..., 0].astype(jnp.float32)
         return sums((values - label) ** 2, mask)
 

@@ -190,7 +190,8 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)
-    return _facts(model, class_names=companions.class_names(folder), **options)
+    unnamed = (f"LABEL_{label}" for label in range(model.data_options["num_classes"] or 0))  # as in the reference
+    return _facts(model, class_names=companions.class_names(folder) or tuple(unnamed), **options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Natural, Registry, check_ranges
-from lineage.configs.storage import is_present, local
+from lineage.configs.storage import local
 from lineage.data.content import Documents, are_several
+from lineage.data.tokenizers.settings import SETTINGS, configured, read_settings
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
-SETTINGS = "tokenizer_config.json"
 _END_OF_WORD = "</w>"
 _ALPHABET = 1000  # number of most frequent characters in the alphabet of wordpiece and bpe_words
 
@@ -234,7 +234,7 @@ class Unigram(CasedKind):
 @TOKENIZERS.register("file")
 @dataclass(frozen=True)
 class TokenizerFile(TokenizerKind):
-    """Tokenizer in a file. A text ends with the `eos_token` of a `tokenizer_config.json` in its folder, if any.
+    """Tokenizer in a file, with the settings of a `tokenizer_config.json` in its folder, such as `eos_token`, if any.
 
     Attributes:
         path: `tokenizer.json`, or its folder; it may be remote, such as hf:ORG/NAME.
@@ -247,21 +247,8 @@ class TokenizerFile(TokenizerKind):
         if not self.path:
             raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
         path = self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"
-        return Tokenizer.load(local(path)).ending(_configured_ends(f"{path.rpartition('/')[0] or '.'}/{SETTINGS}"))
-
-
-def _configured_ends(path: str) -> list[str]:
-    """Return the name of `eos_token` in a `tokenizer_config.json`; [] if there is no such file or token."""
-    try:
-        content = Path(local(path)).read_bytes() if is_present(local(path)) else b"{}"
-    except FileNotFoundError:  # on the Hub
-        return []
-    try:
-        token = json.loads(content).get("eos_token")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a JSON object: {error}.") from None
-    name = token.get("content") if isinstance(token, dict) else token
-    return [name] if isinstance(name, str) else []
+        settings = read_settings(f"{path.rpartition('/')[0] or '.'}/{SETTINGS}")
+        return configured(Tokenizer.load(local(path)), settings)
 
 
 def find_tokenizer(

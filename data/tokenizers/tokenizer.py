@@ -253,6 +253,10 @@ class Tokenizer:
         ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
         return Tokenizer(self._backend, self._name, ends) if ends else self
 
+    def rebuilt(self, spec: dict[str, Any]) -> "Tokenizer":
+        """Return the tokenizer of another content of `tokenizer.json`, with the same ends of text."""
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self._name, self.ends)
+
     def to_str(self, marked: bool = True) -> str:
         """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked, if desired."""
         content = self._backend.to_str()

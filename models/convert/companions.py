@@ -17,6 +17,20 @@ UNUSED = "N/A"  # name of a label without a class
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
 FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields with only one supported value
+_HALF = {"image_mean": (0.5,), "image_std": (0.5,), "resample": 2}
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225), "resample": 2}
+_CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
+_CLIP |= {"resample": 3, "do_center_crop": True, "crop_size": 224}
+# Start of the name of a processor in `transformers` -> its values of fields that a file may omit.
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": _HALF,
+    "DeiT": {**_HALF, "resample": 3, "do_center_crop": True, "crop_size": 224},
+    "Beit": {**_HALF, "resample": 3},
+    "ConvNext": {**_HALF, "resample": 3},
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "Detr": _IMAGENET,
+}
 # Role of a special token in `tokenizer_config.json` -> its name in `lineage.data.Tokenizer`.
 ROLES = {"bos": "begin_of_text", "eos": "end_of_text", "unk": "unknown"}
 ROLES |= {role: role for role in ("cls", "sep", "mask", "pad")}
@@ -65,9 +79,13 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def is_multi_label(folder: Path) -> bool:
-    """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`."""
+    """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`.
+
+    Raise ValueError for a model whose outputs are numbers.
+    """
     config = read_json(folder / "config.json")
-    kind = config.get("problem_type")
+    if (kind := config.get("problem_type")) == "regression":
+        raise ValueError(f"{folder}/config.json: problem_type is 'regression': the task must be text_regression.")
     return kind == "multi_label_classification" or (kind is None and len(config.get("id2label") or "01") == 1)
 
 
@@ -86,6 +104,10 @@ def preprocessing(folder: Path) -> dict[str, Any]:
 
 
 def _preprocessing(config):
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
+    if (start := next(filter(kind.startswith, PROCESSORS), None)) is None:
+        raise ValueError(f"its class is {kind[:60]!r}, which must be one of {', '.join(PROCESSORS)}")
+    config = PROCESSORS[start] | {name: value for name, value in config.items() if value is not None}
     for name, value in FIXED.items():
         if config.get(name) not in (None, value):
             raise ValueError(f"{name} is {str(config[name])[:60]}: it must be {value}")
@@ -94,17 +116,15 @@ def _preprocessing(config):
         raise ValueError(f"the mean and the standard deviation of pixels are {str(options)[:120]}")
     if config.get("do_normalize") is False:
         options = {"mean": (0.0,), "std": (1.0,)}
-    if (number := config.get("resample")) is not None:
-        if number not in RESAMPLING:
-            raise ValueError(f"resample is {str(number)[:60]}: it must be {' or '.join(map(str, RESAMPLING))}")
-        options["resample"] = RESAMPLING[number]
-    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
+    if (number := config["resample"]) not in RESAMPLING:
+        raise ValueError(f"resample is {str(number)[:60]}: it must be {' or '.join(map(str, RESAMPLING))}")
+    options["resample"] = RESAMPLING[number]
     if config.get("do_resize") is False:
         if config.get("do_center_crop"):
             raise ValueError("do_resize is False and do_center_crop is True: images must be resized before the crop")
         return options | {"image_size": 0}
     if kind.startswith("Detr"):
-        return options | _detection(config, options.pop("resample", "bilinear"))
+        return options | _detection(config, options.pop("resample"))
     side = _side(config.get("size"))
     if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
         return options | {"image_size": longest, "shorter_side": side}
@@ -134,7 +154,7 @@ def _resizing(config, side, kind):
         return {"image_size": side, "evaluation_crop": side / resized if side < 384 else 1.0, "squash": side >= 384}
     # A single number as the size means both sides in some processors.
     size = config["size"]
-    options = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT"))}
+    options = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT", "Beit"))}
     if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
         if crop > side:
             raise ValueError(f"crop_size is {crop}: it must be at most the size of the resized images, {side}")

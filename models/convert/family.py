@@ -195,7 +195,8 @@ def num_labels(config: dict, architecture: str) -> int:
     """Return the number of classes, 0 for a model without a head; the reference omits its default, 2."""
     if architecture.endswith("Model"):
         return 0
-    count = config.get("num_labels", len(config.get("id2label", "01")))
+    names = config.get("id2label")
+    count = config.get("num_labels", 2 if names is None else len(names))
     if type(count) is not int or count < 0:
         raise ValueError(f"num_labels is {count!r}: it must be an integer of at least 0.")
     return count

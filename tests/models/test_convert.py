@@ -101,6 +101,7 @@ def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
         (TINY_VIT, {"layer_norm_eps": "absent"}, "epsilon", 1e-12),
         (TINY_VIT, {"image_size": [8, 8], "patch_size": [4, 4]}, "image_size", 8),
         (TINY_VIT, {"id2label": "absent", "num_labels": 3}, "num_classes", 3),
+        (TINY_VIT, {"id2label": None, "num_labels": 3}, "num_classes", 3),
     ],
 )
 def test_fields_of_the_config(model, config, setting, value, folder):

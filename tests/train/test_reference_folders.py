@@ -202,19 +202,36 @@ def test_tokens_around_texts(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "classes"), [("multi_label_classification", 3), (None, 1), (None, 3)])
+@pytest.mark.parametrize(("kind", "classes"), [("multi_label_classification", 3), (None, 1), (None, 2), (None, 3)])
 def test_probabilities_of_classes(kind, classes, tmp_path):
-    tokenizer = words(tmp_path, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
+    """Check the names, too, which the reference does not write for two classes with the default names."""
+    reference, tokenizer = classifier(tmp_path, kind, classes)
+    (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
+    pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
+    expected = {entry["label"]: entry["score"] for entry in pipeline(["one two"])[0]}
+    assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.thorough
+def test_numbers_are_not_read_as_probabilities(tmp_path):
+    classifier(tmp_path, "regression", 1)
+    with pytest.raises(ValueError, match="problem_type is 'regression': the task must be text_regression"):
+        lineage.load(tmp_path, task="text_classification")
+    classifier(tmp_path, "regression", 2)
+    with pytest.raises(ValueError, match=r"model\.num_classes is 2: it must be 1 for a regression"):
+        lineage.load(tmp_path, task="text_regression")
+
+
+def classifier(folder, kind, classes):
+    """Write a random classifier, and return the reference and its tokenizer."""
+    tokenizer = words(folder, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
     config = transformers.BertConfig(
         vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=16, num_labels=classes, problem_type=kind, pad_token_id=1,
     )  # fmt: skip
     reference = random_weights(transformers.BertForSequenceClassification(config), 0)
-    reference.save_pretrained(tmp_path)
-    (row,) = lineage.load(tmp_path, task="text_classification").predict(["one two"])
-    pipeline = transformers.pipeline("text-classification", model=reference, tokenizer=tokenizer, top_k=None)
-    expected = {entry["label"]: entry["score"] for entry in pipeline(["one two"])[0]}
-    assert row["probabilities"] == pytest.approx(expected, rel=1e-4)
+    reference.save_pretrained(folder)
+    return reference, tokenizer
 
 
 @pytest.mark.thorough
@@ -277,6 +294,27 @@ def test_images_of_detr(sizes, size, tmp_path):
     assert not pixels[:, width:].any()
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 20}, "crop_size": 16},
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 20}, "crop_size": 16},
+        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 20, "crop_size": 16},
+        {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16},
+        {"feature_extractor_type": "BeitFeatureExtractor", "size": 16},
+        {"image_processor_type": "ViTImageProcessor", "size": 16},
+        {"feature_extractor_type": "DetrFeatureExtractor", "size": 40, "max_size": 66},
+    ],
+    ids=lambda about: next(iter(about.values())),
+)
+def test_fields_that_a_file_omits(about, tmp_path):
+    """Check that they have the values of the processor."""
+    task = "object_detection" if "max_size" in about else "image_classification"
+    pixels, theirs = compare(about, task, (41, 60), tmp_path)
+    height, width = theirs.shape[:2]
+    np.testing.assert_allclose(pixels[:height, :width], theirs, atol=1e-4)
+
+
 def compare(about, task, size, folder):
     """Return the pixels of an image of our task and of the processor of `transformers`, [h, w, c]."""
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
@@ -298,6 +336,7 @@ def compare(about, task, size, folder):
         ({"image_processor_type": "DetrImageProcessor", "size": {"height": 8, "width": 8}}, "DETR's must have"),
         ({"image_processor_type": "DetrImageProcessor", "size": 8, "resample": 3}, "resample 'bicubic'"),
         ({"size": {"max_height": 8, "max_width": 8}}, "it must have"),
+        ({"image_processor_type": "LevitImageProcessor", "size": 8}, "its class is 'LevitImageProcessor', which must"),
         ({"size": 8, "crop_size": 16, "do_center_crop": True}, "crop_size is 16: it must be at most"),
     ],
 )
@@ -317,4 +356,5 @@ def test_other_things_in_place_of_a_file_are_not_taken_for_a_missing_file(kind, 
 
 def test_images_are_not_resized(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_resize": False, "size": 8} | MEAN))
-    assert companions.preprocessing(tmp_path) == {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3}
+    options = {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3, "resample": "bilinear"}
+    assert companions.preprocessing(tmp_path) == options

@@ -1,0 +1,59 @@
+"""Settings of a `tokenizer_config.json`, which apply to the `tokenizer.json` in its folder, as in `transformers`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lineage.configs.storage import is_present, local
+from lineage.data.tokenizers.tokenizer import Tokenizer
+
+SETTINGS = "tokenizer_config.json"
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that use `tokenizer.json` as it is
+# Setting -> field of BERT's normalizer.
+NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    """Return the settings in a `tokenizer_config.json`; {} if there is no such file."""
+    try:
+        content = Path(local(path)).read_bytes() if is_present(local(path)) else b"{}"
+    except FileNotFoundError:  # on the Hub
+        return {}
+    try:
+        settings = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a JSON object: {error}.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is not a JSON object: it is a {type(settings).__name__}.")
+    for name in (*NORMALIZER, "add_prefix_space"):
+        if settings.get(name) not in (None, False, True):
+            raise ValueError(f"{path}: {name} is {str(settings[name])[:60]!r}: it must be true or false.")
+    return settings
+
+
+def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
+    """Return a tokenizer with these settings.
+
+    They change BERT's normalizer, the space before a text of byte-level tokenizers, and the end of text.
+    """
+    token = settings.get("eos_token")
+    name = token.get("content") if isinstance(token, dict) else token
+    return _preprocessed(tokenizer, settings).ending([name] if isinstance(name, str) else [])
+
+
+def _preprocessed(tokenizer, settings):
+    fields = {field: settings[name] for name, field in NORMALIZER.items() if name in settings}
+    fields = {field: value for field, value in fields.items() if value is not None or field == "strip_accents"}
+    space = {"add_prefix_space": settings["add_prefix_space"]} if settings.get("add_prefix_space") is not None else {}
+    if settings.get("tokenizer_class") in GENERIC or not (fields or space):
+        return tokenizer
+    spec = json.loads(tokenizer.to_str(marked=False))
+    parts = ("normalizer", "BertNormalizer", fields), ("pre_tokenizer", "ByteLevel", space)
+    parts += (("post_processor", "RobertaProcessing", space),)
+    changed = {name: spec[name] | new for name, kind, new in parts if spec[name] and spec[name].get("type") == kind}
+    return tokenizer if spec == spec | changed else tokenizer.rebuilt(spec | changed)
