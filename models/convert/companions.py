@@ -111,7 +111,7 @@ def _preprocessing(config):
     for name, value in FIXED.items():
         if config.get(name) not in (None, value):
             raise ValueError(f"{name} is {str(config[name])[:60]}: it must be {value}")
-    options = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std") if f"image_{n}" in config}
+    options = {n: tuple(map(float, config[f"image_{n}"])) for n in ("mean", "std")}
     if not (all(map(math.isfinite, options.get("mean", ()))) and all(0 < x < math.inf for x in options.get("std", ()))):
         raise ValueError(f"the mean and the standard deviation of pixels are {str(options)[:120]}")
     if config.get("do_normalize") is False:
