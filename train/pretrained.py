@@ -189,6 +189,7 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     options = task.known_facts(model, tokenizer_of(folder, task).load)
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
+        options["excluded_tokens"] = companions.excluded_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)
     unnamed = (f"LABEL_{label}" for label in range(model.data_options["num_classes"] or 0))  # as in the reference
     return _facts(model, class_names=companions.class_names(folder) or tuple(unnamed), **options)

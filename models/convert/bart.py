@@ -72,4 +72,5 @@ class Marian(Bart):
 
     def config(self, model):
         last = model.vocab_size - 1  # by convention the padding token, with which the decoder starts
-        return {"decoder_vocab_size": model.vocab_size, "pad_token_id": last, "decoder_start_token_id": last}
+        starts = {"pad_token_id": last, "decoder_start_token_id": last, "bad_words_ids": [[last]]}
+        return {"decoder_vocab_size": model.vocab_size, **starts}

@@ -78,6 +78,18 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def excluded_tokens(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that are never generated according to `bad_words_ids` of `config.json`; () if it has none.
+
+    Raise ValueError if it has sequences of several tokens.
+    """
+    words = read_json(folder / "config.json").get("bad_words_ids") or []
+    if not (isinstance(words, list) and all(isinstance(word, list) and [*map(type, word)] == [int] for word in words)):
+        given = f"{folder}/config.json: bad_words_ids is {str(words)[:60]}"
+        raise ValueError(f"{given}: it must be a list of lists of one token each.")
+    return tuple(token for (token,) in words if token not in end_tokens(folder))
+
+
 def is_multi_label(folder: Path) -> bool:
     """Return whether the classes of a classifier have separate probabilities in the pipelines of `transformers`.
 

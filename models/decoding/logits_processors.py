@@ -1,7 +1,8 @@
 """Logits processors: functions that change the logits before the next token is chosen.
 
 Pure functions of the logits and of the tokens so far, and `LogitsProcessors`, which applies them in the order of
-`transformers`: repetition penalty, n-gram blocking, minimum length, forced first token, temperature, top-k, top-p.
+`transformers`: repetition penalty, n-gram blocking, excluded tokens, minimum length, forced first token, temperature,
+top-k, top-p.
 """
 
 import math
@@ -69,6 +70,7 @@ class LogitsProcessors:
     stop_tokens: Int[Any, "E"]
     repetition_penalty: Any
     no_repeat_ngram_size: int | None = struct.field(pytree_node=False)
+    excluded_tokens: Any
     min_new_tokens: Any
     forced_first_token: Any
     temperature: Any
@@ -88,6 +90,7 @@ class LogitsProcessors:
         min_new_tokens: int = 0,
         forced_first_token: int | None = None,
         stop_tokens: Sequence[int] = (),
+        excluded_tokens: Sequence[int] = (),
     ) -> "LogitsProcessors":
         """Return the processors for a model with the given options; raise ValueError if one is out of its range.
 
@@ -100,6 +103,7 @@ class LogitsProcessors:
             min_new_tokens: number of new tokens before which stop tokens are excluded.
             forced_first_token: the first new token, such as the language token of multilingual translation models.
             stop_tokens: tokens that end the sequence.
+            excluded_tokens: tokens that are never generated, such as the padding token of the published Marian models.
         """
         size, first, last = no_repeat_ngram_size, forced_first_token, model.vocab_size - 1
         finite = 0 <= temperature < math.inf
@@ -111,11 +115,14 @@ class LogitsProcessors:
         check(size is None or size >= 1, f"no_repeat_ngram_size must be at least 1, or None, not {size}.")
         check(min_new_tokens >= 0, f"min_new_tokens must be at least 0, not {min_new_tokens}.")
         check(first is None or 0 <= first <= last, f"forced_first_token is {first}: it must be from 0 to {last}.")
+        outside = [token for token in excluded_tokens if not 0 <= token <= last]
+        check(not outside, f"excluded_tokens has {outside[:1]}: its tokens must be from 0 to {last}.")
         sampled = temperature > 0
         return cls(
             stop_tokens=np.asarray(stop_tokens, np.int32),
             repetition_penalty=float(repetition_penalty) if repetition_penalty != 1 else None,
             no_repeat_ngram_size=size,
+            excluded_tokens=np.asarray(excluded_tokens, np.int32) if len(excluded_tokens) else None,
             min_new_tokens=np.int32(min_new_tokens) if min_new_tokens else None,
             forced_first_token=None if first is None else np.int32(first),
             temperature=float(temperature) if sampled else None,
@@ -126,8 +133,8 @@ class LogitsProcessors:
     def __call__(self, logits: Logits, tokens: Tokens, lengths: Lengths, new: Int[Array, "#B"]) -> Logits:
         """Return the processed logits of the token after the first `lengths` tokens of each sequence.
 
-        `new` of these tokens were generated. If n-gram blocking and the minimum length together exclude every token,
-        both are ignored.
+        `new` of these tokens were generated. If n-gram blocking, `excluded_tokens` and the minimum length together
+        exclude every token, they are ignored.
         """
         original = logits
         if self.repetition_penalty is not None:
@@ -135,6 +142,8 @@ class LogitsProcessors:
         if self.no_repeat_ngram_size is not None:
             logits = no_repeat_ngrams(logits, tokens, lengths, self.no_repeat_ngram_size)
         vocabulary = jnp.arange(logits.shape[-1])
+        if self.excluded_tokens is not None:
+            logits = jnp.where(jnp.isin(vocabulary, self.excluded_tokens), -jnp.inf, logits)
         if self.min_new_tokens is not None:
             early = (new < self.min_new_tokens)[:, None] & self.stops(vocabulary)
             logits = jnp.where(early, -jnp.inf, logits)

@@ -248,6 +248,10 @@ def test_cache_rewinds_and_gathers(gpt):
         ({"repetition_penalty": 0.0}, "repetition_penalty must be finite and above 0"),
         ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size must be at least 1, or None, not 0"),
         ({"min_new_tokens": -1}, "min_new_tokens must be at least 0, not -1"),
+        (
+            {"excluded_tokens": [1, VOCAB]},
+            rf"excluded_tokens has \[{VOCAB}\]: its tokens must be from 0 to {VOCAB - 1}",
+        ),
         ({"forced_first_token": VOCAB}, f"forced_first_token is {VOCAB}: it must be from 0 to {VOCAB - 1}"),
         ({"num_beams": 0}, "num_beams must be at least 1"),
         ({"num_beams": 2}, "beam search does not sample: set temperature to 0, not 1.0"),

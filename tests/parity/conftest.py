@@ -279,6 +279,7 @@ def assert_same_generation(ours):
         written, settings = [], options.copy()
         if "forced_first_token" in options:
             settings["forced_bos_token_id"] = settings.pop("forced_first_token")
+        settings["bad_words_ids"] = [[token] for token in settings.pop("excluded_tokens", ())] or None
         for seed in seeds:
             rng = np.random.default_rng(seed)
             inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 9), (3, 6), (0, 4), (0, 1)], lowest)

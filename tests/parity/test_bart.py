@@ -52,6 +52,7 @@ def test_logits_hidden_states_and_gradients(seed, scale_embedding, randomize, as
 
 
 BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 7, "repetition_penalty": 1.2}
+BLOCKED["excluded_tokens"] = (9, 11)
 
 
 @pytest.mark.thorough

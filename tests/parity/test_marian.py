@@ -55,7 +55,11 @@ def test_logits_hidden_states_and_gradients(seed, randomize, assert_same_encoder
 def test_generation(randomize, assert_same_generation):
     reference = reference_of(2, randomize, scale=0.4)
     reference.generation_config.forced_eos_token_id = None
-    assert_same_generation(reference, start=1, stop_tokens=(3, 5), new=11, lowest=REAL, num_beams=3)
+    settings = {"start": 1, "stop_tokens": (3, 5), "new": 11, "lowest": REAL, "num_beams": 3}
+    free = assert_same_generation(reference, **settings)
+    excluded = max({token for row in free for token in row} - {3, 5})  # written without the option
+    written = assert_same_generation(reference, excluded_tokens=(1, excluded), **settings)
+    assert not any({1, excluded} & {*row} for row in written)
 
 
 def test_export_round_trip(round_trip):

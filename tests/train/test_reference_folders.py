@@ -176,6 +176,17 @@ def test_end_tokens_are_integers(tmp_path):
         companions.end_tokens(tmp_path)
 
 
+def test_excluded_tokens(tmp_path):
+    path = tmp_path / "config.json"
+    for words, expected in ((None, ()), ([[7], [2]], (7,))):  # the end is not excluded, as in `transformers`
+        path.write_text(json.dumps({"eos_token_id": 2, "bad_words_ids": words}))
+        assert companions.excluded_tokens(tmp_path) == expected
+    for words in ([[1, 2]], [1], "1", [["1"]]):
+        path.write_text(json.dumps({"bad_words_ids": words}))
+        with pytest.raises(ValueError, match=r"config\.json: bad_words_ids is .*: it must be a list of lists of one"):
+            companions.excluded_tokens(tmp_path)
+
+
 @pytest.mark.parametrize(("start", "role"), [(1, "pad"), (2, "end_of_text"), (None, "end_of_text")])
 def test_first_token_of_decoders(start, role, tmp_path):
     about = {"decoder_start_token_id": start, "pad_token_id": 1, "eos_token_id": 2}
