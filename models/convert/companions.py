@@ -87,7 +87,8 @@ def excluded_tokens(folder: Path) -> tuple[int, ...]:
     if not (isinstance(words, list) and all(isinstance(word, list) and [*map(type, word)] == [int] for word in words)):
         given = f"{folder}/config.json: bad_words_ids is {str(words)[:60]}"
         raise ValueError(f"{given}: it must be a list of lists of one token each.")
-    return tuple(token for (token,) in words if token not in end_tokens(folder))
+    ends = end_tokens(folder)
+    return tuple(token for (token,) in words if token not in ends)
 
 
 def is_multi_label(folder: Path) -> bool:
