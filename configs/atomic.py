@@ -106,7 +106,7 @@ def in_turn(path: str | os.PathLike, work: str) -> Iterator[None]:
     The lock is released when its process ends for any reason. On file systems without locks, nothing is locked. A
     waiting process prints `work`, a description of the block, to standard error.
     """
-    with Path(path).open("ab") as file:
+    with open(path, "ab", opener=without_links) as file:  # another user may share the folder
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

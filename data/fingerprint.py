@@ -51,7 +51,8 @@ def _cached(files: Sequence[Path], stamps: Sequence[tuple[int, int, int]], share
     key = hashlib.sha256(repr((share, [str(file) for file in files])).encode()).hexdigest()[:24]
     path, now, before = folder / f"fingerprints-{key}.json", time.time_ns(), None
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
-        before = unsealed(json.loads(path.read_text(encoding="utf-8")))["files"]
+        if path.is_file():  # a pipe would be waited for
+            before = unsealed(json.loads(path.read_text(encoding="utf-8")))["files"]
     sums = [
         row[-1] if row[:-1] == [*stamp] else crc(file, share)
         for file, stamp, row in zip(files, stamps, before or repeat([None]))

@@ -293,6 +293,8 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
     checksum = path.with_suffix(".sha256")
 
     def read() -> Tokenizer | None:
+        if not (path.is_file() and checksum.is_file()):  # a pipe would be waited for
+            return None
         with contextlib.suppress(OSError, ValueError):
             text = path.read_text(encoding="utf-8")
             if checksum.read_text() == hashlib.sha256(text.encode()).hexdigest():

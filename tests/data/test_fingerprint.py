@@ -115,6 +115,10 @@ def test_damaged_records_are_replaced(corpus, tmp_path, content):
     flipped[-3] ^= 1  # a digit of a checksum
     record.write_bytes(flipped)
     assert fingerprint([str(folder)], cache_dir=tmp_path) == first
+    record.unlink()
+    os.mkfifo(record)  # reading it would wait for a writer
+    assert fingerprint([str(folder)], cache_dir=tmp_path) == first
+    assert record.read_bytes() == whole
 
 
 def test_folder_that_cannot_be_written_keeps_nothing(corpus, tmp_path):

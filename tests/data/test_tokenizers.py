@@ -1,5 +1,6 @@
 import functools
 import json
+import os
 import pickle
 import unicodedata
 
@@ -322,6 +323,17 @@ def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
     assert len({one.to_str() for one in [first, *others]}) == 4 == len(list(tmp_path.glob("*.json")))
     monkeypatch.setattr(TOKENIZERS["bpe"], "train", None)
     assert find("the fox " * 9).to_str() == first.to_str()
+
+
+@pytest.mark.parametrize("suffix", ["json", "sha256"])
+def test_pipes_in_place_of_kept_tokenizers_are_replaced(suffix, tmp_path):
+    texts = {"train": content.Documents(["the fox " * 9])}
+    for _ in range(2):
+        find_tokenizer(TOKENIZERS["bpe"](280), texts, ("end_of_text",), cache_dir=tmp_path)
+        (path,) = tmp_path.glob(f"*.{suffix}")
+        assert path.is_file()
+        path.unlink()
+        os.mkfifo(path)
 
 
 @pytest.mark.parametrize("own", ["none", "offsets", "first", "both"])

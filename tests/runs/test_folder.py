@@ -111,6 +111,19 @@ def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
     assert order[2:] == ["third"]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_locks_of_somebody_else_neither_wait_nor_create_files(kind, tmp_path):
+    """Check a lock file in a folder that several users share; opening a pipe would wait for its reader."""
+    path = tmp_path / ".lock"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match=r"'.*/\.lock'$"), in_turn(path, "it works"):
+        pass
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "growing", "checkpoints/1/about/metadata"])
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
 def test_files_without_end_are_not_read(name, target, tmp_path):
