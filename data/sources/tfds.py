@@ -87,7 +87,8 @@ class TFDS(PathSource):
             missing = -1 if known or set(labels) == {-1} else None
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
             if wrong := [label for _, label in rows if known and not 0 <= label < len(known)]:
-                raise ValueError(f"The split {name} has the label {wrong[0]}: it must be from 0 to {len(known) - 1}.")
+                where = f"The split {name!r} of {self._builder.info.full_name}"
+                raise ValueError(f"{where} has the label {wrong[0]}: it must be from 0 to {len(known) - 1}.")
             if rows:
                 named = [known[label] if known else str(label) for _, label in rows]
                 splits[name] = LabeledTexts([row for row, _ in rows], named, known)
@@ -160,10 +161,8 @@ class TFDS(PathSource):
         splits = {}
         for name, split in self._splits.items():
             with _reading(source := self._records(split)):
-                records = list(source)
-            splits[name] = [
-                [read[key](row[key], key, number) for number, row in enumerate(records)] for key in (*texts, *features)
-            ]
+                rows = list(enumerate(source))
+                splits[name] = [[read[key](row[key], key, i) for i, row in rows] for key in (*texts, *features)]
         return splits
 
     def _texts(self, split: str) -> Documents:
@@ -212,12 +211,12 @@ class Records(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         with _reading(self.records):
             records = self.records.__getitems__(indices.tolist())
-        images = [Picture(record[self.image_key], self.channels) for record in records]
-        if self.label_key:
-            key, rows = self.label_key, zip(records, indices)
-            return {"image": images, "label": np.array([_decoded(row[key], key, i) for row, i in rows], np.int32)}
-        rows = zip(images, records, indices)
-        return gather([self._with_boxes(np.asarray(image), row["objects"], i) for image, row, i in rows])
+            images = [Picture(record[self.image_key], self.channels) for record in records]
+            if self.label_key:
+                key, rows = self.label_key, zip(records, indices)
+                return {"image": images, "label": np.array([_decoded(row[key], key, i) for row, i in rows], np.int32)}
+            rows = zip(images, records, indices)
+            return gather([self._with_boxes(np.asarray(image), row["objects"], i) for image, row, i in rows])
 
     def _with_boxes(self, image: np.ndarray, objects: dict[str, Any], index: int) -> dict[str, np.ndarray]:
         boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
@@ -236,7 +235,7 @@ class Records(ExampleSource):
 
 @contextmanager
 def _reading(records: Any) -> Iterator[None]:
-    """Raise ValueError if the files of a split are damaged."""
+    """Raise ValueError with the name of the data set if a split is damaged, or has wrong values."""
     try:
         yield
     except (OSError, MemoryError):
@@ -266,8 +265,8 @@ def _check_counts(parts: Sequence[Any]) -> None:
 def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
     for index in range(length):
         with _reading(records):
-            record = records[index]
-        yield _text(record[key], key, index)
+            text = _text(records[index][key], key, index)
+        yield text
 
 
 def _question(index: int, text: str, context: str, answers: Any) -> Question:

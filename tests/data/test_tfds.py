@@ -170,7 +170,7 @@ def test_features_of_unsupported_shapes_raise(prepare, tmp_path):
 
 def test_invalid_utf8_raises(prepare, tmp_path):
     prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"a"}, {"text": b"ab\xff"}]})
-    with pytest.raises(ValueError, match=r"feature 'text' of example 1 is not UTF-8 at byte 2"):
+    with pytest.raises(ValueError, match=r"prose/1\.0\.0 .*feature 'text' of example 1 is not UTF-8 at byte 2"):
         load(TFDS("prose", str(tmp_path)), CausalLM(sequence_length=8))
 
 
@@ -190,7 +190,7 @@ def test_invalid_boxes_raise(boxes, label, message, prepare, tmp_path):
 
     row = {"image": png(np.zeros((8, 8, 3), np.uint8)), "objects/label": np.array([label])}
     prepare(tmp_path, "some", features, {"train": [row | {"objects/bbox": np.array(boxes)}]})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^The split 'train' of some/1\.0\.0 cannot be read: {message}"):
         load(TFDS("some", str(tmp_path)), ObjectDetection(), batch_size=1).train[0]
 
 
@@ -355,7 +355,7 @@ def test_labeled_pairs(prepare, tmp_path):
     assert batch["label"][0] == 1
     assert loaded.tokenizer.decode(batch["tokens"][0]) == "<s>a 0</s>b</s><pad><pad><pad><pad><pad>"
     (tmp_path / "mrpc" / "1.0.0" / "label.labels.txt").write_text("no\n")
-    with pytest.raises(ValueError, match="The split train has the label 1: it must be from 0 to 0"):
+    with pytest.raises(ValueError, match=r"'train' of mrpc/1\.0\.0 has the label 1: it must be from 0 to 0"):
         load(TFDS("mrpc", str(tmp_path), text_key="sentence1,sentence2"), TextClassification(sequence_length=12))
 
 
