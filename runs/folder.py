@@ -297,7 +297,7 @@ def differences(
     """
     before, now, other = map(flatten, (before, config, earlier or config))
     changed = [
-        f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+        f"{key} was {repr(before.get(key))[:200]}, is {repr(now.get(key))[:200]}"
         for key in {**before, **now}
         # A key that only the new config has is ignored while it is off (0, False, "" or None).
         if before.get(key) not in (now.get(key), other.get(key)) and not key.startswith(ignored)

@@ -261,3 +261,10 @@ def test_files_that_are_not_of_the_same_run_raise(tmp_path):
     data.write_text("{")
     with pytest.raises(ValueError, match=rf"^{data} is damaged \(.*\): restore it, let the command `train` write it"):
         data_record.check(tmp_path)
+
+
+def test_long_values_are_shortened_in_differences():
+    differences = folder.differences({"prng": "x" * 10**6, "seed": 1}, {"prng": "y", "seed": 2})
+    assert differences.startswith("prng was 'xxx")
+    assert differences.endswith("x, is 'y'; seed was 1, is 2")
+    assert len(differences) < 300
