@@ -230,7 +230,7 @@ def plain(config: Any) -> dict[str, Any]:
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries with their dotted keys."""
     if len(prefix) > 300:
-        raise ValueError(f"the keys that begin with {prefix[:40]}... are nested too deeply")
+        raise ValueError(f"the keys that begin with {prefix[:40]}... are too long or nested too deeply")
     leaves = {}
     for key, value in tree.items():
         nested = isinstance(value, Mapping) and value
