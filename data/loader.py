@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from multiprocessing import resource_tracker
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -134,7 +135,7 @@ class _Batches:
             batches = batches.mp_prefetch(options, worker_init_fn=live_as_long_as_parent)
         iterator = iter(batches)
         try:
-            yield _first(iterator)
+            yield shielded(partial(next, iterator))
             yield from iterator
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
@@ -147,23 +148,25 @@ class _Batches:
             iterator.close()
 
 
-def _first(iterator):
-    """Return the first batch of Grain's iterator, whose worker processes start with the signals of the run blocked.
+def shielded(start: Callable[[], Any]) -> Any:
+    """Return the result of a function that starts worker processes, which begin with the signals of the run blocked.
 
     A cluster or a terminal signals all processes of a run, and workers take seconds to import modules until they can
     ignore signals. They inherit the blocked signals from the thread that starts them.
     """
-    first = Future()
+    result = Future()
 
-    def start():
-        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    def call():
         try:
-            first.set_result(next(iterator))
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+            resource_tracker.ensure_running()  # the first call unblocks SIGINT and SIGTERM, which the tracker ignores
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+            result.set_result(start())
         except BaseException as error:  # raised by `result`
-            first.set_exception(error)
+            result.set_exception(error)
 
-    threading.Thread(target=start, daemon=True).start()
-    return first.result()
+    threading.Thread(target=call, daemon=True).start()
+    return result.result()
 
 
 def live_as_long_as_parent(*_: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, replacing, write_atomic
 from lineage.data.content import Documents, Piece, are_several
-from lineage.data.loader import live_as_long_as_parent
+from lineage.data.loader import live_as_long_as_parent, shielded
 from lineage.data.shards import BLOCK, INDEX, Shard, ShardFile, Shards, read_index, shard_path, shard_size
 from lineage.data.tokenizers.tokenizer import Tokenizer
 
@@ -223,7 +223,7 @@ def _start_worker(encode: _Encode, context: Any, stack: contextlib.ExitStack) ->
     """Start a process that encodes the chunks sent over the returned connection until the stack is closed."""
     connection, worker_end = context.Pipe()
     process = context.Process(target=_work, args=(encode, worker_end), daemon=True)
-    process.start()
+    shielded(process.start)
     worker_end.close()
     for callback in (process.join, process.kill, connection.close):  # called in reverse order
         stack.callback(callback)

@@ -154,6 +154,20 @@ def test_workers_ignore_signals_while_they_start():
     thread.join()
 
 
+def test_first_worker_begins_with_blocked_signals():
+    """Check the first one of a process, before which Python starts its resource tracker, and unblocks two signals."""
+    script = """
+import multiprocessing
+from lineage.data.loader import HANDLED, shielded
+worker = multiprocessing.get_context("spawn").Process(target=print)
+shielded(worker.start)
+blocked = int(open(f"/proc/{worker.pid}/status").read().partition("SigBlk:")[2].split()[0], 16)
+worker.join()
+assert all(blocked >> number - 1 & 1 for number in HANDLED), hex(blocked)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.thorough
 def test_killed_worker_raises():
     batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()

@@ -250,16 +250,21 @@ def test_killed_encoding_continues(tmp_path):
     assert {path.name: path.read_bytes() for path in done[0].parent.iterdir()} == whole
 
 
-def started_workers(folder):
+def started_workers(folder, present="*/00000.tokens"):
     """Start to encode with two workers; return the process, and the ids of the workers."""
-    process = start("", folder, 2)
-    while not list(folder.glob("*/00000.tokens")):
+    process, workers = start("", folder, 2), []
+    while len(workers) < 2 or not list(folder.glob(present)):
         assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
-    assert len(workers) == 2
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
     return process, workers
+
+
+@pytest.mark.thorough
+def test_workers_ignore_signals_while_they_start(tmp_path):
+    process, workers = started_workers(tmp_path, present="*")
+    os.kill(workers[0], signal.SIGINT)
+    results(process)
 
 
 @pytest.mark.thorough
