@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._records: dict[int, dict[str, Any]] = {}
         # Asynchronous creation would wait for minutes for a folder that cannot be created. Orbax's timeout would count
         # jumps of the clock and suspension of the machine: `Watchdog` ends a run with a hanging save.
-        waiting = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=FOREVER)
+        waiting = ocp.AsyncOptions(
+            create_directories_asynchronously=False, timeout_secs=FOREVER, barrier_sync_fn=_barrier()
+        )
         settings = ocp.CheckpointManagerOptions(preservation_policy=self, async_options=waiting)
         # Learned parameters do not compress. Each item and each array has overhead; Zarr 3 has less per array.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
@@ -202,8 +205,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         except jax.errors.JaxRuntimeError:  # raised by the computation of the state
             raise
         except Exception as error:  # Orbax raises exceptions of many types, including from its threads
-            if distributed.is_lost_process(error):
-                raise
+            if lost := next(filter(distributed.is_lost_process, (error, error.__cause__)), None):
+                raise lost from None  # the cause, if Orbax raises a TimeoutError
             number = error_number(error)
             reason = os.strerror(number) if number else " ".join(str(error).split())[:300]
             raise OSError(
@@ -217,6 +220,20 @@ def retried(list_checkpoints: Callable[[], Any]) -> Any:
         with contextlib.suppress(FileNotFoundError):
             return list_checkpoints()
     return list_checkpoints()
+
+
+def _barrier() -> Callable[..., None]:
+    """Return Orbax's barrier of all processes, at which a process whose save has failed does not wait.
+
+    Orbax would wait in a `finally` block, before it reports the error, for the others, which wait for the save.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(**options):
+        if sys.exc_info()[0] is None:
+            wait(**options)
+
+    return barrier
 
 
 def clean(workdir: Path) -> None:

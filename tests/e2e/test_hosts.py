@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import runpy
 import signal
 import socket
@@ -170,6 +171,18 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny, no_report, tmp
     config = tiny("gpt", changes)
     loop.train(config, tmp_path, devices=jax.devices()[:2])
     assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
+
+
+@pytest.mark.slow
+def test_full_disk_of_one_process_ends_all(start_all, tmp_path):
+    """Check that a process whose part of a checkpoint cannot be written says so, and that no process hangs."""
+    processes = launch_all(start_all, 2, tmp_path)
+    wait_for(tmp_path, 4, processes)
+    resource.prlimit(processes[1].pid, resource.RLIMIT_FSIZE, (100, 100))
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [1, 1], outputs
+    assert re.search(r"^error: a checkpoint could not be written to .*\(File too large\)", outputs[1], re.M), outputs
+    assert re.search("^error: .*a process of this run was lost", outputs[0], re.M), outputs
 
 
 @pytest.mark.thorough
