@@ -20,12 +20,13 @@ Answers = tuple[list[tuple[float, str]], float]  # scores and texts of the best 
 class Encoded(ExampleSource):
     """Sequences of token ids, padded to T = `length` with `pad`, with further arrays.
 
-    An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
-    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`; the latter are padded with 0 or False.
+    An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second, or 0 for both),
+    `tokens_mask` bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`; the latter are padded
+    with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
-    seconds: np.ndarray  # position at which the second text starts in each sequence
+    seconds: np.ndarray  # position from which the segment of each sequence is 1
     origins: np.ndarray  # index of the text, sentence or question of each sequence; a long text has several sequences
     length: int
     pad: int
@@ -122,10 +123,15 @@ def collect(
     /,
     **fields: Any,
 ) -> Encoded:
-    """Return the sequences of `join` as a source of examples of a class with additional `fields`."""
+    """Return the sequences of `join` as a source of examples of a class with additional `fields`.
+
+    The second text has a segment of its own if it has one in the tokenizer, see `Tokenizer.segments`.
+    """
     if not joined:
         raise ValueError("The data set is empty: at least one example is needed.")
     tokens, seconds = zip(*joined)
+    if tokenizer.segments == 1:
+        seconds = [len(sequence) for sequence in tokens]
     return kind(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **fields)
 
 

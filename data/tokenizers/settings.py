@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers.processors import TemplateProcessing
+
 from lineage.configs.storage import is_present, local
 from lineage.data.tokenizers.tokenizer import Tokenizer
 
 SETTINGS = "tokenizer_config.json"
+INPUTS = "model_input_names"
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that use `tokenizer.json` as it is
 # Setting -> field of BERT's normalizer.
 NORMALIZER = {
@@ -33,20 +36,41 @@ def read_settings(path: str) -> dict[str, Any]:
     for name in (*NORMALIZER, "add_prefix_space"):
         if settings.get(name) not in (None, False, True):
             raise ValueError(f"{path}: {name} is {str(settings[name])[:60]!r}: it must be true or false.")
+    if not isinstance(settings.get(INPUTS) or [], list):
+        raise ValueError(f"{path}: {INPUTS} is {str(settings[INPUTS])[:60]!r}: it must be a list.")
     return settings
 
 
 def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     """Return a tokenizer with these settings.
 
-    They change BERT's normalizer, the space before a text of byte-level tokenizers, and the end of text.
+    They change BERT's normalizer, the space before a text of byte-level tokenizers, the segments of pairs, and the end
+    of text.
     """
     token = settings.get("eos_token")
     name = token.get("content") if isinstance(token, dict) else token
     return _preprocessed(tokenizer, settings).ending([name] if isinstance(name, str) else [])
 
 
+def _one_segment(step):
+    """Return a post-processor, or one step of it, with the same segment for both texts of a pair."""
+    if step.get("type") == "Sequence":
+        return step | {"processors": [*map(_one_segment, step["processors"])]}
+    if step.get("type") == "BertProcessing":
+        (sep, _), (cls, _) = step["sep"], step["cls"]
+        layout = f"{cls} $A {sep}", f"{cls} $A {sep} $B {sep}"
+        return json.loads(TemplateProcessing(*layout, [(*step["sep"],), (*step["cls"],)]).__getstate__())
+    if step.get("type") == "TemplateProcessing":
+        pair = [{kind: part | {"type_id": 0} for kind, part in piece.items()} for piece in step["pair"]]
+        return step | {"pair": pair}
+    return step
+
+
 def _preprocessed(tokenizer, settings):
+    names = settings.get(INPUTS)
+    if names and "token_type_ids" not in names and tokenizer.encloses and tokenizer.segments > 1:
+        spec = json.loads(tokenizer.to_str(marked=False))
+        tokenizer = tokenizer.rebuilt(spec | {"post_processor": _one_segment(spec["post_processor"])})
     fields = {field: settings[name] for name, field in NORMALIZER.items() if name in settings}
     fields = {field: value for field, value in fields.items() if value is not None or field == "strip_accents"}
     space = {"add_prefix_space": settings["add_prefix_space"]} if settings.get("add_prefix_space") is not None else {}

@@ -164,6 +164,14 @@ class Tokenizer:
             return 2 if expected and self._backend.encode("a", "a").ids == expected else 1
 
     @cached_property
+    def segments(self) -> int:
+        """Number of token types of a pair of texts: 1 if the post-processor gives one to both, as RoBERTa's, else 2."""
+        if self._backend.post_processor is None or self._characters is not None:
+            return 2
+        with self._errors():
+            return len({*self._backend.encode("a", "a").type_ids}) or 2
+
+    @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
         """Tokens that the post-processor adds before and after a text."""
         if self._backend.post_processor is None:

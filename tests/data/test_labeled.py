@@ -208,13 +208,13 @@ def test_token_layout_of_single_texts_and_pairs(tmp_path):
 
 @pytest.mark.parametrize("separators", [1, 2])
 def test_pairs_are_joined_as_the_tokenizer_does(separators):
-    """Check it for a post-processor with one separator between the texts, and with two, as that of RoBERTa."""
+    """Check a post-processor with one separator between the texts, and RoBERTa's, with two and one segment."""
     backend = library.Tokenizer.from_str(CODER.to_str())
     cls, sep = ((backend.id_to_token(id), id) for id in (CODER.cls, CODER.sep))
     bert, roberta = library.processors.BertProcessing, library.processors.RobertaProcessing
     backend.post_processor = bert(sep, cls) if separators == 1 else roberta(sep, cls, add_prefix_space=False)
     coder = Tokenizer(library.Tokenizer.from_str(backend.to_str()))
-    expected = backend.encode("w1 w2", " w3").ids
+    expected, types = backend.encode("w1 w2", " w3").ids, backend.encode("w1 w2", " w3").type_ids
     tokens, second = encoded.join(coder, *coder.encode_batch(["w1 w2", " w3"]))
     assert tokens.tolist() == expected
     assert second == expected.index(*coder.encode("w3"))
@@ -224,4 +224,7 @@ def test_pairs_are_joined_as_the_tokenizer_does(separators):
     for source in (pair, windows):
         first = source.tokens[0].tolist()
         assert (len(first), first.count(coder.sep)) == (16, separators + 1)
+    short = TextEncoder(TextClassification(sequence_length=len(types)), coder, {}, 0).encode([("w1 w2", "w3")])
+    assert short[0]["segments"].tolist() == types
+    assert max(types) == (separators == 1)
     assert coder.exported(coder.cls, coder.sep) == coder.to_str()

@@ -8,6 +8,7 @@ import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from lineage.data.tokenizers import TokenizerFile
+from lineage.tasks.text_classification import TextClassification, TextEncoder
 
 TEXT = "Hello Fine FILM, caf\u00e9 \u4e2d\u6587"
 PIECES = ["hello", "Hello", "fine", "Fine", "film", "FILM", ",", "cafe", "café", "中", "中文", "##文"]
@@ -57,6 +58,34 @@ def test_space_before_a_text(tmp_path):
         found.append([0, *tokenizer.encode("Hello").tolist(), 2])
         assert found[-1] == expected
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "template", "sequence"])
+@pytest.mark.parametrize("names", [None, ["input_ids", "attention_mask"], ["input_ids", "token_type_ids"]])
+def test_segments_of_pairs(names, kind, tmp_path):
+    """Check that both texts have segment 0 if `model_input_names` omits the segments."""
+    bert(tmp_path, True)
+    backend = tokenizers.Tokenizer.from_file(str(path := tmp_path / "tokenizer.json"))
+    step = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    if kind != "bert":
+        layout = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+        step = processors.TemplateProcessing(*layout, [("[CLS]", 2), ("[SEP]", 3)])
+    backend.post_processor = processors.Sequence([step]) if kind == "sequence" else step
+    backend.save(str(path))
+    content = {"tokenizer_class": "BertTokenizer"} | ({} if names is None else {"model_input_names": names})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("hello fine", "film")
+    tokenizer = TokenizerFile(str(tmp_path)).train([])
+    (row,) = TextEncoder(TextClassification(sequence_length=6), tokenizer, {}, 0).encode([("hello fine", "film")])
+    assert row["tokens"].tolist() == theirs["input_ids"]
+    assert row["segments"].tolist() == theirs.get("token_type_ids", [0] * 6)
+
+
+def test_inputs_of_another_type(tmp_path):
+    bert(tmp_path, True)
+    (path := tmp_path / "tokenizer_config.json").write_text('{"model_input_names": "input_ids"}')
+    with pytest.raises(ValueError, match=f"^{path}: model_input_names is 'input_ids': it must be a list"):
+        TokenizerFile(str(tmp_path)).train([])
 
 
 def test_settings_of_another_type(tmp_path):
