@@ -20,6 +20,10 @@ NORMALIZER = {
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 
+CLEAN_UP = "clean_up_tokenization_spaces"
+CLEANED = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")
+CLEANED += (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")  # replaced in this order
+
 
 def read_settings(path: str) -> dict[str, Any]:
     """Return the settings in a `tokenizer_config.json`; {} if there is no such file."""
@@ -33,7 +37,7 @@ def read_settings(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a JSON object: {error}.") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is not a JSON object: it is a {type(settings).__name__}.")
-    for name in (*NORMALIZER, "add_prefix_space"):
+    for name in (*NORMALIZER, "add_prefix_space", CLEAN_UP):
         if settings.get(name) not in (None, False, True):
             raise ValueError(f"{path}: {name} is {str(settings[name])[:60]!r}: it must be true or false.")
     if not isinstance(settings.get(INPUTS) or [], list):
@@ -44,12 +48,12 @@ def read_settings(path: str) -> dict[str, Any]:
 def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     """Return a tokenizer with these settings.
 
-    They change BERT's normalizer, the space before a text of byte-level tokenizers, the segments of pairs, and the end
-    of text.
+    They change BERT's normalizer, the space before a text of byte-level tokenizers, the segments of pairs, the spaces
+    in decoded texts, and the end of text.
     """
     token = settings.get("eos_token")
     name = token.get("content") if isinstance(token, dict) else token
-    return _preprocessed(tokenizer, settings).ending([name] if isinstance(name, str) else [])
+    return _cleaned(_preprocessed(tokenizer, settings), settings).ending([name] if isinstance(name, str) else [])
 
 
 def _one_segment(step):
@@ -64,6 +68,17 @@ def _one_segment(step):
         pair = [{kind: part | {"type_id": 0} for kind, part in piece.items()} for piece in step["pair"]]
         return step | {"pair": pair}
     return step
+
+
+def _cleaned(tokenizer, settings):
+    """Return the tokenizer that cleans up the spaces in decoded texts if the settings say so, except for BPE."""
+    spec = json.loads(tokenizer.to_str(marked=False)) if settings.get(CLEAN_UP) else {}
+    if not spec or spec["model"]["type"] == "BPE":
+        return tokenizer
+    replaced = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in CLEANED]
+    decoder = spec["decoder"] or {"type": "WordPiece", "prefix": "\0", "cleanup": False}  # spaces between all tokens
+    steps = [decoder, {"type": "Fuse"}, *replaced]
+    return tokenizer.rebuilt(spec | {"decoder": {"type": "Sequence", "decoders": steps}})
 
 
 def _preprocessed(tokenizer, settings):

@@ -5,8 +5,9 @@ import json
 import pytest
 import tokenizers
 import transformers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lineage.data import Tokenizer
 from lineage.data.tokenizers import TokenizerFile
 from lineage.tasks.text_classification import TextClassification, TextEncoder
 
@@ -79,6 +80,27 @@ def test_segments_of_pairs(names, kind, tmp_path):
     (row,) = TextEncoder(TextClassification(sequence_length=6), tokenizer, {}, 0).encode([("hello fine", "film")])
     assert row["tokens"].tolist() == theirs["input_ids"]
     assert row["segments"].tolist() == theirs.get("token_type_ids", [0] * 6)
+
+
+@pytest.mark.parametrize("cleaned", [None, False, True])
+@pytest.mark.parametrize("kind", ["wordpiece", "words", "none", "bpe"])
+def test_spaces_in_decoded_texts(kind, cleaned, tmp_path):
+    """Check `clean_up_tokenization_spaces`, also after saving; it does not apply to BPE."""
+    text = "it is , well . do n't ! the man 's ' a ' ? they 've 're 'm"
+    vocabulary = {piece: id for id, piece in enumerate(["[UNK]", *dict.fromkeys(text.split())])}
+    model = {"wordpiece": models.WordPiece, "bpe": lambda vocabulary, **options: models.BPE(vocabulary, [], **options)}
+    backend = tokenizers.Tokenizer(model.get(kind, models.WordLevel)(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if kind != "none":
+        backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": cleaned}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    tokenizer, ids = TokenizerFile(str(tmp_path)).train([]), [*range(1, len(vocabulary))]
+    tokenizer.save(tmp_path / "saved")
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path).decode(ids)
+    assert tokenizer.decode(ids) == Tokenizer.load(tmp_path / "saved").decode(ids) == expected
+    assert (" ," in expected) == (not cleaned or kind == "bpe")
 
 
 def test_inputs_of_another_type(tmp_path):
