@@ -163,11 +163,15 @@ class Sampler:
         return [self._text(row[start:stop], row[:start]) for row, start, stop in rows]
 
     def _text(self, tokens, prompt):
-        """Return the text of the tokens after a prompt, including the space before it, which some decoders strip."""
-        facts, decode = self.context.facts, self.context.tokenizer.decode
-        ends = {*self._stop_tokens, self.context.tokenizer.end_of_text} - {None}
+        """Return the text of the tokens after a prompt, including the space before it, which some decoders strip.
+
+        Special tokens are omitted, except for the sentinels of a task that has these.
+        """
+        facts, tokenizer, decode = self.context.facts, self.context.tokenizer, self.context.tokenizer.decode
+        ends = {*self._stop_tokens, tokenizer.end_of_text} - {None}
         last = max(np.flatnonzero(np.isin(prompt, [*ends])), default=-1)  # the end of an input, before its target
-        hidden = [*ends | {facts.begin_token} - {None}]
+        shown = tokenizer.sentinels if "sentinels" in self.context.task.special_tokens else []
+        hidden = [*ends | {facts.begin_token} - {None}, *np.setdiff1d(np.flatnonzero(tokenizer.special), shown)]
         prompt, tokens = (part[~np.isin(part, hidden)] for part in (prompt[last + 1 :], tokens))
         prompt_text, text = decode(prompt), decode(np.concatenate([prompt, tokens]))
         continues = facts.start_token is None and text.startswith(prompt_text)

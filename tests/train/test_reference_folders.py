@@ -74,10 +74,34 @@ def test_continuations(num_beams, tmp_path):
             given = tokenizer(prompt, return_tensors="pt").input_ids
             out = reference.generate(given, max_new_tokens=8, do_sample=False, num_beams=num_beams, pad_token_id=0)[0]
             ended += out[-1].item() == 3
-            before, whole = (tokenizer.decode([id for id in ids if id not in (1, 2, 3)]) for ids in (given[0], out))
+            before, whole = (tokenizer.decode(ids[ids > 3]) for ids in (given[0], out))  # without special tokens
             assert row["prediction"] == whole[len(before) :]
             assert row["prediction"] in model.generate(prompt)
     assert ended
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("task", ["sequence_to_sequence", "span_corruption"])
+def test_special_tokens_in_generated_texts(task, tmp_path):
+    """Check that they are omitted, as in pipelines, except for the sentinels of T5's pre-training."""
+    special = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_1>"]
+    tokenizer = words(tmp_path, special, "$A </s>")
+    config = transformers.T5Config(
+        vocab_size=13, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    reference = random_weights(transformers.T5ForConditionalGeneration(config), 0)
+    with torch.no_grad():
+        reference.shared.weight[:5] *= 2
+    reference.save_pretrained(tmp_path)
+    changes = {"sampling.temperature": 0.0, "sampling.max_new_tokens": 12, "sampling.repetition_penalty": 2.0}
+    model, seen = lineage.load(tmp_path, task=task, changes=changes), set()
+    for text in ["one two", "three", "four five six"]:
+        (row,), given = model.predict([text]), tokenizer(text, return_tensors="pt").input_ids
+        out = reference.generate(given, max_new_tokens=12, do_sample=False, repetition_penalty=2.0)[0]
+        seen |= {*out[1:].tolist()}
+        shown = [id for id in out.tolist() if id > 4 or (id > 2 and task == "span_corruption")]
+        assert row["prediction"] == tokenizer.decode(shown)
+    assert {2, 3, 5} & seen == {2, 3, 5}, seen
 
 
 def fine_tuned(folder, task, source, workdir, changes=()):
