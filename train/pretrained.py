@@ -166,6 +166,16 @@ def check(experiment: Any, force: bool = False) -> None:
     _check_new(trial.abstract_state, expected.keys() - taken.keys())
 
 
+def check_complete(experiment: Any, variables: Mapping[str, Any]) -> None:
+    """Raise ValueError if variables lack parameters of the model of an `Experiment`, or have others in their place."""
+    expected, known = _flat(jax.eval_shape(TrainState.variables, experiment.abstract_state)), _flat(variables)
+    for name, value in sorted(expected.items()):
+        if name not in known or known[name].shape != value.shape:
+            found = f"of shape {known[name].shape}" if name in known else "missing"
+            given = f"{experiment.workdir}: the parameter {name} of the changed model is {found}"
+            raise ValueError(f"{given}: it must have the shape {value.shape}.")
+
+
 def class_names(path: str) -> tuple[str, ...]:
     """Return the names of the classes of a model for `init.path` in their order; () if it has none."""
     folder = Path(local(path))

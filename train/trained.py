@@ -199,9 +199,20 @@ def load(
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
     experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))
-    experiment.task.check_model(experiment.model)
+    _check_model(experiment, variables, changes)
     places = sharding.shardings(variables, experiment.sharding_rules, experiment.mesh)
     return Trained(experiment, jax.device_put(variables, places))
+
+
+def _check_model(experiment, variables, changes):
+    """Raise ValueError if the model in a folder in the layout of `transformers` cannot perform the task."""
+    folder, task, model = experiment.workdir, experiment.task, experiment.model
+    if task.head and model.has_heads and not {*task.needs} & {*model.outputs}:
+        given = f"{folder} has a model with the outputs {' and '.join(model.outputs)}, not {' or '.join(task.needs)}"
+        raise ValueError(f"{given}: train it first, as --config=finetune:{task.name} does with --config.init.path.")
+    task.check_model(model)
+    if any(key.partition(".")[0] == "model" for key in changes):
+        pretrained.check_complete(experiment, variables)
 
 
 def language_model(path: str | Path) -> LanguageModel:

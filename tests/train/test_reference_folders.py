@@ -248,6 +248,23 @@ def test_probabilities_of_classes(kind, classes, tmp_path):
 
 
 @pytest.mark.thorough
+def test_missing_classifiers_are_refused(tmp_path):
+    classifier(tmp_path, None, 2)
+    message = f"^{tmp_path} has a model with the outputs classification, not question_answering: train it first, as --c"
+    with pytest.raises(ValueError, match=message):
+        lineage.load(tmp_path, task="question_answering")
+    for name, value, wrong in (
+        ("head", "masked_lm", r"masked_lm/bias of the changed model is missing: it must have the shape \(13,\)"),
+        ("depth", 2, r"attention/key/bias of the changed model is of shape \(1, 2, 8\): .* shape \(2, 2, 8\)"),
+    ):
+        task = "masked_lm" if name == "head" else "text_classification"
+        with pytest.raises(ValueError, match=f"^{tmp_path}: the parameter .*{wrong}"):
+            lineage.load(tmp_path, task=task, changes={f"model.{name}": value})
+    changes = {"model.dropout": 0.5, "model.attend": "dense"}
+    assert lineage.load(tmp_path, task="text_classification", changes=changes).predict(["one"])
+
+
+@pytest.mark.thorough
 def test_numbers_are_not_read_as_probabilities(tmp_path):
     classifier(tmp_path, "regression", 1)
     with pytest.raises(ValueError, match="problem_type is 'regression': the task must be text_regression"):
@@ -259,9 +276,9 @@ def test_numbers_are_not_read_as_probabilities(tmp_path):
 
 def classifier(folder, kind, classes):
     """Write a random classifier, and return the reference and its tokenizer."""
-    tokenizer = words(folder, ["[UNK]", "[PAD]", "[CLS]", "[SEP]"], "[CLS] $A [SEP]")
+    tokenizer = words(folder, ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"], "[CLS] $A [SEP]")
     config = transformers.BertConfig(
-        vocab_size=12, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        vocab_size=13, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=16, num_labels=classes, problem_type=kind, pad_token_id=1,
     )  # fmt: skip
     reference = random_weights(transformers.BertForSequenceClassification(config), 0)
