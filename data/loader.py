@@ -1,5 +1,6 @@
 """Batches as functions of (seed, step), so that any step can be reached at the same cost."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from lineage.data import shuffle
 
 # Signals that the run handles: its worker processes ignore them.
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+GRACE = 5.0  # seconds in which worker processes may end in order
 Batch = dict[str, np.ndarray]
 
 
@@ -133,7 +135,7 @@ class _Batches:
         if workers:
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
             batches = batches.mp_prefetch(options, worker_init_fn=live_as_long_as_parent)
-        iterator = iter(batches)
+        before, iterator = {*multiprocessing.active_children()}, iter(batches)
         try:
             yield shielded(partial(next, iterator))
             yield from iterator
@@ -145,7 +147,29 @@ class _Batches:
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise
         finally:
-            iterator.close()
+            with _killing_late(lambda: {*multiprocessing.active_children()} - before):
+                iterator.close()
+
+
+@contextlib.contextmanager
+def _killing_late(workers):
+    """Kill worker processes if the block, in which Grain waits for their next batches, takes longer than `GRACE`.
+
+    Otherwise a worker that hangs, for example in reading from a server that is down, would keep the run from ending.
+    """
+
+    def kill():
+        for worker in workers():
+            worker.kill()
+
+    late = threading.Timer(GRACE, kill)
+    late.daemon = True
+    with contextlib.suppress(RuntimeError):  # Python is shutting down
+        late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def shielded(start: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.data import shuffle
+from lineage.data import loader, shuffle
 from lineage.data.content import Arrays
 from tests.data.conftest import evaluation_batches, train_batches
 
@@ -166,6 +166,20 @@ worker.join()
 assert all(blocked >> number - 1 & 1 for number in HANDLED), hex(blocked)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.thorough
+def test_worker_that_hangs_does_not_keep_a_run_from_ending(monkeypatch):
+    monkeypatch.setattr(loader, "GRACE", 0.5)
+    before = {*multiprocessing.active_children()}
+    batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
+    next(batches)
+    (worker,) = {*multiprocessing.active_children()} - before
+    os.kill(worker.pid, signal.SIGSTOP)
+    time.sleep(1)  # until Grain waits for the next batch
+    batches.close()
+    worker.join(30)
+    assert worker.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.thorough
