@@ -304,7 +304,7 @@ def _files(folder):
     files = {}
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist.")
+            raise FileNotFoundError(f"{path} does not exist: weights are read from safetensors only.")
         with path.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
         if MAX_HEADER < size <= path.stat().st_size:  # the file is not one of another kind

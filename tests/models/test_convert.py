@@ -371,7 +371,9 @@ def test_missing_files_raise(folder, tmp_path):
         convert.load(tmp_path / "nowhere")
     path = folder()
     (path / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"model\.safetensors does not exist: weights are read from safetensors only"
+    ):
         convert.load(path)
     (path / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
