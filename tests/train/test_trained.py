@@ -187,7 +187,7 @@ def test_folder_of_transformers(tmp_path):
     assert set(actual["probabilities"]) == {"a", "b", "c"}
     with pytest.raises(ValueError, match="bert is not the folder of a run: give the task of its model"):
         lineage.load(tmp_path / "bert")
-    with pytest.raises(ValueError, match="The task 'question_answering' needs a model with the outputs"):
+    with pytest.raises(ValueError, match="has a model with the outputs classification, not question_answering"):
         lineage.load(tmp_path / "bert", task="question_answering")
     for task in ("", "causal_lm"):
         with pytest.raises(FileNotFoundError, match="none does not exist: give the folder of a run or of a model"):
