@@ -19,7 +19,6 @@ NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-
 CLEAN_UP = "clean_up_tokenization_spaces"
 CLEANED = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")
 CLEANED += (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")  # replaced in this order
@@ -51,9 +50,28 @@ def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     They change BERT's normalizer, the space before a text of byte-level tokenizers, the segments of pairs, the spaces
     in decoded texts, and the end of text.
     """
-    token = settings.get("eos_token")
-    name = token.get("content") if isinstance(token, dict) else token
-    return _cleaned(_preprocessed(tokenizer, settings), settings).ending([name] if isinstance(name, str) else [])
+    if not settings:
+        return tokenizer
+    spec = json.loads(tokenizer.to_str(marked=False))
+    changed = spec | ({} if settings.get("tokenizer_class") in GENERIC else _preprocessing(spec, settings))
+    names, token = settings.get(INPUTS), settings.get("eos_token")
+    if names and "token_type_ids" not in names and tokenizer.encloses and tokenizer.segments > 1:
+        changed |= {"post_processor": _one_segment(spec["post_processor"])}
+    if settings.get(CLEAN_UP) and spec["model"]["type"] != "BPE":  # as in the reference
+        changed |= {"decoder": _cleaning(spec["decoder"])}
+    end = token.get("content") if isinstance(token, dict) else token
+    tokenizer = tokenizer if changed == spec else tokenizer.rebuilt(changed)
+    return tokenizer.ending([end] if isinstance(end, str) else [])
+
+
+def _preprocessing(spec, settings):
+    """Return the parts of a tokenizer that change with the settings of BERT and of byte-level tokenizers."""
+    fields = {field: settings[name] for name, field in NORMALIZER.items() if name in settings}
+    fields = {field: value for field, value in fields.items() if value is not None or field == "strip_accents"}
+    space = {"add_prefix_space": settings["add_prefix_space"]} if settings.get("add_prefix_space") is not None else {}
+    parts = ("normalizer", "BertNormalizer", fields), ("pre_tokenizer", "ByteLevel", space)
+    parts += (("post_processor", "RobertaProcessing", space),)
+    return {name: spec[name] | new for name, kind, new in parts if spec[name] and spec[name].get("type") == kind}
 
 
 def _one_segment(step):
@@ -70,29 +88,8 @@ def _one_segment(step):
     return step
 
 
-def _cleaned(tokenizer, settings):
-    """Return the tokenizer that cleans up the spaces in decoded texts if the settings say so, except for BPE."""
-    spec = json.loads(tokenizer.to_str(marked=False)) if settings.get(CLEAN_UP) else {}
-    if not spec or spec["model"]["type"] == "BPE":
-        return tokenizer
+def _cleaning(decoder):
+    """Return a decoder that also cleans up the spaces; without a decoder, there are spaces between all tokens."""
     replaced = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in CLEANED]
-    decoder = spec["decoder"] or {"type": "WordPiece", "prefix": "\0", "cleanup": False}  # spaces between all tokens
-    steps = [decoder, {"type": "Fuse"}, *replaced]
-    return tokenizer.rebuilt(spec | {"decoder": {"type": "Sequence", "decoders": steps}})
-
-
-def _preprocessed(tokenizer, settings):
-    names = settings.get(INPUTS)
-    if names and "token_type_ids" not in names and tokenizer.encloses and tokenizer.segments > 1:
-        spec = json.loads(tokenizer.to_str(marked=False))
-        tokenizer = tokenizer.rebuilt(spec | {"post_processor": _one_segment(spec["post_processor"])})
-    fields = {field: settings[name] for name, field in NORMALIZER.items() if name in settings}
-    fields = {field: value for field, value in fields.items() if value is not None or field == "strip_accents"}
-    space = {"add_prefix_space": settings["add_prefix_space"]} if settings.get("add_prefix_space") is not None else {}
-    if settings.get("tokenizer_class") in GENERIC or not (fields or space):
-        return tokenizer
-    spec = json.loads(tokenizer.to_str(marked=False))
-    parts = ("normalizer", "BertNormalizer", fields), ("pre_tokenizer", "ByteLevel", space)
-    parts += (("post_processor", "RobertaProcessing", space),)
-    changed = {name: spec[name] | new for name, kind, new in parts if spec[name] and spec[name].get("type") == kind}
-    return tokenizer if spec == spec | changed else tokenizer.rebuilt(spec | changed)
+    first = decoder or {"type": "WordPiece", "prefix": "\0", "cleanup": False}
+    return {"type": "Sequence", "decoders": [first, {"type": "Fuse"}, *replaced]}
