@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib import metadata
@@ -47,6 +48,7 @@ jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
 
 
 @pytest.hookimpl(optionalhook=True)
