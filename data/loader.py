@@ -21,7 +21,7 @@ from lineage.data import shuffle
 
 # Signals that the run handles: its worker processes ignore them.
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
-GRACE = 5.0  # seconds in which worker processes may end in order
+GRACE = 5.0  # seconds that worker processes have to end by themselves
 Batch = dict[str, np.ndarray]
 
 
@@ -147,19 +147,19 @@ class _Batches:
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise
         finally:
-            with _killing_late(lambda: {*multiprocessing.active_children()} - before):
+            with _killing_late(before):
                 iterator.close()
 
 
 @contextlib.contextmanager
-def _killing_late(workers):
-    """Kill worker processes if the block, in which Grain waits for their next batches, takes longer than `GRACE`.
+def _killing_late(others):
+    """Kill all worker processes but `others` if the block, in which Grain waits for them, takes longer than `GRACE`.
 
     Otherwise a worker that hangs, for example in reading from a server that is down, would keep the run from ending.
     """
 
     def kill():
-        for worker in workers():
+        for worker in {*multiprocessing.active_children()} - others:
             worker.kill()
 
     late = threading.Timer(GRACE, kill)

@@ -225,7 +225,8 @@ def retried(list_checkpoints: Callable[[], Any]) -> Any:
 def _barrier() -> Callable[..., None]:
     """Return Orbax's barrier of all processes, at which a process whose save has failed does not wait.
 
-    Orbax would wait in a `finally` block, before it reports the error, for the others, which wait for the save.
+    Orbax would wait in a `finally` block, before it reports the error, for the others, which wait for the save. Runs of
+    several processes never start a save while they handle an exception, so that an exception here is that of the save.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 

@@ -60,7 +60,7 @@ def _growth(part: Mapping[str, Any], charsmap: bytes) -> int:
         return 2
     length = len(part.get("content") or part.get("prepend") or "")
     pattern = part.get("pattern") or {}
-    length = -(-length // len(pattern.get("String") or "a"))
+    length = -(-length // len(pattern.get("String") or "a"))  # per character that is replaced
     if EMPTY.search(pattern.get("Regex") or "a"):
         length += 1
     return max(length, *map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), 1)

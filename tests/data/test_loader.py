@@ -155,7 +155,7 @@ def test_workers_ignore_signals_while_they_start():
 
 
 def test_first_worker_begins_with_blocked_signals():
-    """Check the first one of a process, before which Python starts its resource tracker, and unblocks two signals."""
+    """Check a process without a resource tracker: Python starts it before the worker, and unblocks two signals."""
     script = """
 import multiprocessing
 from lineage.data.loader import HANDLED, shielded
