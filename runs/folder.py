@@ -297,13 +297,21 @@ def differences(
     """
     before, now, other = map(flatten, (before, config, earlier or config))
     changed = [
-        f"{key} was {repr(before.get(key))[:200]}, is {repr(now.get(key))[:200]}"
+        f"{key} was {', is '.join(_excerpts(before.get(key), now.get(key)))}"
         for key in {**before, **now}
         # A key that only the new config has is ignored while it is off (0, False, "" or None).
         if before.get(key) not in (now.get(key), other.get(key)) and not key.startswith(ignored)
         if key in before or now[key]
     ]
     return "; ".join(changed[:4]) if before else ""
+
+
+def _excerpts(*values: Any) -> list[str]:
+    """Return values as texts of about 200 characters, which include the first difference."""
+    texts = list(map(repr, values))
+    first = next((place for place, characters in enumerate(zip(*texts)) if len({*characters}) > 1), 0)
+    start = max(min(first - 100, max(map(len, texts)) - 200), 0)
+    return [f"{'...' * (start > 0)}{text[start : start + 200]}" for text in texts]
 
 
 def saved_config(workdir: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -268,3 +269,6 @@ def test_long_values_are_shortened_in_differences():
     assert differences.startswith("prng was 'xxx")
     assert differences.endswith("x, is 'y'; seed was 1, is 2")
     assert len(differences) < 300
+    path = "/data" * 100
+    differences = folder.differences({"data": f"{path}/a.txt"}, {"data": f"{path}/b.txt"})
+    assert re.fullmatch("data was [.]{3}[a-z/]{190,200}/a[.]txt', is [.]{3}[a-z/]{190,200}/b[.]txt'", differences)
