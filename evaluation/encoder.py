@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import Tokenizer
+from lineage.data.tokenizers import TokenizerFile
 from lineage.data.examples.encoded import join
 from lineage.evaluation.likelihood import by_length
 from lineage.metrics.embedding import Embedded, power_means
@@ -29,14 +29,15 @@ class Encoder:
         """Load the model and its tokenizer.
 
         Args:
-            folder: folder of a checkpoint, see `models.convert.load`, and its `tokenizer.json`.
+            folder: folder of a checkpoint, see `models.convert.load`, and its `tokenizer.json`, which has
+                the settings in its `tokenizer_config.json`.
             layer: index of the layer whose hidden states are returned (0: embeddings, -1: last layer); for several
                 layers, their `power_means`.
         """
         model, variables = load(folder)
         if not model.has_heads:
             raise ValueError(f"{folder} is a {type(model).__name__}: it must be an encoder of the BERT family.")
-        self.tokenizer = Tokenizer.load(folder)
+        self.tokenizer = TokenizerFile(str(folder)).train(())  # with the settings of the folder
         if None in (self.tokenizer.cls, self.tokenizer.sep):
             raise ValueError(f"{folder}: the tokenizer has no [CLS] and [SEP], or <s> and </s>.")
         if (size := self.tokenizer.vocab_size) > model.vocab_size:

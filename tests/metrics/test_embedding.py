@@ -1,5 +1,6 @@
 """BERTScore matches the bert-score package, and MoverScore its authors' definition, with random weights and texts."""
 
+import json
 import math
 import shutil
 import string
@@ -88,6 +89,17 @@ def test_bert_score_matches_bert_score_package(folder):
     assert np.ptp(ours.f) > 0.3
     np.testing.assert_array_equal(np.stack(ours)[:, [3, 7]], 0)
     assert ours.f[5] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("folder", ["bert"], indirect=True)
+def test_settings_of_the_tokenizer_are_used(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": False}))
+    candidates = [text.title() for text in sentences(1, 10)]
+    theirs = scorer_of(tmp_path, 2).score(candidates, sentences(2, 10), batch_size=1)
+    ours = bert_score(candidates, sentences(2, 10), Encoder(tmp_path, 2, batch_size=16))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # computed by bert-score

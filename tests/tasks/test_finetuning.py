@@ -4,6 +4,7 @@ distillation.
 
 import itertools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -313,6 +314,15 @@ def distilled(pretrained, changes=()):
         | {"task.name": "masked_lm_distillation", "teacher": str(pretrained), "model.dropout": 0.0}
         | dict(changes)
     )
+
+
+def test_tokenizer_of_the_teacher_has_the_settings_of_its_folder(pretrained, tiny, tmp_path):
+    shutil.copy(pretrained / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    Experiment(tiny("bert", distilled(tmp_path)), **ONE).check()
+    other = tiny("bert", distilled(tmp_path, {"tokenizer": f"file:{pretrained}"}))
+    with pytest.raises(ValueError, match="tokenizer must be the tokenizer of the teacher"):
+        Experiment(other, **ONE).check()
 
 
 @pytest.mark.parametrize("all_tokens", [True, False])
