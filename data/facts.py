@@ -42,7 +42,6 @@ class Facts:
     start_token: int | None = None  # token that a decoder's input begins with
     begin_token: int | None = None  # token before each text, such as <s> of Llama and BART
     stop_tokens: tuple[int, ...] = ()  # tokens that end a generated text; (): `Tokenizer.ends`
-    excluded_tokens: tuple[int, ...] = ()  # tokens that are never generated
     document_frequencies: Mapping[str, int] = field(default_factory=dict)  # number of training texts with each word
 
     @property

@@ -209,7 +209,7 @@ class Sampler:
     def _settings(self):
         """The arguments of `generate` that the config sets."""
         settings = self.context.sampling.to_dict() | {"seed": self.context.seed, "stop_tokens": self._stop_tokens}
-        settings["excluded_tokens"] = self.context.facts.excluded_tokens
+        settings["excluded_tokens"] = self.context.tokenizer.excluded
         if settings["forced_first_token"] is None:
             settings["forced_first_token"] = self._first_token
         for key in ("num_samples", "prompt", "draft", "contrast", "best_of", "num_drafted"):

@@ -52,7 +52,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
         if experiment.tokenizer and experiment.model.is_decoder:
             tokenizer, facts = experiment.tokenizer, experiment.facts
-            ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token
+            ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token, tokenizer.excluded
             companions.save_token_ids(folder, *ids)
     else:
         _write_program(experiment, variables, folder)

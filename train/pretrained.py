@@ -199,7 +199,6 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     options = task.known_facts(model, tokenizer_of(folder, task).load)
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
-        options["excluded_tokens"] = companions.excluded_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)
     unnamed = (f"LABEL_{label}" for label in range(model.data_options["num_classes"] or 0))  # as in the reference
     return _facts(model, class_names=companions.class_names(folder) or tuple(unnamed), **options)
@@ -211,22 +210,24 @@ class PretrainedTokenizer(TokenizerFile):
 
     Attributes:
         ends: ids of the tokens that end a text according to the model; (): those that the file has.
+        excluded: ids of the tokens that are never generated according to the model; (): those that the file has.
     """
 
     ends: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    excluded: tuple[int, ...] = dataclasses.field(default=(), repr=False)
 
     def load(self) -> Tokenizer:
         return self.train(())
 
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ()) -> Tokenizer:
-        return super().train(texts).ending(self.ends)
+        return super().train(texts).ending(self.ends).excluding(self.excluded)
 
 
 def tokenizer_of(folder: Path, task: Task) -> PretrainedTokenizer:
     """Return the tokenizer of a run, or of a folder in the layout of `transformers`, for a task."""
     known = task.generates and not is_run(folder) and (folder / "config.json").is_file()
-    ends = companions.end_tokens(folder) if known else ()
-    return PretrainedTokenizer(str(folder / tokenizers.FILE), ends)
+    roles = (companions.end_tokens(folder), companions.excluded_tokens(folder)) if known else ()
+    return PretrainedTokenizer(str(folder / tokenizers.FILE), *roles)
 
 
 def _flat(variables):

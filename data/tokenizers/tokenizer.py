@@ -28,6 +28,7 @@ SPECIAL = {
     "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"),
 }
 END = "end_of_text"  # key of an added token that ends a text by `Tokenizer.ending`; the library ignores it
+EXCLUDED = "excluded"  # key of the model, for `Tokenizer.excluded`; the library ignores it
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
 ANY_CHARACTER = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": ANY_CHARACTER}, "behavior": "Isolated", "invert": False}
@@ -49,11 +50,18 @@ class Tokenizer:
         vocab_size: largest id + 1.
         end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
         ends: ids of all tokens that end a text, `end_of_text` first.
+        excluded: ids of tokens that are never generated, such as the padding of the published Marian models.
         sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, name: str = "The tokenizer", ends: Sequence[int] = ()):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        name: str = "The tokenizer",
+        ends: Sequence[int] = (),
+        excluded: Sequence[int] = (),
+    ):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
@@ -66,6 +74,7 @@ class Tokenizer:
         self.ends: tuple[int, ...] = tuple(ends) or named
         self.end_of_text = next(iter(self.ends), None)
         self._marks_ends = self.ends != named  # by the key `END`
+        self.excluded: tuple[int, ...] = tuple(excluded)
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
@@ -246,7 +255,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(content)
             check_added(spec, backend.token_to_id)
             ends = {token[END]: token["id"] for token in spec.get("added_tokens") or () if END in token}
-            return cls(backend, str(path), [ends[rank] for rank in sorted(ends)])
+            tokenizer = cls(backend, str(path), [ends[rank] for rank in sorted(ends)])
+            return tokenizer.excluding(spec["model"].get(EXCLUDED) or ())
         except Exception as error:  # The library raises nothing more specific.
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {reason}.") from error
@@ -259,21 +269,29 @@ class Tokenizer:
         ids = (self._backend.token_to_id(token) if isinstance(token, str) else token for token in tokens)
         known = [id for id in ids if id is not None and 0 <= id < self.vocab_size and self.special[id]]
         ends = sorted(dict.fromkeys(known), key=lambda id: id != self.end_of_text)
-        return Tokenizer(self._backend, self._name, ends) if ends else self
+        return Tokenizer(self._backend, self._name, ends, self.excluded) if ends else self
+
+    def excluding(self, tokens: Sequence[int]) -> "Tokenizer":
+        """Return the tokenizer whose tokens of these ids are never generated."""
+        if wrong := [token for token in tokens if type(token) is not int or token < 0]:
+            raise ValueError(f"the id of an excluded token is {str(wrong[0])[:60]}: it must be an integer of at least 0.")
+        return Tokenizer(self._backend, self._name, self.ends if self._marks_ends else (), tokens) if tokens else self
 
     def rebuilt(self, spec: dict[str, Any]) -> "Tokenizer":
-        """Return the tokenizer of another content of `tokenizer.json`, with the same ends of text."""
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self._name, self.ends)
+        """Return the tokenizer of another content of `tokenizer.json`, with the same ends of text and excluded tokens."""
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self._name, self.ends, self.excluded)
 
     def to_str(self, marked: bool = True) -> str:
-        """Return the content of `tokenizer.json`, in which the tokens of `ending` are marked, if desired."""
+        """Return the content of `tokenizer.json`, with the marks of `ending` and `excluding`, if desired."""
         content = self._backend.to_str()
-        if not (marked and self._marks_ends):
+        if not (marked and (self._marks_ends or self.excluded)):
             return content
         spec = json.loads(content)
-        for token in spec["added_tokens"]:
+        for token in spec["added_tokens"] if self._marks_ends else ():
             if token["id"] in self.ends:
                 token[END] = self.ends.index(token["id"])
+        if self.excluded:
+            spec["model"][EXCLUDED] = self.excluded
         return json.dumps(spec, ensure_ascii=False)
 
     def exported(self, first: int | None = None, last: int | None = None) -> str:

@@ -240,7 +240,14 @@ def save_tokenizer(folder: Path, names: Mapping[str, str], model: Any, length: i
     write_atomic(folder / TOKENIZER, json.dumps(config, indent=2) + "\n")
 
 
-def save_token_ids(folder: Path, begin: int | None, ends: Sequence[int], pad: int | None, start: int | None) -> None:
+def save_token_ids(
+    folder: Path,
+    begin: int | None,
+    ends: Sequence[int],
+    pad: int | None,
+    start: int | None,
+    excluded: Sequence[int] = (),
+) -> None:
     """Write the ids of the tokens with which `transformers` generates text to `config.json`.
 
     Otherwise, they would be those of the vocabulary of the published models.
@@ -250,11 +257,14 @@ def save_token_ids(folder: Path, begin: int | None, ends: Sequence[int], pad: in
         ends: tokens that end a text, of which the first is written after each text.
         pad: padding; None if the tokenizer has no such token.
         start: first token of a decoder's input; None for a model without an encoder.
+        excluded: tokens that are never generated.
     """
     config, end = read_json(folder / "config.json"), next(iter(ends), None)
     if begin is not None or config.get("eos_token_id") != end:
         config["bos_token_id"] = end if begin is None else begin
     config |= {"eos_token_id": [*ends] if len(ends) > 1 else end, "pad_token_id": pad}
+    if excluded:
+        config["bad_words_ids"] = [[token] for token in excluded]
     if start is not None:
         config |= {"decoder_start_token_id": start, "forced_bos_token_id": begin, "forced_eos_token_id": None}
     write_atomic(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")

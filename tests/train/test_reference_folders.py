@@ -146,6 +146,31 @@ def test_end_tokens_of_runs(ends, known, tmp_path):
 
 
 @pytest.mark.thorough
+def test_excluded_tokens_of_runs(tmp_path):
+    """Check that a run never generates the tokens that its pre-trained model excludes, nor does its export."""
+    base, workdir, out = tmp_path / "base", tmp_path / "run", tmp_path / "export"
+    reference, tokenizer = llama(base, 2, 0)
+    prompt = tokenizer("one two", return_tensors="pt").input_ids
+    likely = int(reference(prompt).logits[0, -1].argmax())
+    about = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(about | {"bad_words_ids": [[likely]]}))
+    (tmp_path / "a.txt").write_text("one two three four")
+    changes = {"task.sequence_length": 4, "source.validation_fraction": 0.0, "task.cache_dir": str(tmp_path / "cache")}
+    changes |= {"sampling.temperature": 0.0, "sampling.max_new_tokens": 6}
+    experiment = fine_tuned(base, "causal_lm", f"text:{tmp_path}/a.txt", workdir, changes)
+    variables = lineage.load(base, task="causal_lm").original
+    experiment.tokenizer.save(workdir)
+    saved = Experiment(experiment.config, workdir, saved_facts=experiment.facts)
+    export.write(saved, variables, "safetensors", out)
+    greedy = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 2}
+    expected = reference.generate(prompt, bad_words_ids=[[likely]], **greedy)[0, prompt.shape[1] :]
+    expected = tokenizer.decode(expected, skip_special_tokens=True)
+    for model in (Trained(saved, variables), lineage.load(out, task="causal_lm", changes=dict([*changes.items()][-2:]))):
+        assert model.predict(["one two"])[0]["prediction"].strip() == expected
+    assert json.loads((out / "config.json").read_text())["bad_words_ids"] == [[likely]]
+
+
+@pytest.mark.thorough
 def test_no_other_tokenizer_is_trained_if_the_link_to_that_of_the_model_is_broken(tmp_path):
     llama(tmp_path / "base", 2, 0)
     (tmp_path / "a.txt").write_text("one two three four")
