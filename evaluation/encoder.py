@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data.tokenizers import TokenizerFile
 from lineage.data.examples.encoded import join
+from lineage.data.tokenizers import TokenizerFile
 from lineage.evaluation.likelihood import by_length
 from lineage.metrics.embedding import Embedded, power_means
 from lineage.models import hidden_states

@@ -144,12 +144,12 @@ class Experiment:
         if (channels := self.facts.channels) and channels != self.model.channels:
             given = f"The images of the source {self.source.name!r} have {channels} channels"
             raise ValueError(f"{given}, the model {self.model.channels}: set model.channels or that of its backbone.")
-        folder, tokenizer = self.run.teacher and Path(local(self.run.teacher)), self.tokenizer
-        if tokenizer and folder and is_present(file := folder / tokenizers.FILE):
-            if pretrained.tokenizer_of(folder, self.task).load().to_str() != tokenizer.to_str():
-                raise ValueError(
-                    f"tokenizer must be the tokenizer of the teacher, {file}: the configured one produces other tokens."
-                )
+        file, tokenizer = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE, self.tokenizer
+        theirs = pretrained.tokenizer_of(file.parent, self.task) if tokenizer and file and is_present(file) else None
+        if theirs and theirs.load().to_str() != tokenizer.to_str():
+            raise ValueError(
+                f"tokenizer must be the tokenizer of the teacher, {file}: the configured one produces other tokens."
+            )
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -274,11 +274,11 @@ class Tokenizer:
     def excluding(self, tokens: Sequence[int]) -> "Tokenizer":
         """Return the tokenizer whose tokens of these ids are never generated."""
         if wrong := [token for token in tokens if type(token) is not int or token < 0]:
-            raise ValueError(f"the id of an excluded token is {str(wrong[0])[:60]}: it must be an integer of at least 0.")
+            raise ValueError(f"an excluded token is {str(wrong[0])[:60]}: it must be an integer of at least 0")
         return Tokenizer(self._backend, self._name, self.ends if self._marks_ends else (), tokens) if tokens else self
 
     def rebuilt(self, spec: dict[str, Any]) -> "Tokenizer":
-        """Return the tokenizer of another content of `tokenizer.json`, with the same ends of text and excluded tokens."""
+        """Return the tokenizer of another content of `tokenizer.json`, with the same `ends` and `excluded` tokens."""
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)), self._name, self.ends, self.excluded)
 
     def to_str(self, marked: bool = True) -> str:

@@ -156,8 +156,8 @@ def test_excluded_tokens_of_runs(tmp_path):
     (base / "config.json").write_text(json.dumps(about | {"bad_words_ids": [[likely]]}))
     (tmp_path / "a.txt").write_text("one two three four")
     changes = {"task.sequence_length": 4, "source.validation_fraction": 0.0, "task.cache_dir": str(tmp_path / "cache")}
-    changes |= {"sampling.temperature": 0.0, "sampling.max_new_tokens": 6}
-    experiment = fine_tuned(base, "causal_lm", f"text:{tmp_path}/a.txt", workdir, changes)
+    sampling = {"sampling.temperature": 0.0, "sampling.max_new_tokens": 6}
+    experiment = fine_tuned(base, "causal_lm", f"text:{tmp_path}/a.txt", workdir, changes | sampling)
     variables = lineage.load(base, task="causal_lm").original
     experiment.tokenizer.save(workdir)
     saved = Experiment(experiment.config, workdir, saved_facts=experiment.facts)
@@ -165,7 +165,7 @@ def test_excluded_tokens_of_runs(tmp_path):
     greedy = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 2}
     expected = reference.generate(prompt, bad_words_ids=[[likely]], **greedy)[0, prompt.shape[1] :]
     expected = tokenizer.decode(expected, skip_special_tokens=True)
-    for model in (Trained(saved, variables), lineage.load(out, task="causal_lm", changes=dict([*changes.items()][-2:]))):
+    for model in (Trained(saved, variables), lineage.load(out, task="causal_lm", changes=sampling)):
         assert model.predict(["one two"])[0]["prediction"].strip() == expected
     assert json.loads((out / "config.json").read_text())["bad_words_ids"] == [[likely]]
 
