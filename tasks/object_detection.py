@@ -13,6 +13,7 @@ from scipy.special import softmax
 
 from lineage.configs.registry import Count, Natural
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
+from lineage.data.sources.boxes import BoxedImages
 from lineage.data.transforms import boxes
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Sizes, Weights
@@ -56,7 +57,11 @@ class ObjectDetection(ImageTask):
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE
-        facts = self.known or self.facts(content.splits["train"], content.class_names, size)
+        facts = self.known
+        if facts is None:
+            train = content.splits["train"]
+            ids = tuple(train.categories.values()) if isinstance(train, BoxedImages) else ()
+            facts = replace(self.facts(train, content.class_names, size), category_ids=ids)
         evaluation, steps = self.evaluation_transform(facts), boxes.parse(self.augment, size)
         if not any(isinstance(step, boxes.Resize) for step in steps):
             steps += evaluation.steps

@@ -13,7 +13,7 @@ from lineage.data.facts import Facts
 from lineage.data.loader import ExampleSource
 
 BY_SPLIT = tuple(field.name for field in fields(Facts) if field.metadata.get("by_split"))
-DIFFERENT = (*BY_SPLIT, "has_unanswerable")  # facts that may differ between the sources
+DIFFERENT = (*BY_SPLIT, "has_unanswerable", "category_ids")  # facts that may differ between the sources
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +111,8 @@ def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]],
         return {f"{split}_{name}": value for name, part in zip(names, values) for split, value in part.items()}
 
     facts = {key: named(getattr(part.facts, key) for part in parts) for key in BY_SPLIT}
+    ids = {part.facts.category_ids for part in parts}
+    facts["category_ids"] = ids.pop() if len(ids) == 1 else ()
     facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
     evaluated = named({split: source for split, source in part.splits.items() if split != "train"} for part in parts)
     mixed = Mixed(training, proportions([len(part) for part in training]))

@@ -194,6 +194,8 @@ def category_names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int,
         names = dict(sorted((category["id"], "" + category["name"]) for category in categories))
     except (KeyError, TypeError):
         raise ValueError(f"{path} has a category without `id` and `name`.") from None
+    if wrong := [id for id in names if type(id) not in (int, str)]:
+        raise ValueError(f"{path} has a category with the id {wrong[0]!r}: it must be an integer or a text.")
     if len({*names.values()}) < len(categories):
         raise ValueError(f"{path} has categories with the same `id` or `name`: they must differ.")
     return names

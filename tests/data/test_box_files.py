@@ -67,7 +67,9 @@ def test_coco(tmp_path):
     assert kinds == {"image": (30, 40, 3, "uint8")} | empty
     copy = cloudpickle.loads(cloudpickle.dumps(splits["train"]))
     np.testing.assert_array_equal(copy[0]["boxes"], first["boxes"])
-    batch = load(source, ObjectDetection(image_size=40), batch_size=2).splits["validation"][0]
+    data = load(source, ObjectDetection(image_size=40), batch_size=2)
+    assert data.facts.category_ids == (1, 17, 18)
+    batch = data.splits["validation"][0]
     assert batch["boxes_mask"].sum(axis=1).tolist() == [2, 0]
     assert batch["crowd"].sum(axis=1).tolist() == [1, 0]
     np.testing.assert_allclose(batch["boxes"][0, 0], [6.5 / 40, 12.125 / 30, 10 / 40, 20.25 / 30])
@@ -145,6 +147,10 @@ def test_splits_of_coco(tmp_path):
         ({"images": [{"id": 1, "file_name": "a.png"}]}, "The image a.png of .* is not in .*/images, .*: set"),
         ({"images": [{"id": 139, "file_name": name} for name in "ab"]}, "has images with the same `id`"),
         ({"categories": [{"id": 1}]}, "has a category without `id` and `name`"),
+        (
+            {"categories": [{"id": 1.5, "name": "a"}]},
+            r"has a category with the id 1\.5: it must be an integer or a text",
+        ),
         ({"categories": [{"id": 1, "name": 5}]}, "has a category without `id` and `name`"),
         ({"categories": [{"id": 1, "name": name} for name in "ab"]}, "has categories with the same `id` or `name`"),
         ({"categories": [{"id": id, "name": "a"} for id in (1, 2)]}, "has categories with the same `id` or `name`"),
