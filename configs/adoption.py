@@ -62,14 +62,18 @@ def model_of(path: str, trusted: bool = False) -> Model:
 def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, Any] | None = None) -> None:
     """Copy the architecture and the preprocessing of the model in `init.path` to the config, except for `typed` keys.
 
-    The heads and the number of classes stay those of the config. If the model cannot perform the task (such as a masked
-    autoencoder that is fine-tuned), or if `typed` has another model, only the sizes that both models have are copied.
-    With `init.rename`, which inserts the model into a larger one, nothing is copied.
+    The heads and the number of classes stay those of the config. If the model cannot perform the task but is a variant
+    of the config's model (such as a masked autoencoder that is fine-tuned), or if `typed` has another model, only the
+    sizes that both models have are copied. With `init.rename`, which inserts the model into a larger one, nothing is
+    copied.
 
     Args:
         typed: keys set on the command line.
         saved: config of the run to resume. If it has the same `init.path`, which may no longer exist, the architecture
             is taken from this config.
+
+    Raises:
+        ValueError: the model cannot perform the task.
     """
     init = config.init
     if init.rename:
@@ -87,8 +91,10 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
 def _adopt_architecture(config, typed, model):
     task, name = TASKS[config.task.name], MODELS.name_of(model)
     headed = model.clone(head=task.head) if task.head and model.has_heads else model
-    if {*task.needs} & {*headed.outputs} and not {"model", "model.name"} & {*typed}:
-        base.choose(config, "model.name", name)
+    if not {"model", "model.name"} & {*typed}:
+        if {*task.needs} & {*headed.outputs}:
+            base.choose(config, "model.name", name)
+        _check_related(config, model)
     section, settings = config.model, model.settings
     if section.name != name:
         settings = {key: settings[key] for key in SIZES if key in settings}
@@ -100,6 +106,15 @@ def _adopt_architecture(config, typed, model):
     for key, value in settings.items():
         if key in section and key not in (*NOT_COPIED, *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
+
+
+def _check_related(config, model):
+    """Raise ValueError if the model of the config is not a variant of the pre-trained one, such as MAE and ViT."""
+    chosen = MODELS[config.model.name]
+    if not (isinstance(model, chosen) or issubclass(chosen, type(model))):
+        given = f"{config.init.path} has a {type(model).__name__}, which cannot perform the task {config.task.name!r}"
+        only = f"set model.name={config.model.name} to load only the parameters that a {chosen.__name__} has, too"
+        raise ValueError(f"{given}: choose another model, or {only}.")
 
 
 def _adopt_preparation(config, typed, path, model):

@@ -115,6 +115,7 @@ def test_question_answering_is_learned(tasks, tiny, tmp_path):
 
 def test_another_order_of_the_classes_is_noted(tasks, tiny, tmp_path):
     config = tiny("bert", tasks["text_classification"])
+    Experiment(config, **ONE).tokenizer.save(tmp_path)
     config.init.path = str(tmp_path)
     for names, noted in ((("YES", "NO"), True), (("no", "yes"), False), (("bad", "good"), False)):
         (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(names))}))
@@ -300,6 +301,15 @@ def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     layers = {"init.path": str(pretrained), "init.layers": (0, 7)}
     with pytest.raises(ValueError, match=r"init\.layers is \(0, 7\): the model in .* has layers 0 to"):
         loop.train(tiny("bert", MASKED | layers), tmp_path / "layers", **ONE)
+
+
+def test_model_that_cannot_perform_the_task_raises(pretrained, tiny):
+    changes = {"init.path": str(pretrained), "source": "stdlib", "source.max_bytes": 20_000}
+    with pytest.raises(
+        ValueError, match=r"has a BERT, which cannot perform the task 'causal_lm': .* set model\.name=gpt"
+    ):
+        tiny("gpt", changes)
+    assert tiny("gpt", changes | {"model.name": "gpt"}).model.name == "gpt"
 
 
 def test_distillation_with_wrong_number_of_weights_raises(pretrained, tiny):
