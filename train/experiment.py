@@ -98,12 +98,12 @@ class Experiment:
         A tokenizer in the workdir takes precedence, see `data.load`.
         """
         tokenizer = schema.build(TOKENIZERS, self.config.tokenizer)
-        origin = self.run.init.path or self.run.teacher
+        origin = self.run.init.path or (self.run.teacher if self.task.needs_teacher else "")
         saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()
-        if not origin or saved or isinstance(tokenizer, tokenizers.TokenizerFile):
+        given, has_tokens = isinstance(tokenizer, tokenizers.TokenizerFile), "vocab_size" in self.config.model
+        if not origin or saved or given or not has_tokens:
             return tokenizer
-        folder = Path(local(origin))
-        return pretrained.tokenizer_of(folder, self.task) if is_present(folder / tokenizers.FILE) else tokenizer
+        return pretrained.initial_tokenizer(Path(local(origin)), self.task, self.run.init) or tokenizer
 
     @property
     def facts(self) -> Facts:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lineage.configs.adoption import is_run, model_of
 from lineage.configs.registry import check_matches, matches
 from lineage.configs.run import Init
-from lineage.configs.storage import local
+from lineage.configs.storage import is_present, local
 from lineage.data import Facts, Tokenizer, tokenizers
 from lineage.data.facts import FACTS
 from lineage.data.tokenizers import TokenizerFile
@@ -228,6 +228,20 @@ def tokenizer_of(folder: Path, task: Task) -> PretrainedTokenizer:
     known = task.generates and not is_run(folder) and (folder / "config.json").is_file()
     roles = (companions.end_tokens(folder), companions.excluded_tokens(folder)) if known else ()
     return PretrainedTokenizer(str(folder / tokenizers.FILE), *roles)
+
+
+def initial_tokenizer(folder: Path, task: Task, init: Init) -> PretrainedTokenizer | None:
+    """Return the tokenizer of a pre-trained model for a new run; None if it has none and the run may have another.
+
+    Raises:
+        FileNotFoundError: a folder in the layout of `transformers` has no tokenizer, and `init` keeps all parameters,
+            which would read other tokens.
+    """
+    if is_present(file := folder / tokenizers.FILE):
+        return tokenizer_of(folder, task)
+    if not (is_run(folder) or init.skip or init.rename):
+        raise FileNotFoundError(f"There is no {file}: save the tokenizer there, or give it by tokenizer=file:PATH.")
+    return None
 
 
 def _flat(variables):

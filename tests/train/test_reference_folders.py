@@ -162,12 +162,23 @@ def test_excluded_tokens_of_runs(tmp_path):
     experiment.tokenizer.save(workdir)
     saved = Experiment(experiment.config, workdir, saved_facts=experiment.facts)
     export.write(saved, variables, "safetensors", out)
-    greedy = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 2}
-    expected = reference.generate(prompt, bad_words_ids=[[likely]], **greedy)[0, prompt.shape[1] :]
-    expected = tokenizer.decode(expected, skip_special_tokens=True)
+    generated = reference.generate(prompt, bad_words_ids=[[likely]], max_new_tokens=6, do_sample=False, eos_token_id=2)
+    expected = tokenizer.decode(generated[0, prompt.shape[1] :], skip_special_tokens=True)
     for model in (Trained(saved, variables), lineage.load(out, task="causal_lm", changes=sampling)):
         assert model.predict(["one two"])[0]["prediction"].strip() == expected
     assert json.loads((out / "config.json").read_text())["bad_words_ids"] == [[likely]]
+
+
+@pytest.mark.thorough
+def test_no_other_tokenizer_is_trained_if_the_model_has_none(tmp_path):
+    llama(tmp_path / "base", 2, 0)
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    (tmp_path / "a.txt").write_text("one two three four")
+    changes = {"task.sequence_length": 4, "source.validation_fraction": 0.0, "task.cache_dir": str(tmp_path / "cache")}
+    arguments = tmp_path / "base", "causal_lm", f"text:{tmp_path}/*.txt", tmp_path / "run"
+    with pytest.raises(FileNotFoundError, match=r"There is no .*/base/tokenizer\.json: save the tokenizer there"):
+        _ = fine_tuned(*arguments, changes).tokenizer
+    assert fine_tuned(*arguments, changes | {"init.skip": ("^embed/",)}).tokenizer.vocab_size == 257
 
 
 @pytest.mark.thorough
