@@ -45,6 +45,7 @@ class Run:
     state: str = "waiting"
     metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`, see `GrowingMetrics`
     code: int | None = None  # exit code of its process, if a sweep started it and it has ended
+    ended: str = ""  # why the cluster ended its job, if it says so
     _read: tuple = ()  # size and modification time of the file when it was read
     _file: GrowingMetrics | None = None
     _pace: Pace = field(default_factory=Pace)
@@ -86,19 +87,19 @@ class Run:
 
     def tail(self) -> str:
         """Return the end of the log, "" if there is none."""
-        with suppress(FileNotFoundError), regular(self.folder / LOG).open("rb") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
-            return file.read().decode(errors="replace")
-        return ""
+        return tail(self.folder / LOG)
 
     def error(self) -> str:
-        """Return what killed the process, or the error message in the log since the last start, or its last line."""
+        """Return what killed the process, or the error message in the log since the last start.
+
+        If there is none, return why the cluster ended the job, or the last line of the log.
+        """
         if self.code == MOVED or not self.folder.exists():  # the last save may have created the folder anew
             return f"{ERROR}the folder of the run was moved or deleted"
         if self.code is not None and self.code < 0:
             return f"{ERROR}the run was {reason(self.code)}"
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
-        return next((line for line in reversed(lines) if line.startswith(ERROR)), lines[-1])
+        return next((line for line in reversed(lines) if line.startswith(ERROR)), self.ended or lines[-1])
 
     def is_done(self) -> bool:
         """Return whether a run with this config has finished, which is when its facts contain the config."""
@@ -129,6 +130,14 @@ class Run:
         left = self._pace.left(step, total) if self.state == "running" and self.metrics else ""
         shown = "" if step is None else f"{step:,}" + (f"/{total:,}" if total else "")
         return printable(self.name), self.state, shown, "" if math.isnan(loss) else number(loss), left
+
+
+def tail(path: Path) -> str:
+    """Return the end of a log, "" if there is none."""
+    with suppress(FileNotFoundError), regular(path).open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
+        return file.read().decode(errors="replace")
+    return ""
 
 
 def labels(keys: Sequence[str]) -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from lineage.configs.atomic import without_links, write_record
 from lineage.runs.folder import read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures
+from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures, tail
 from lineage.runs.locks import LOCK, locked_file
-from lineage.runs.process import PREEMPTED, STOP_SIGNALS
+from lineage.runs.process import ERROR, PREEMPTED, STOP_SIGNALS
+from lineage.runs.supervisor import reason
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
 
@@ -43,6 +44,9 @@ class Task:
         code = self.process.wait()
         stopped = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the signals: stopped before the first step
         if code and code not in stopped:  # a failed task might end the others before the first has the job requeued
+            if code < 0:
+                with suppress(OSError), open(Path(self.folder) / LOG, "a", opener=without_links) as log:
+                    print(f"\n{ERROR}the run was {reason(code)}", file=log)
             raise RuntimeError(f"The run failed with exit code {code}: see {Path(self.folder) / LOG}.")
 
     def checkpoint(self) -> Any:
@@ -90,7 +94,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
             try:
                 numbers = [job.job_id for job in executor.submit_array(tasks)]
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
-                raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
+                raise ValueError(f"SLURM refuses the jobs: {_brief(str(error))}") from error
             jobs |= {run.name: number for run, number in zip(todo, numbers)}
             write_record(folder / JOBS, jobs)
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
@@ -110,6 +114,8 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
         ended = "failed or canceled" if run.folder.exists() else "not started"
         ended = "not submitted" if number is None else f"{ended} (job {number})"
         run.state = "done" if run.is_done() else queue.get(number, ended).lower()
+        if run.state.startswith("failed"):
+            run.ended = _reason_of_end(run, workdir / "slurm" / f"{number}_0_log.err")
     with Table() as table:
         table.show(runs)
     print_failures(runs)
@@ -124,13 +130,13 @@ def cancel(workdir: Path) -> int:
     queue, folder = _queue(), (workdir / "slurm").absolute()
     jobs = _jobs(folder)
     active = [number for number in (*jobs.values(), *_unrecorded(folder, jobs)) if number in queue]
-    errors = ""
+    errors = []
     for running in (False, True):
         if chosen := [number for number in active if (queue[number] == "RUNNING") == running]:
-            done = subprocess.run(["scancel", *chosen], capture_output=True, text=True)
-            errors += done.stderr * bool(done.returncode)
+            done = subprocess.run(["scancel", *chosen], capture_output=True, text=True, errors="replace")
+            errors += [done.stderr] if done.returncode else []
     if errors:  # for example, a job has ended meanwhile
-        raise ValueError(f"scancel failed for some of {len(active)} jobs: {' '.join(errors.split())[:300]}")
+        raise ValueError(f"scancel failed for some of {len(active)} jobs: {_brief(' '.join(errors))}")
     print(f"{len(active)} jobs canceled")
     return 0
 
@@ -158,6 +164,21 @@ def _executor(folder, settings):
     return executor
 
 
+def _reason_of_end(run: Run, log: Path) -> str:
+    """Return SLURM's last message in the log of a job, such as that on a memory limit, "" if there is none.
+
+    If the run has no log, return the last line of the job's, such as that of an error at its start.
+    """
+    lines = tail(log).splitlines()
+    messages = [line for line in lines if line.startswith("slurmstepd")] or ([] if run.tail() else lines)
+    return f"{messages[-1]} ({log})" if messages else ""
+
+
+def _brief(messages: str) -> str:
+    """Return the messages of a program in one line."""
+    return " ".join(messages.split())[:300] or "there is no message"
+
+
 def _jobs(folder: Path) -> dict[str, str]:
     """Return the number of each run's job."""
     return {name: str(number) for name, number in read_json(folder / JOBS).items()}
@@ -182,11 +203,12 @@ def _squeue(columns: str) -> dict[str, str]:
     """Return the second column of the queue of this user by the first."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={columns}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
-    settings = {"env": environment, "capture_output": True, "text": True, "check": True}
+    # Jobs of other folders may have names that are not UTF-8.
+    settings = {"env": environment, "capture_output": True, "text": True, "errors": "replace", "check": True}
     try:
         lines = subprocess.run(command, **settings).stdout.splitlines()
     except FileNotFoundError:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
+        raise ValueError(f"squeue failed: {_brief(error.stderr)}") from None
     return {number: rest[0] for number, *rest in (line.split(maxsplit=1) for line in lines) if rest}

@@ -131,6 +131,46 @@ def test_status_tells_why_the_last_start_failed(cluster, tmp_path, monkeypatch, 
     assert run.error() == "stopped"
 
 
+def test_status_tells_why_slurm_ended_a_job(cluster, tmp_path, monkeypatch, capsys):
+    """Check a run that is killed, a job that SLURM kills with its run, and a job that fails before its run starts."""
+    cluster("squeue", "")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0", "b": "7_1", "c": "7_2"}))
+    logs = [tmp_path / "slurm" / f"7_{index}_0_log.err" for index in (0, 1, 2)]
+    killed = "import os; print('step 3', flush=True); os.kill(os.getpid(), 9)"
+    with pytest.raises(RuntimeError, match="The run failed with exit code -9"):
+        slurm.Task([sys.executable, "-c", killed], str(tmp_path / "a"))()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "log.txt").write_text("$ x\nstep 3\n")
+    (tmp_path / "c").mkdir()
+    logs[1].write_text("slurmstepd-n1: error: Exceeded job memory limit\nsrun: error: n1: task 0: Killed\n")
+    logs[2].write_text("Traceback\nModuleNotFoundError: No module named 'lineage'\n")
+    assert slurm.status([Run(name, tmp_path / name) for name in "abc"], tmp_path) == 1
+    shown = capsys.readouterr().out
+    assert "a: error: the run was killed by SIGKILL (" in shown
+    assert f"b: slurmstepd-n1: error: Exceeded job memory limit ({logs[1]}) (" in shown
+    assert f"c: ModuleNotFoundError: No module named 'lineage' ({logs[2]}) (" in shown
+
+
+def test_queue_with_a_name_that_is_not_utf8(cluster, tmp_path):
+    """Check that a job of another folder does not hinder the commands on this one."""
+    cluster("squeue", r"""printf '9 /home/caf\351/x.sh\n'""")
+    assert slurm.cancel(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("squeue", "squeue failed"), ("scancel", "scancel failed for some of 1")]
+)
+def test_program_that_fails_without_a_message(name, message, cluster, tmp_path):
+    cluster("squeue", "echo 8 RUNNING")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "8"}))
+    cluster(name, "exit 1")
+    with pytest.raises(ValueError, match=f"{message}.*: there is no message"):
+        slurm.cancel(tmp_path)
+
+
 def test_status_of_a_job_that_was_canceled_before_its_start(cluster, tmp_path, capsys):
     cluster("squeue", "")
     (tmp_path / "slurm").mkdir()
