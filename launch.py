@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         # Files are UTF-8 in any locale; names that are not are escaped.
         sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
-    with process.brief_errors("--traceback" in arguments):
+    with process.brief_errors("--traceback" in arguments), process.interruptible_imports():
         return execute(arguments)
 
 

@@ -170,6 +170,32 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+@contextlib.contextmanager
+def interruptible_imports() -> Iterator[None]:
+    """End the process at once on a Ctrl-C during an import; otherwise, raise KeyboardInterrupt as usual.
+
+    A KeyboardInterrupt in the middle of an import aborts the process in some libraries, such as jaxlib, and is taken
+    for a damaged installation by others. A Ctrl-C that is ignored or has another handler is left so.
+    """
+
+    def interrupt(number, frame):
+        while frame:
+            if frame.f_globals.get("__name__") == "importlib._bootstrap":
+                end_at_once(130, "\ninterrupted\n")
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    is_default = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
     """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored.
 

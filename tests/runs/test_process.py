@@ -82,3 +82,20 @@ def test_interrupt_in_a_callback_that_cannot_raise_is_raised_after_it(traceback,
         with pytest.raises(KeyboardInterrupt):
             time.sleep(5)
     assert not capfd.readouterr().err
+
+
+def test_interrupt_during_an_import_ends_the_process_at_once(tmp_path):
+    """Check an import that takes a KeyboardInterrupt for another error, as those of jaxlib do."""
+    (tmp_path / "slow.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    raise ImportError"
+    )
+    code = "from lineage.runs import process\n"
+    code += "with process.interruptible_imports():\n    {}"
+    for statement, ended in (
+        ("import slow", 130),
+        ("import signal; signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    ):
+        command = [sys.executable, "-c", code.format(statement)]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert run.returncode == ended, run.stderr
+        assert (run.stderr == "\ninterrupted\n") == (ended == 130)
