@@ -62,7 +62,7 @@ RULES = {
             "configs.registry",
             "configs.schema",
         },
-        ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb"},
+        ARRAYS | {"optax", "orbax", "tensorstore", "etils", "ml_collections", "tensorboardX", "wandb"},
     ),
     "report": (
         {"runs", "runs.folder", "runs.process", "runs.progress"},

@@ -22,7 +22,7 @@ from lineage.runs.folder import DamagedError, read_record, regular
 from lineage.runs.locks import MovedError
 from lineage.runs.process import say
 from lineage.train import distributed
-from lineage.train.reading import error_number, hash_leaves, read_checkpoint
+from lineage.train.reading import DESCRIPTION, check_description, error_number, hash_leaves, read_checkpoint
 from lineage.train.step import TrainState
 
 FOREVER = 10**9  # seconds
@@ -60,8 +60,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         # The manager reads these files, and would wait for a pipe in place of a checkpoint.
-        _ = [regular(path) for name in ("*", "*/_CHECKPOINT_METADATA") for path in self.folder.glob(name)]
-        self._manager = retried(self._open)
+        _ = [regular(path) for name in ("*", f"*/{DESCRIPTION}") for path in self.folder.glob(name)]
+        try:
+            self._manager = retried(self._open)
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            for path in sorted(self.folder.glob(f"*/{DESCRIPTION}")):
+                check_description(path)
+            raise
 
     def reload(self) -> None:
         """List the checkpoints again: a run in progress writes and deletes them."""

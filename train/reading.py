@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+from etils import epath
 from flax.traverse_util import flatten_dict
 
 from lineage.configs import schema
@@ -24,6 +26,7 @@ from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.step import TrainState
 
+DESCRIPTION = "_CHECKPOINT_METADATA"  # file in the folder of a checkpoint, with its time
 BLOCK = 1 << 16  # number of values hashed at a time on the host; fits a CPU's cache
 
 
@@ -117,11 +120,15 @@ def _reader(folder: Path, damage: str) -> Iterator[ocp.Checkpointer]:
         for candidate in (error, unreadable(folder)):
             if (number := error_number(candidate)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
                 raise OSError(number, os.strerror(number), str(folder)) from error
-        raise DamagedError(f"{damage}: {' '.join(str(error).split())[:200]}") from error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__  # an AssertionError has no text
+        raise DamagedError(f"{damage}: {reason}") from error
 
 
 def _tree(reader, state):
     """Return the metadata of the arrays in the folder of a state, as a tree."""
+    # If the database is damaged, Orbax would leave reads unfinished, which print tracebacks when its event loop closes.
+    place = {"driver": "file", "path": f"{state}/"}
+    tensorstore.KvStore.open({"driver": "ocdbt", "base": place}).result().list().result()
     metadata = reader.metadata(state).item_metadata
     if metadata is None:  # Orbax hides the error
         raise ValueError(f"the description of the arrays in {state} cannot be read")
@@ -211,6 +218,17 @@ def _mixed(words):
     words = (words ^ words >> 16) * np.uint32(0x85EBCA6B)
     words = (words ^ words >> 13) * np.uint32(0xC2B2AE35)
     return words ^ words >> 16
+
+
+def check_description(path: Path) -> None:
+    """Raise ValueError if Orbax cannot use its description of a checkpoint, which it does not need.
+
+    Orbax ignores a file that is missing or not JSON.
+    """
+    try:
+        _ = ocp.path.step.Metadata(step=0, path=epath.Path(path.parent)).commit_timestamp
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({str(error)[:200]}): restore or delete it.") from None
 
 
 def check_size(arrays: Any, folder: Path) -> None:

@@ -24,7 +24,7 @@ from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, SAMPLES, START
 from lineage.runs.locks import held
 from lineage.runs.process import printable, say
 from lineage.train.metrics_writer import check_events, history_problem
-from lineage.train.reading import read_fields
+from lineage.train.reading import DESCRIPTION, check_description, read_fields
 from lineage.train.step import TrainState
 
 ATTEMPTS = 5  # attempts, a second apart, to read a file that a run in progress may be replacing or deleting
@@ -162,6 +162,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_checkpoint(path: Path) -> None:
+    check_description(path / DESCRIPTION)
     for field in dataclasses.fields(TrainState):  # one at a time, which needs less memory
         read_fields(path, (field.name,))
 

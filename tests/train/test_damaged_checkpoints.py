@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
@@ -65,6 +66,30 @@ def test_file_without_end_is_not_read(name, target, tmp_path):
     for read in (restore, read_newest):
         with pytest.raises(ValueError, match=f"{path} is not a regular file"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "d/*"])
+def test_damaged_database_is_found_before_arrays_are_read(name, tmp_path, monkeypatch):
+    """Check that Orbax is not asked, since the reads that it leaves unfinished print tracebacks."""
+    save(tmp_path, state())
+    (path,) = (tmp_path / "checkpoints" / "3" / "state").glob(name)
+    path.write_bytes(path.read_bytes()[:20])
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "metadata", None)
+    for read in (restore, read_newest):
+        with pytest.raises(DamagedError, match=f"checkpoints/3 is damaged.*{path.name}"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, "[]", '{"metrics": 5}', '{"commit_timestamp_nsecs": 1e30}'])
+def test_description_that_orbax_cannot_use_is_named(content, tmp_path):
+    """Check that a run without the file, which Orbax does not need, is restored."""
+    save(tmp_path, state())
+    path = tmp_path / "checkpoints" / "3" / "_CHECKPOINT_METADATA"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"{path} is damaged .*: restore or delete it.$"):
+        restore(tmp_path)
+    path.unlink()
+    assert_equal(restore(tmp_path), state())
 
 
 def test_pipe_in_place_of_a_checkpoint_is_refused(tmp_path):

@@ -102,6 +102,7 @@ def shorten(path):
 FAULTS = {
     "weights": ("run/checkpoints/6", flip, "damaged"),
     "record": ("run/checkpoints/3", lambda path: empty(path / "about" / "metadata"), "damaged"),
+    "description": ("run/checkpoints/3", lambda path: (path / "_CHECKPOINT_METADATA").write_text("[]"), "damaged"),
     "hash": (
         "run/checkpoints/3",
         lambda path: edit(b'"next_batch": 3', b'"next_batch": 2')(path / "about/metadata"),
