@@ -300,7 +300,9 @@ class Experiment:
         return checkpoints.restore(sharding.placed(self.abstract_state, self.state_shardings), step)
 
     def restore(self, which: str = "latest") -> TrainState:
-        """Return the state of the newest or the "best" checkpoint of the workdir."""
+        """Return the state of the "latest" or the "best" checkpoint of the workdir."""
+        if which not in ("latest", "best"):
+            raise ValueError(f"checkpoint is {which!r}: it must be 'latest' or 'best'.")
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
         with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:
