@@ -97,17 +97,18 @@ def common_channels(images: Iterable[tuple[str | Path | bytes, str]]) -> int:
 
 @contextlib.contextmanager
 def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Image.Image]:
-    if isinstance(file, Image.Image):
-        yield file
-        return
     try:
+        if isinstance(file, Image.Image):
+            yield file
+            return
         if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):
             raise OSError("it is not a regular file")  # opening a pipe would wait forever
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
             _check_size(image, len(file) if isinstance(file, bytes) else os.stat(file).st_size)
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format
-        where = where or ("An example" if isinstance(file, bytes) else file)
+        unnamed = {Image.Image: "A Pillow image", bytes: "An example"}
+        where = where or next((name for kind, name in unnamed.items() if isinstance(file, kind)), str(file))
         reason = f"it is none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise ValueError(f"{where} cannot be read as an image: {reason}.") from None
 

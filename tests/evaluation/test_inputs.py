@@ -15,6 +15,7 @@ from PIL import Image
 
 from lineage.data import Facts, Loader, Question
 from lineage.data.inputs import Inputs, from_files, from_memory, is_source
+from lineage.data.inputs.images import Readable
 from lineage.data.sources.tables import TSV
 from lineage.evaluation.prediction import with_categories
 from lineage.train.experiment import Experiment
@@ -233,6 +234,16 @@ def test_series_with_another_index():
     rows = from_memory(Series(np.full((2, 2, 3), value, np.uint8) for value in range(3)), "images", 3).rows
     assert [int(rows[index]["image"].max()) for index in range(3)] == [0, 1, 2]
     assert from_memory(iter(["a", "b"]), "documents").rows == ["a", "b"]
+
+
+def test_pillow_images_that_cannot_be_used_are_named():
+    """Check a Pillow image of 16 bits after a sound one."""
+    rows = from_memory([Image.new("L", (8, 8)), Image.new("I;16", (8, 8))], "images", 1).rows
+    errors = {}
+    images = Readable(rows, (8, 8, 1), resized=False, has_boxes=False, note=errors.__setitem__)
+    images.take(np.arange(2))
+    assert str(errors[1]) == "Image 1: A Pillow image cannot be read as an image: its pixels are I;16, not of 8 bits."
+    assert list(errors) == [1]
 
 
 @pytest.mark.parametrize(
