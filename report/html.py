@@ -35,7 +35,10 @@ POLICY = (
     "; base-uri 'none'; form-action 'none'"
 )
 # Characters that change the direction of the text that follows: if unpaired, also of the numbers beside a name.
-DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+DIRECTIONS = *range(0x202A, 0x202F), *range(0x2066, 0x206A)
+# Control characters other than white space, which HTML does not allow: browsers would omit a NUL.
+CONTROLS = *range(9), 0x0B, *range(0x0E, 0x20), *range(0x7F, 0xA0)
+REPLACED = dict.fromkeys((*DIRECTIONS, *CONTROLS), "\ufffd")
 PAGE = Markup("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -59,7 +62,7 @@ def write(
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in content.items()}
     policy = POLICY.format(**{name: f"sha256-{value}" for name, value in hashes.items()})
     code = {name: Markup(text) for name, text in content.items()}  # noqa: S704, files of this package
-    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code).translate(DIRECTIONS)
+    page = PAGE.format(title=title, policy=policy, body=Markup("\n").join(parts), **code).translate(REPLACED)
     return write_atomic(path, sealed_page(page.encode(errors="replace")))  # JSON can contain lone surrogates
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from lineage import launch
 from lineage.configs.atomic import write_atomic
@@ -121,6 +122,14 @@ def test_policy_allows_the_script_and_the_style_of_the_page_only(tmp_path, kind)
     assert f"style-src-elem 'sha256-{digests[0]}'" in policy
     assert f"script-src 'sha256-{digests[1]}'" in policy
     assert not [name for element in page.elements for name in element[1:] if name.startswith("on")]
+
+
+def test_control_characters_are_replaced(tmp_path):
+    """Check NUL, which browsers would omit, an escape, and a character that changes the direction of a text."""
+    page = html.write(tmp_path / "a.html", "b\0c\x1bd\u202ee\tf", [Markup("<p>{}</p>").format("g\x85h\ni")]).read_text()
+    assert "<title>b\ufffdc\ufffdd\ufffde\tf</title>" in page
+    assert "<p>g\ufffdh\ni</p>" in page
+    assert not re.search(r"[\0-\x08\x0b\x0e-\x1f\x7f-\x9f\u202e]", page)
 
 
 def test_browser_refuses_other_scripts(tmp_path, browse):
