@@ -48,7 +48,7 @@ class Documents:
         fingerprint: str | Callable[..., str] = "",
     ):
         self._texts = texts
-        self._fingerprint = fingerprint
+        self._fingerprint = self._identity = fingerprint
 
     def __iter__(self) -> Iterator[str]:
         for text in self.items():
@@ -95,6 +95,11 @@ class Documents:
                 digest.update(f"{len(text)} {text}".encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    def check_unchanged(self, cache_dir: str | Path = "") -> None:
+        """Raise ValueError if the files of the texts have changed since the first call of `fingerprint`."""
+        if callable(self._identity) and self._identity(cache_dir=cache_dir) != self.fingerprint(cache_dir):
+            raise ValueError("the files of texts changed while they were read: start again when they do not change.")
 
 
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:

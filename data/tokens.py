@@ -12,7 +12,7 @@ import os
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -90,7 +90,7 @@ def tokenize(
     if workers or not complete:
         folder.mkdir(parents=True, exist_ok=True)
         with in_turn(folder / ".lock", f"it encodes texts into {folder}"):
-            _write(folder, documents, encode, workers)
+            _write(folder, documents, encode, workers, partial(documents.check_unchanged, cache_dir))
         shards, _ = read_index(folder)
     for path in (folder / INDEX, *(shard_path(folder, number) for number in range(len(shards)))):
         with contextlib.suppress(OSError):  # a read-only folder; files that are not used are deleted
@@ -134,8 +134,12 @@ def _is_intact(folder: Path, number: int, shard: Shard, dtype: np.dtype, verify:
         return False
 
 
-def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) -> None:
-    """Write the missing shards, and the index after each one; with workers, verify the checksums of the others."""
+def _write(folder: Path, documents: Documents, encode: _Encode, workers: int, check: Callable[[], None]) -> None:
+    """Write the missing shards, and the index after each one; with workers, verify the checksums of the others.
+
+    Before a shard enters the index, `check` raises an exception if the texts have changed: the folder is that of the
+    texts as they were.
+    """
     known, complete = read_index(folder)
     verify = workers > 0
     intact = {number for number, shard in enumerate(known) if _is_intact(folder, number, shard, encode.dtype, verify)}
@@ -152,12 +156,14 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int) ->
                 shards.append(known[len(shards)])
             elif content := _take(parts):
                 shards.append(_write_shard(path, content, sum(shard.tokens for shard in shards)))
+                check()
                 _write_index(folder, [*shards, *known[len(shards) :]], complete=False)
                 if workers:
                     with contextlib.suppress(OSError):  # a closed pipe or a full disk
                         print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
             else:
                 break
+    check()
     _write_index(folder, shards, complete=True)
 
 

@@ -281,7 +281,14 @@ def find_tokenizer(
         documents = {name: part if isinstance(part, Documents) else Documents(part) for name, part in texts.items()}
         contents = {name: part.fingerprint(cache_dir) for name, part in documents.items()}
         key = repr((kind, *special_tokens, *sorted(optional), contents, tokenizers.__version__))
-        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json", train)
+
+        def train_unchanged() -> Tokenizer:
+            trained = train()
+            for part in documents.values():
+                part.check_unchanged(cache_dir)
+            return trained
+
+        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json", train_unchanged)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")

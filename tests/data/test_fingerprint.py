@@ -1,11 +1,16 @@
 import json
 import os
 import time
+from functools import partial
 
 import pytest
 
+from lineage.data import Documents
 from lineage.data import fingerprint as module
 from lineage.data.fingerprint import crc, files_below, fingerprint, identity
+from lineage.data.tokenizers.kinds import TOKENIZERS, find_tokenizer
+from lineage.data.tokens import tokenize
+from tests.data.conftest import train
 
 SETTLED = module.SETTLED
 
@@ -127,3 +132,19 @@ def test_folder_that_cannot_be_written_keeps_nothing(corpus, tmp_path):
     for _ in range(2):
         assert len(fingerprint([str(folder)], cache_dir=tmp_path / "file")) == 2
     assert seen == ["a.txt", "b.txt"] * 2
+
+
+def test_texts_that_change_while_they_are_read_are_not_cached(tmp_path):
+    """Check tokens and a tokenizer that would be kept as those of the texts before the change."""
+    path, cache = tmp_path / "a.txt", {"cache_dir": tmp_path / "cache"}
+    path.write_text("a bc " * 30)
+    changing = {"train": Documents(lambda: iter([path.read_text()]), partial(identity, [path]))}
+    changing["train"].fingerprint()
+    path.write_text("changed " * 30)
+    with pytest.raises(ValueError, match="the files of texts changed while they were read"):
+        find_tokenizer(TOKENIZERS["words"](), changing, [], **cache)
+    with pytest.raises(ValueError, match="the files of texts changed while they were read"):
+        tokenize(changing["train"], train("bytes", []), **cache)
+    path.write_text("a bc " * 30)
+    assert find_tokenizer(TOKENIZERS["words"](), changing, [], **cache).decode([1]) in ("a", "bc")
+    assert [*tokenize(changing["train"], train("bytes", []), **cache).tokens[:5]] == [*b"a bc "]
