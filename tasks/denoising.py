@@ -30,13 +30,13 @@ class Denoising(CorruptionTask):
     """Restore a text from a corrupted one (BART, arXiv 1910.13461, section 2.2).
 
     Attributes:
-        noise: steps that corrupt a text, such as "permute_sentences | infill(0.3, 3)".
+        noise: steps that corrupt a text; by default, those of the published models.
     """
 
     begins = True
     special_tokens = ("pad", "mask", "end_of_text")
 
-    noise: str = ""
+    noise: str = "permute_sentences | infill(0.3, 3)"
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         length = self.sequence_length

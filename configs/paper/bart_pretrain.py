@@ -19,7 +19,6 @@ def get_config(variant: str = "large") -> base.ConfigDict:
     config.model.update(remat=None if variant == "base" else "dots", unroll=12)
     config.source.validation_fraction = 0.01
     config.task.update(sequence_length=512, cache_dir="outputs/openwebtext_tokens_bart")
-    config.task.noise = "permute_sentences | infill(0.3, 3)"
     config.loader.update(batch_size=8000, evaluation_batch_size=256, workers=8)
     learning_rate, warmup_steps = (4e-4, 30_000) if variant == "large" else (6e-4, 24_000)
     config.schedule.update(learning_rate=learning_rate, warmup_steps=warmup_steps)

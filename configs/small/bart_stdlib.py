@@ -13,5 +13,5 @@ def get_config() -> base.ConfigDict:
     config = t5_stdlib.get_config()
     base.replace(config, model="bart", task="denoising")
     config.model.update(depth=2, width=128, num_heads=4, unroll=2)
-    config.task.update(sequence_length=64, noise="permute_sentences | infill(0.3, 3)")
+    config.task.sequence_length = 64
     return config

@@ -243,7 +243,6 @@ def test_decoder_starts_as_in_pretraining(model, task, start, tiny, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     sizes = {"model.name": model, "model.depth": 1, "model.width": 16, "model.num_heads": 2}
     changes = sizes | {"task.name": task, "task.sequence_length": 16, "source.max_bytes": 20_000, "tokenizer": "bytes"}
-    changes |= {"task.noise": "infill(0.3, 3)"} if task == "denoising" else {}
     experiment = Experiment(tiny("gpt", changes), **ONE)
     (tmp_path / "config.json").write_text(json.dumps(experiment.stored_config))
     experiment.facts.save(tmp_path / "facts.json")

@@ -13,7 +13,7 @@ SMALL |= {"model.dropout": 0.0, "model.depth": 1, "total_steps": 30, "evaluate_e
 BERT = SMALL | {"model.head": "pretraining", "tokenizer": "wordpiece", "tokenizer.vocab_size": 300}
 BERT |= {"task.name": "sentence_pair_pretraining"}
 T5 = SMALL | {"model.head_size": 8, "model.mlp_dim": 32, "task.name": "span_corruption"}
-BART = SMALL | {"task.noise": "permute_sentences | infill(0.3, 3)", "task.name": "denoising", "sampling.num_samples": 1}
+BART = SMALL | {"task.name": "denoising", "sampling.num_samples": 1}
 BART |= {"sampling.prompt": "import", "sampling.max_new_tokens": 4}
 
 
