@@ -83,7 +83,8 @@ class Harness(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.
 
-        Samples are drawn if the task sets `do_sample` or a `temperature` above 0.
+        Samples are drawn if the task sets `do_sample` or a `temperature` above 0. A text also ends with any token that
+        ends a text of the model. Special tokens are omitted.
 
         Raises:
             ValueError: a task sets another option than `SETTINGS` and those of `normalize_gen_kwargs`, or has no room
@@ -106,10 +107,21 @@ class Harness(TemplateLM):
             raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
         contexts = [tokens[-room:] for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
-        options = others | {"temperature": temperature if do_sample else 0.0, "stop_tokens": (self.eot_token_id,)}
-        options |= {"max_new_tokens": max_gen_toks, "first_index": first_index}
+        tokenizer, ends = model.tokenizer, [*until, model.tokenizer.decode([self.eot_token_id])]
+        options = others | {"temperature": temperature if do_sample else 0.0, "excluded_tokens": tokenizer.excluded}
+        options |= {"max_new_tokens": max_gen_toks, "first_index": first_index, "stop_tokens": tokenizer.ends}
         out = generate(model.model, model.variables, padded(contexts, lengths.max()), lengths, **options)
         rows = zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths))
-        texts = [model.tokenizer.decode(tokens[start:stop]) for tokens, start, stop in rows]
-        ends = [*until, model.tokenizer.decode([self.eot_token_id])]
-        return [postprocess_generated_text(text, ends, None) for text in texts]
+        return [_text(tokenizer, tokens[start:stop], ends) for tokens, start, stop in rows]
+
+
+def _text(tokenizer, tokens, ends):
+    """Return the text of tokens before the first of the texts `ends`, which may be special tokens; omit the others."""
+
+    def ended(count):
+        text = tokenizer.decode(tokens[:count])
+        return any(end in text for end in ends if end)
+
+    if ended(len(tokens)):
+        tokens = tokens[: next(filter(ended, range(1, len(tokens) + 1)))]
+    return postprocess_generated_text(tokenizer.decode(tokens[~tokenizer.special[tokens]]), ends, None)

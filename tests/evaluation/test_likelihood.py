@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from functools import partial
 
 import lm_eval
@@ -30,7 +31,7 @@ from lineage.evaluation.likelihood import (
     perplexity_scores,
 )
 from lineage.models import build, convert
-from lineage.train.trained import load
+from lineage.train.trained import language_model, load
 
 WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
 
@@ -208,6 +209,28 @@ def test_settings_of_tasks(ours):
     assert samples[:3] != samples[3:]  # the samples of a prompt differ between the batches
     with pytest.raises(ValueError, match="generation_kwargs has 'penalty_alpha': it may have until, "):
         write(1, penalty_alpha=0.5)
+
+
+@pytest.mark.thorough
+def test_special_tokens_in_texts_match_the_harness(folder, tmp_path):
+    """Check that any end token of the model ends a text, as a name in `until` does, and that others are omitted."""
+    model, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(folder), Tokenizer.load(folder)
+    end = int(tokenizer.encode("a")[0])
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = [tokenizer.end_of_text, end]
+    with torch.no_grad():
+        model.transformer.wte.weight[[tokenizer.cls, end]] *= 1.5
+    shutil.copytree(folder, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    ours, seen = Harness(language_model(tmp_path / "model")), set()
+    theirs = HFLM(pretrained=str(tmp_path / "model"), device="cpu", dtype="float32", batch_size=1)
+    for until in ([], [tokenizer.decode([tokenizer.cls])]):
+        settings = {"until": until, "max_gen_toks": 12, "do_sample": False}
+        requests = [Instance("generate_until", {}, (text, settings), 0) for text in sentences(12, 9)]
+        expected = theirs.generate_until(requests, disable_tqdm=True)
+        assert ours.generate_until(requests) == expected
+        seen |= {*expected}
+    assert len(seen) > 6
 
 
 @pytest.mark.thorough
