@@ -20,6 +20,7 @@ from lineage.tasks import TASKS
 NOT_COPIED = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
 # Sizes that a model of another architecture takes over.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
+LAYERS = ("activation", "epsilon")  # options of layers that a model takes over from a variant of it, besides the sizes
 # Task options that a pre-trained model determines.
 PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
 LENGTH = 512  # default sequence length of models without a maximum length
@@ -64,8 +65,8 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
 
     The heads and the number of classes stay those of the config. If the model cannot perform the task but is a variant
     of the config's model (such as a masked autoencoder that is fine-tuned), or if `typed` has another model, only the
-    sizes that both models have are copied. With `init.rename`, which inserts the model into a larger one, nothing is
-    copied.
+    sizes that both models have are copied, and of a variant the options in `LAYERS`. With `init.rename`, which inserts
+    the model into a larger one, nothing is copied.
 
     Args:
         typed: keys set on the command line.
@@ -97,7 +98,8 @@ def _adopt_architecture(config, typed, model):
         _check_related(config, model)
     section, settings = config.model, model.settings
     if section.name != name:
-        settings = {key: settings[key] for key in SIZES if key in settings}
+        copied = (*SIZES, *LAYERS) if isinstance(model, MODELS[section.name]) else SIZES
+        settings = {key: settings[key] for key in copied if key in settings}
     fixed = variants(MODELS[section.name]).get(section.get("variant"), {}) if "model.variant" in typed else {}
     if section.get("variant") and not fixed:
         section.variant = None

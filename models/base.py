@@ -205,6 +205,11 @@ class Model(nn.Module):
         """Position tables that can be resampled for another resolution, see `resampled`."""
         return ()
 
+    @property
+    def computed(self) -> dict[str, Any]:
+        """Arrays that the model computes and a related model learns, by the path of the learned parameter."""
+        return {}
+
     def resampled(self, path: str, table: Any, shape: tuple[int, ...]) -> Any:
         """Return another model's parameter for this model, whose parameter has `shape`.
 

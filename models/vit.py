@@ -85,6 +85,13 @@ class ViT(ImageModel, StackModel):
         return (("(^|/)table/(row|column)$", resample_line), ("(^|/)table/table$", resample_grid))
 
     @property
+    def computed(self) -> dict[str, np.ndarray]:
+        if self.position != "mae":
+            return {}
+        special = len(self.SPECIAL) if self.pooling == "token" else 0
+        return {"table/table": np.pad(sincos_2d(self.side, self.side, self.width), ((special, 0), (0, 0)))}
+
+    @property
     def side(self) -> int:
         """Number of rows and of columns of patches in an image of `image_size`."""
         return self.image_size // self.patch_size

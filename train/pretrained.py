@@ -41,9 +41,13 @@ def start_from(
         state: the initial state; or its shapes, if `make` is given to create it after the models were checked.
     """
     folder = local(init.path)
-    loaded = read_variables(Path(folder)) if is_run(folder) else convert.load(folder)[1]
+    if is_run(folder):
+        other, loaded = model_of(folder, trusted=True), read_variables(Path(folder))
+    else:
+        other, loaded = convert.load(folder)
     expected = _flat(jax.eval_shape(TrainState.variables, state))
     loaded = _renamed(_flat(loaded), init.rename, init.path)
+    loaded |= _computed(other, model, expected, loaded)
     taken = _fitting(expected, loaded, model, init)
     _check_new(state, expected.keys() - taken.keys())
     state = make() if make else state
@@ -91,6 +95,16 @@ def _fitting(expected, loaded, model, init):
     if not taken:
         raise ValueError(f"{path} contains none of the parameters of the model: it has {_top_modules(loaded)}.")
     return taken
+
+
+def _computed(other, model, expected, loaded):
+    """Return arrays that another model computes and ours learns, such as the positions of a masked autoencoder."""
+    return {
+        name: value
+        for name, value in other.computed.items()
+        if name in expected.keys() - loaded.keys()
+        and model.resampled(name, value, expected[name].shape).shape == expected[name].shape
+    }
 
 
 def _check_new(state, new):
@@ -162,7 +176,9 @@ def check(experiment: Any, force: bool = False) -> None:
         loaded = _flat(read_variables(Path(folder)))
     else:
         loaded = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
-    taken = _fitting(expected, _renamed(loaded, init.rename, init.path), trial.model, init)
+    loaded = _renamed(loaded, init.rename, init.path)
+    loaded |= _computed(model, trial.model, expected, loaded)
+    taken = _fitting(expected, loaded, trial.model, init)
     _check_new(trial.abstract_state, expected.keys() - taken.keys())
 
 

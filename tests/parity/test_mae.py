@@ -10,8 +10,12 @@ import pytest
 import torch
 import transformers
 
+from lineage.configs import cli
+from lineage.data import Facts
 from lineage.models.mae import MAE
 from lineage.tasks.masked_autoencoding import MaskedAutoencoding
+from lineage.train import pretrained
+from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -126,3 +130,29 @@ def test_folder_with_other_tables_raises(randomize, ours):
         reference.decoder.decoder_pos_embed.zero_()  # as in a newly initialized model
     with pytest.raises(ValueError, match=r"tensor decoder\.decoder_pos_embed differs from the constant that the model"):
         ours(reference)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("larger", [0, 2])
+def test_classifiers_have_the_positions_of_the_masked_autoencoder(larger, randomize, tmp_path):
+    """Check that they start with its table, resampled to the size of the images, and with its layers."""
+    reference = reference_of(1, randomize)
+    reference.save_pretrained(tmp_path)
+    size = reference.config.image_size + larger * reference.config.patch_size
+    config, _ = cli.load("finetune:image_classification")
+    given = {"init.path": str(tmp_path), "source": "folder:images", "task.image_size": size}
+    cli.override(config, given | {"total_steps": 1, "total_epochs": None})
+    facts = Facts(num_classes=3, image_size=(size, size), channels=3)
+    experiment = Experiment(config, None, jax.devices()[:1], saved_facts=facts)
+    pretrained.check(experiment)
+    state, message = pretrained.start_from(
+        experiment.abstract_state, experiment.model, experiment.run.init, jax.jit(experiment.make_state)
+    )
+    assert "; new: classifier; not used: decoder_" in message
+    params = {name: value for name, value in state.params.items() if name != "classifier"}
+    images = np.random.default_rng(0).normal(size=(2, size, size, 3)).astype(np.float32)
+    features = experiment.model.clone(num_classes=0).apply({"params": params}, jnp.asarray(images))
+    reference.vit.config.mask_ratio = 0.0
+    with torch.no_grad():
+        expected = reference.vit(torch.tensor(images).permute(0, 3, 1, 2), interpolate_pos_encoding=True)
+    assert_close(features, expected.last_hidden_state[:, 0])
