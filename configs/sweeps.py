@@ -18,7 +18,8 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, ClassVar
 
 from lineage.configs.directions import direction
 
@@ -64,10 +65,18 @@ class Floats:
     high: float
     log: bool = False
 
+    kind: ClassVar[tuple[type, str]] = Real, "numbers"
+
     def __post_init__(self):
-        if not self.low <= self.high or (self.log and self.low <= 0):
+        if not (isinstance(self.low, self.kind[0]) and isinstance(self.high, self.kind[0])):
+            needed = f"they must be {self.kind[1]}"
+        elif not self.low <= self.high or (self.log and self.low <= 0):
             needed = "the first must be at most the second" + ", and above 0 because of log" * self.log
-            raise ValueError(f"{type(self).__name__} has the bounds {self.low} and {self.high}: {needed}.")
+        elif not math.isfinite(self.high - self.low):
+            needed = "their difference must be finite"
+        else:
+            return
+        raise ValueError(f"{type(self).__name__} has the bounds {self.low!r} and {self.high!r}: {needed}.")
 
     def draw(self, rng: random.Random) -> float:
         if self.log:
@@ -82,6 +91,8 @@ class Floats:
 @dataclass(frozen=True)
 class Integers(Floats):
     """Whole numbers from `low` to `high`, both included."""
+
+    kind = Integral, "whole numbers"
 
     def draw(self, rng: random.Random) -> int:
         if self.log:  # a number is as probable as the interval that rounds to it

@@ -134,8 +134,8 @@ class Trials:
                 if key not in trial.params:
                     raise
                 raise ValueError(
-                    f"{key} has other choices or another type than in the search in {self.workdir}: undo the change of "
-                    "search(), or choose another workdir."
+                    f"{key} has other choices or another type or `log` than in the search in {self.workdir}: undo the "
+                    "change of search(), or choose another workdir."
                 ) from None
         name = f"trial_{trial.number:03}"
         run = Run(name, self.workdir / name, changes, self.config_of(changes))
