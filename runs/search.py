@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lineage.configs.atomic import naming
 from lineage.runs.folder import make, regular
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
@@ -77,7 +78,9 @@ class Trials:
         pruner = optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner()
         settings = {"direction": "maximize" if search.maximize else "minimize", "pruner": pruner}
         try:
-            storage = JournalStorage(JournalFileBackend(str(path)))
+            journal = JournalFileBackend(str(path))
+            journal.append_logs = naming(path)(journal.append_logs)  # on a full disk
+            storage = JournalStorage(journal)
             self.study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True, **settings)
             known = self.study.get_trials()
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError) as error:

@@ -15,7 +15,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import without_links
+from lineage.configs.atomic import naming, without_links
 from lineage.runs.folder import make, read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
@@ -189,7 +189,8 @@ class Launcher:
         ):
             lock(claim.fileno())
             command = run.command(self.command)
-            log.write(os.fsencode(f"{PROMPT}{shlex.join(command)}\n"))
+            with naming(log.name):
+                log.write(os.fsencode(f"{PROMPT}{shlex.join(command)}\n"))
             before = os.sched_getaffinity(0) if cpus else None
             try:
                 if cpus:
@@ -202,7 +203,8 @@ class Launcher:
                 if cpus:
                     os.sched_setaffinity(0, before)
             self.jobs[run] = Job(slot, process.pid, process)  # if the disk is full now, the run is stopped
-            print(slot, process.pid, os.uname().nodename, file=claim, flush=True)
+            with naming(claim.name):
+                print(slot, process.pid, os.uname().nodename, file=claim, flush=True)
 
     def poll(self, run: Run, stopping: bool) -> None:
         """Update the state of a run in progress."""

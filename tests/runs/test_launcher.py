@@ -2,12 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 
 import pytest
 
 from lineage.runs import sweep
-from lineage.runs.live import Run
+from lineage.runs.live import LOG, Run
 from lineage.runs.locks import CLAIM, locked, locked_file
 from lineage.runs.sweep import Job, Launcher, job_in
 
@@ -131,3 +132,13 @@ def test_run_is_stopped_if_the_disk_is_full_at_its_start(run, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         launcher.run([run], [])
     assert process.told == 1
+
+
+def test_full_disk_at_the_start_of_a_run_is_reported_with_the_file(run):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as on a full disk, writing raises an OSError
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{run.folder / LOG}'"):
+            Launcher(["false"], 1).begin(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -1,5 +1,6 @@
 """Searches: sampling, pruning of trials, and resuming an interrupted search."""
 
+import errno
 import json
 import os
 import shutil
@@ -338,3 +339,12 @@ def test_storage_is_readable_by_optuna(tmp_path):
     run(tmp_path, trials=2)
     lines = [json.loads(line) for line in (tmp_path / "optuna.journal").read_text().splitlines()]
     assert sum("distribution" in line for line in lines) == 6
+
+
+def test_full_disk_is_reported_with_the_storage(tmp_path, monkeypatch):
+    def fail(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / module.STORAGE}'"):
+        run(tmp_path, trials=1)
