@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import process
 from typing import Any, NoReturn, TextIO
 
 from lineage.runs.folder import UnknownMetricError, without_nan
@@ -120,8 +121,12 @@ def say(text: str) -> None:
 def end_at_once(code: int, text: str = "") -> NoReturn:
     """Print a text to standard error as `say`, and end the process without waiting for threads and other processes.
 
-    The text bypasses `sys.stderr`, whose lock a hanging thread may hold.
+    The text bypasses `sys.stderr`, whose lock a hanging thread may hold. Worker processes are killed: one that hangs or
+    is suspended would not end, and keep the standard streams open, for whose end a pipe may wait.
     """
+    for worker in process.active_children():
+        with contextlib.suppress(OSError):
+            worker.kill()
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os._exit(code)

@@ -1,6 +1,8 @@
 """Settings of a process."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,6 +62,21 @@ def test_process_of_several_ends_at_once_without_a_place_for_its_output():
     script = "import sys\nfrom lineage.train.distributed import _end_at_once\n"
     script += "sys.stdout = open('/dev/full', 'w')\nsys.stdout.write('unwritten')\n_end_at_once(3)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 3
+
+
+def test_process_that_ends_at_once_leaves_no_suspended_worker():
+    """Check that the pipe, which the worker inherits, is closed."""
+    script = "import multiprocessing, os, signal, time\nfrom lineage.runs.process import end_at_once\n"
+    script += "worker = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(60,), daemon=True)\n"
+    script += "worker.start()\nos.kill(worker.pid, signal.SIGSTOP)\nprint(worker.pid, flush=True)\nend_at_once(76)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as run:
+        pid = int(run.stdout.readline())
+        assert run.wait(60) == 76
+        try:
+            assert select.select([run.stdout], [], [], 10)[0] == [run.stdout]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
