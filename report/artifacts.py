@@ -259,7 +259,15 @@ def view(
         queries: the T query tokens; with an image, only those before the patches.
         keys: the S key tokens; None for self-attention.
         image: a PNG whose patches, `grid` rows and columns, are the last tokens.
+
+    Raises:
+        ValueError: the weights have another shape, or are not from 0 to 1.
     """
+    length = len(queries) + (math.prod(grid) if image else 0)
+    if weights.ndim != 4 or weights.shape[2:] != (length, length if keys is None else len(keys)):
+        raise ValueError(f"{name} has weights of shape {weights.shape}, which do not fit its tokens")
+    if not (weights.min(initial=0) >= 0 and weights.max(initial=1) < 1.01):  # NaN too; rounded weights exceed 1
+        raise ValueError(f"{name} has weights that are not from 0 to 1")
     layers, heads = (np.arange(size) for size in weights.shape[:2])
     while weights[0, 0].size * len(layers) * len(heads) > MAX_WEIGHTS and max(len(layers), len(heads)) > 1:
         layers, heads = (layers[::2], heads) if len(layers) > len(heads) else (layers, heads[::2])

@@ -211,8 +211,15 @@ def _facts(model: Model, **others: Any) -> Facts:
 
 
 def facts_of(folder: Path, task: Task, model: Model) -> Facts:
-    """Return the metadata for predictions of a model in a folder in the layout of `transformers`."""
+    """Return the metadata for predictions of a model in a folder in the layout of `transformers`.
+
+    Raise ValueError if its images have another number of channels than their normalization.
+    """
     options = task.known_facts(model, tokenizer_of(folder, task).load)
+    normalization, channels = {n: options[n] for n in ("mean", "std") if n in options}, getattr(model, "channels", 1)
+    if not {*map(len, normalization.values())} <= {1, channels}:
+        given = f"{folder / companions.PREPROCESSOR} gives {str(normalization)[:200]}"
+        raise ValueError(f"{given}: they need 1 number, or one for each of the model's channels ({channels}).")
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)

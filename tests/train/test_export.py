@@ -23,6 +23,7 @@ from lineage.data.tokenizers import TOKENIZERS
 from lineage.models.convert import companions
 from lineage.tasks import TASKS
 from lineage.train import export, trained
+from lineage.train.pretrained import facts_of
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
@@ -318,6 +319,15 @@ def test_wrong_preprocessing_raises(about, tmp_path):
     (path := tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=f"{path} cannot be used: "):
         companions.preprocessing(tmp_path)
+
+
+def test_normalization_of_other_channels_raises(tmp_path):
+    model = models.build("vit", "Ti", image_size=8, patch_size=4, num_classes=2, channels=1)
+    (tmp_path / "config.json").write_text("{}")
+    facts_of(tmp_path, TASKS["image_classification"](image_size=8), model)
+    task = TASKS["image_classification"](image_size=8, mean=(0.1, 0.2, 0.3))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/preprocessor_config\.json gives .* channels \(1\)"):
+        facts_of(tmp_path, task, model)
 
 
 def test_unsupported_export_raises(exported):
