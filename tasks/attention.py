@@ -18,12 +18,13 @@ MAX_BYTES = 1 << 29  # of the weights of all images, half of what a report reads
 def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
     """Return the attention weights [L, B, H, T, S] of the "encoder", the "decoder" and "cross"-attention.
 
-    For a model with only an encoder or only a decoder, the key is "attention".
+    For a model with only an encoder or only a decoder, the key is "attention". {} if a weight is not finite.
     """
     run = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
     layers = run(variables, *inputs).attention
     names = {} if len(layers) > 1 else {"encoder": "attention", "decoder": "attention"}
-    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in layers.items()}
+    arrays = {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in layers.items()}
+    return arrays if all(np.isfinite(weights).all() for weights in arrays.values()) else {}
 
 
 def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.ndarray, facts: Facts) -> Pictures:

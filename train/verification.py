@@ -107,9 +107,9 @@ def check_run(run: Path, known: Mapping[Path, str]) -> Iterator[Finding]:
         for attempt in range(ATTEMPTS if held(run) else 1):
             time.sleep(min(attempt, 1))
             problem = _problem(path, check)
-            if not problem or not path.exists():
+            if not problem or not os.path.lexists(path):
                 break
-        if path.exists() or needed:
+        if os.path.lexists(path) or needed:
             yield Finding(path, problem)
 
 

@@ -83,6 +83,8 @@ def test_attention_of_recurrent_model_is_one_layer():
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
     actual = attention_weights(model, variables, inputs, tokens)
     assert {name: weights.shape for name, weights in actual.items()} == {"cross": (1, 1, 1, 3, 4)}
+    diverged = jax.tree.map(lambda value: value * np.nan, variables)
+    assert attention_weights(model, diverged, inputs, tokens) == {}
 
 
 def test_large_attention_is_reduced_to_some_layers_and_heads(monkeypatch):

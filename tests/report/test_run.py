@@ -254,7 +254,7 @@ def test_attention_of_class_token_keeps_the_order_of_patches(tmp_path, monkeypat
     seen = []
     monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
     weights = np.zeros((1, 1, 1, 7, 7))
-    weights[..., 0, :] = np.arange(7)
+    weights[..., 0, :] = np.arange(7) / 8
     data = {
         "image": np.zeros((1, 4, 6, 1)),
         "weights": weights,
@@ -262,7 +262,7 @@ def test_attention_of_class_token_keeps_the_order_of_patches(tmp_path, monkeypat
         "has_class_token": np.array(True),
     }
     image_attention(data, tmp_path)
-    assert seen[2].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert (8 * seen[2]).tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_smoothing_preserves_constants_and_does_not_spread_nan():

@@ -23,8 +23,8 @@ from lineage.data.tokenizers import TOKENIZERS
 from lineage.models.convert import companions
 from lineage.tasks import TASKS
 from lineage.train import export, trained
-from lineage.train.pretrained import facts_of
 from lineage.train.experiment import Experiment
+from lineage.train.pretrained import facts_of
 from tests.tiers import tiered
 
 # A process that cannot import the project.

@@ -213,10 +213,11 @@ def test_finished_run_without_checkpoints_is_not_sound(folder, capsys):
     assert f"{folder}/run/checkpoints: is missing\n" in capsys.readouterr().out
 
 
-def test_broken_link_to_a_page_is_not_sound(folder, capsys):
-    (folder / "sweep.html").symlink_to("missing")
+@pytest.mark.parametrize("name", ["sweep.html", "run/artifacts/other.json"])
+def test_broken_link_to_a_file_is_not_sound(name, folder, capsys):
+    (folder / name).symlink_to("missing")
     assert verify([folder]) == 1
-    assert f"{folder}/sweep.html: is missing\n" in capsys.readouterr().out
+    assert f"{folder}/{name}: is missing\n" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
