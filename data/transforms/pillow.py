@@ -65,6 +65,8 @@ def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
     with _opened(image.file, image.where) as picture:
         if picture.mode not in MODES:
             raise OSError(f"its pixels are {picture.mode}, not of 8 bits")
+        if not (picture.width and picture.height):
+            raise OSError("it has no pixels")
         mode = {1: "L", 3: "RGB", 4: "RGBA"}[image.channels]
         yield picture if picture.mode == mode else picture.convert(mode)
 

@@ -116,6 +116,11 @@ def test_hidden_folders_are_ignored(folder):
     assert Folder(str(folder)).images().class_names == ["cat", "dog"]
 
 
+def test_image_without_pixels_is_refused():
+    with pytest.raises(ValueError, match="A Pillow image cannot be read as an image: it has no pixels"):
+        decode(Image.new("L", (0, 0)), 3, "A Pillow image")
+
+
 def test_16_bit_images_raise(tmp_path):
     Image.fromarray(np.full((4, 5), 1000, np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match="its pixels are I;16, not of 8 bits"):
