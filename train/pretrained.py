@@ -216,15 +216,15 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
     Raise ValueError if its images have another number of channels than their normalization.
     """
     options = task.known_facts(model, tokenizer_of(folder, task).load)
-    normalization, channels = {n: options[n] for n in ("mean", "std") if n in options}, getattr(model, "channels", 1)
-    if not {*map(len, normalization.values())} <= {1, channels}:
-        given = f"{folder / companions.PREPROCESSOR} gives {str(normalization)[:200]}"
-        raise ValueError(f"{given}: they need 1 number, or one for each of the model's channels ({channels}).")
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)
     unnamed = (f"LABEL_{label}" for label in range(model.data_options["num_classes"] or 0))  # as in the reference
-    return _facts(model, class_names=companions.class_names(folder) or tuple(unnamed), **options)
+    facts = _facts(model, class_names=companions.class_names(folder) or tuple(unnamed), **options)
+    if facts.channels and not {len(facts.mean), len(facts.std)} <= {0, 1, facts.channels}:
+        given = f"{folder / companions.PREPROCESSOR} gives the mean {facts.mean} and the standard deviation {facts.std}"
+        raise ValueError(f"{given}: they need 1 number, or one for each of the model's channels ({facts.channels}).")
+    return facts
 
 
 @dataclasses.dataclass(frozen=True)
