@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -87,9 +88,10 @@ def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch)
     assert synced == [(path.stat().st_ino, "old")]
 
 
-def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
+def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch):
     """Check that another waits and says so, and that on a file system without locks none does."""
-    order, said, end = [], "", time.monotonic() + 20
+    order, said, end = [], io.StringIO(), time.monotonic() + 20
+    monkeypatch.setattr(sys, "stderr", said)
 
     def enter(name):
         with in_turn(tmp_path / ".lock", "it works"):
@@ -98,11 +100,11 @@ def test_one_at_a_time_executes_the_block(tmp_path, monkeypatch, capsys):
     other = threading.Thread(target=enter, args=("other",))
     with in_turn(tmp_path / ".lock", "the test"):
         other.start()
-        while not said and time.monotonic() < end:
-            said = capsys.readouterr().err
+        while not said.getvalue().endswith("\n") and time.monotonic() < end:
+            time.sleep(0.01)
         order.append("first")
     other.join()
-    assert (order, said) == (["first", "other"], "waiting for another process: it works\n")
+    assert (order, said.getvalue()) == (["first", "other"], "waiting for another process: it works\n")
 
     def flock(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
