@@ -115,7 +115,7 @@ def _check_related(config, model):
     chosen = MODELS[config.model.name]
     if not (isinstance(model, chosen) or issubclass(chosen, type(model))):
         given = f"{config.init.path} has a {type(model).__name__}, which cannot perform the task {config.task.name!r}"
-        only = f"set model.name={config.model.name} to load only the parameters that a {chosen.__name__} has, too"
+        only = f"set model.name={config.model.name} to load only the parameters that a {chosen.__name__} also has"
         raise ValueError(f"{given}: choose another model, or {only}.")
 
 

@@ -122,7 +122,7 @@ def end_at_once(code: int, text: str = "") -> NoReturn:
     """Print a text to standard error as `say`, and end the process without waiting for threads and other processes.
 
     The text bypasses `sys.stderr`, whose lock a hanging thread may hold. Worker processes are killed: one that hangs or
-    is suspended would not end, and keep the standard streams open, for whose end a pipe may wait.
+    is suspended would outlive this process and keep its output open, so that the reader of a pipe would wait.
     """
     for worker in process.active_children():
         with contextlib.suppress(OSError):

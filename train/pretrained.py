@@ -257,8 +257,8 @@ def initial_tokenizer(folder: Path, task: Task, init: Init) -> PretrainedTokeniz
     """Return the tokenizer of a pre-trained model for a new run; None if it has none and the run may have another.
 
     Raises:
-        FileNotFoundError: a folder in the layout of `transformers` has no tokenizer, and `init` keeps all parameters,
-            which would read other tokens.
+        FileNotFoundError: a folder in the layout of `transformers` has no tokenizer, and all its parameters are to be
+            loaded, which were trained with the tokens of that tokenizer.
     """
     if is_present(file := folder / tokenizers.FILE):
         return tokenizer_of(folder, task)
