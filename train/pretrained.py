@@ -263,7 +263,8 @@ def initial_tokenizer(folder: Path, task: Task, init: Init) -> PretrainedTokeniz
     if is_present(file := folder / tokenizers.FILE):
         return tokenizer_of(folder, task)
     if not (is_run(folder) or init.skip or init.rename):
-        raise FileNotFoundError(f"There is no {file}: save the tokenizer there, or give it by tokenizer=file:PATH.")
+        how = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) of transformers"
+        raise FileNotFoundError(f"There is no {file}: write it with {how}, or name another with tokenizer=file:PATH.")
     return None
 
 

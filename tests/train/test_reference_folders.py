@@ -176,7 +176,7 @@ def test_no_other_tokenizer_is_trained_if_the_model_has_none(tmp_path):
     (tmp_path / "a.txt").write_text("one two three four")
     changes = {"task.sequence_length": 4, "source.validation_fraction": 0.0, "task.cache_dir": str(tmp_path / "cache")}
     arguments = tmp_path / "base", "causal_lm", f"text:{tmp_path}/*.txt", tmp_path / "run"
-    with pytest.raises(FileNotFoundError, match=r"There is no .*/base/tokenizer\.json: save the tokenizer there"):
+    with pytest.raises(FileNotFoundError, match=r"There is no .*/base/tokenizer\.json: write it with AutoTokenizer"):
         _ = fine_tuned(*arguments, changes).tokenizer
     assert fine_tuned(*arguments, changes | {"init.skip": ("^embed/",)}).tokenizer.vocab_size == 257
 
