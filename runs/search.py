@@ -14,7 +14,7 @@ from lineage.configs.atomic import naming
 from lineage.runs.folder import make, regular
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
-from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
+from lineage.runs.process import NO_MEMORY, NOT_FINITE, PREEMPTED, UNKNOWN_METRIC
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
@@ -56,7 +56,7 @@ def run_search(
         Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs, unmoved(workdir))
         if trials.runs:
             finish(trials.runs, command, workdir, (search.metric, search.maximize))
-    return exit_code(trials.runs)
+    return PREEMPTED if trials.has_more() else exit_code(trials.runs)
 
 
 class Trials:
@@ -159,14 +159,15 @@ class Trials:
             if run := next(interrupted, None):
                 again.add(run)
                 yield run
-            elif len(self.runs) < self.search.trials and not self._all_failed():
+            elif self.has_more():
                 yield self.add(self.study.ask())
             else:
                 return
 
-    def _all_failed(self):
-        """Return whether `MAX_FAILED` or more runs have ended, and all of them failed."""
-        return len(self.runs) >= MAX_FAILED and all(run.state.startswith("failed") for run in self.runs)
+    def has_more(self) -> bool:
+        """Return whether there are trials without a run, unless `MAX_FAILED` or more runs have ended and all failed."""
+        all_failed = len(self.runs) >= MAX_FAILED and all(run.state.startswith("failed") for run in self.runs)
+        return len(self.runs) < self.search.trials and not all_failed
 
     def observe(self, run: Run) -> bool:
         """Report a run's new values to Optuna; return whether the run should stop."""

@@ -10,7 +10,8 @@ import pytest
 from lineage.runs import sweep
 from lineage.runs.live import LOG, Run
 from lineage.runs.locks import CLAIM, locked, locked_file
-from lineage.runs.sweep import Job, Launcher, job_in
+from lineage.runs.process import PREEMPTED
+from lineage.runs.sweep import Job, Launcher, exit_code, job_in
 
 
 class Process:
@@ -75,6 +76,19 @@ def test_state_of_a_run_that_another_process_started(run):
     launcher.jobs[run] = Job(0, 7)
     launcher.poll(run, stopping=False)
     assert (run.state, launcher.jobs) == ("done", {})
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (("done", "pruned"), 0),
+        (("done", "failed (1)"), 1),
+        (("failed (1)", "stopped"), PREEMPTED),
+        (("done", "waiting"), PREEMPTED),  # after a signal between two runs
+    ],
+)
+def test_exit_code_of_a_sweep(states, code, tmp_path):
+    assert exit_code([Run(str(number), tmp_path, state=state) for number, state in enumerate(states)]) == code
 
 
 def test_run_that_ended_before_its_turn_is_not_started(run):

@@ -14,9 +14,10 @@ import pytest
 from lineage.configs.sweeps import Choice, Floats, Integers, Search
 from lineage.report.comparison import finish
 from lineage.runs import search as module
+from lineage.runs import sweep
 from lineage.runs.folder import METRICS
 from lineage.runs.locks import locked
-from lineage.runs.process import NO_MEMORY, NOT_FINITE, UNKNOWN_METRIC
+from lineage.runs.process import NO_MEMORY, NOT_FINITE, PREEMPTED, UNKNOWN_METRIC
 from lineage.runs.search import Trials, run_search
 
 # Fake run: its loss falls to the distance from the optimum, with an evaluation after each step.
@@ -176,6 +177,18 @@ def test_trial_whose_folder_is_lost_is_repeated_to_its_end(tmp_path, monkeypatch
     assert ran(tmp_path) == ["trial_000", "trial_001", "trial_002", "trial_001"]
 
 
+@pytest.mark.thorough
+def test_search_that_a_signal_ends_between_two_runs_is_not_complete(tmp_path, monkeypatch):
+    stopping = [*COMMAND[:2], f"{RUN}\nos.kill(os.getppid(), {signal.SIGTERM:d})\n"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "COMMAND", stopping)
+        patch.setattr(sweep, "ignore_stop_signals", lambda: None)
+        assert run(tmp_path, 1, trials=2) == PREEMPTED
+    assert ran(tmp_path) == ["trial_000"]
+    assert run(tmp_path, 1, trials=2) == 0
+    assert ran(tmp_path) == ["trial_000", "trial_001"]
+
+
 def test_damaged_storage_is_named(tmp_path):
     tmp_path /= "new/folder"
     run(tmp_path, trials=1)
@@ -307,7 +320,7 @@ def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Launcher", Launcher)
     search = Search(SPACE, trials=1)
     for config in ({}, {"checkpoint": {"best": ""}}, {"checkpoint": {"best": "test/loss"}}):
-        assert run_search(["run"], search, lambda changes, config=config: config, tmp_path, finish) == 0
+        run_search(["run"], search, lambda changes, config=config: config, tmp_path, finish)
     best = ["--config.checkpoint.best=validation/loss", "--config.checkpoint.best_is_highest=False"]
     assert commands == [["run"], ["run", *best], ["run"]]
 
