@@ -17,6 +17,7 @@ from lineage.runs.process import ERROR, PREEMPTED, STOP_SIGNALS
 from lineage.runs.supervisor import reason
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
+ANSWER_SECONDS = 300  # for which `squeue` and `scancel` are waited for; they repeat failed requests by themselves
 
 
 class Task:
@@ -133,7 +134,7 @@ def cancel(workdir: Path) -> int:
     errors = []
     for running in (False, True):
         if chosen := [number for number in active if (queue[number] == "RUNNING") == running]:
-            done = subprocess.run(["scancel", *chosen], capture_output=True, text=True, errors="replace")
+            done = _answer(["scancel", *chosen])
             errors += [done.stderr] if done.returncode else []
     if errors:  # for example, a job has ended meanwhile
         raise ValueError(f"scancel failed for some of {len(active)} jobs: {_brief(' '.join(errors))}")
@@ -203,12 +204,21 @@ def _squeue(columns: str) -> dict[str, str]:
     """Return the second column of the queue of this user by the first."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={columns}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
-    # Jobs of other folders may have names that are not UTF-8.
-    settings = {"env": environment, "capture_output": True, "text": True, "errors": "replace", "check": True}
-    try:
-        lines = subprocess.run(command, **settings).stdout.splitlines()
-    except FileNotFoundError:
-        raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
-    except subprocess.CalledProcessError as error:
-        raise ValueError(f"squeue failed: {_brief(error.stderr)}") from None
+    done = _answer(command, environment)
+    if done.returncode:
+        raise ValueError(f"squeue failed: {_brief(done.stderr)}")
+    lines = done.stdout.splitlines()
     return {number: rest[0] for number, *rest in (line.split(maxsplit=1) for line in lines) if rest}
+
+
+def _answer(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM that answers a question or cancels jobs."""
+    try:  # jobs of other folders may have names that are not UTF-8
+        settings = {"capture_output": True, "text": True, "errors": "replace", "timeout": ANSWER_SECONDS}
+        return subprocess.run(command, env=environment, **settings)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"this machine has no SLURM: there is no {command[0]}.") from None
+    except subprocess.TimeoutExpired:
+        raise ValueError(
+            f"{command[0]} has not answered within {ANSWER_SECONDS} s: try again when SLURM responds."
+        ) from None

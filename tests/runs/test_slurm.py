@@ -65,6 +65,19 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
         slurm.submit(runs, ["x"], tmp_path, {})
 
 
+@pytest.mark.parametrize("program", ["squeue", "scancel"])
+def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.3, raising=False)
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text('{"a": "7"}')
+    cluster("squeue", "echo 7 RUNNING")
+    cluster(program, "sleep 20 & wait")  # the process that it started keeps its output open
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=f"{program} has not answered within 0.3 s"):
+        slurm.cancel(tmp_path)
+    assert time.monotonic() - start < 10
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, capsys):
     cluster("squeue", "echo 7_0 PENDING; echo 7_1 RUNNING; echo 8 RUNNING")
