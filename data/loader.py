@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -142,6 +144,9 @@ class _Batches:
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
+            if _unstarted():
+                why = f"the loader cannot start a worker process: {error.strerror}"
+                raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
             if workers and error.errno == errno.ENOSPC:
                 why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
                 raise OSError(error.errno, why, "/dev/shm") from error
@@ -149,6 +154,18 @@ class _Batches:
         finally:
             with _killing_late(before):
                 iterator.close()
+
+
+def _do_nothing(timeout=None):
+    pass
+
+
+def _unstarted():
+    """Return the worker processes that could not be started, after letting Grain join them, as it does at its end."""
+    workers = [one for one in gc.get_objects() if issubclass(type(one), BaseProcess) and one.ident is None]
+    for worker in workers:
+        worker.join = _do_nothing
+    return workers
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lineage.configs.atomic import naming
+
 INDEX = "index.json"
 BLOCK = 1 << 16  # bytes with one checksum
 DTYPES = (np.dtype(np.uint16), np.dtype(np.int32))
@@ -95,7 +97,8 @@ class ShardFile:
         if _has_no_end(path):
             self._damaged()
         try:
-            content = np.asarray(np.memmap(path, np.uint8, mode="r"))
+            with naming(path):  # with too many open files or too little memory
+                content = np.asarray(np.memmap(path, np.uint8, mode="r"))
         except FileNotFoundError:
             raise ValueError(f"{path} was deleted: run the same command again to encode it again.") from None
         ends_size = 8 * shard.documents

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import process
 from typing import Any, NoReturn, TextIO
@@ -151,7 +152,8 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
 
     Orbax logs the traceback. After an error in one array, TensorStore's other reads or writes find the event loop
     closed when they finish, which cannot be caught, asyncio reports those that do not finish, and Python reports the
-    errors of Orbax's coroutines that it deletes.
+    errors of Orbax's coroutines that it deletes. Without a free file descriptor, Orbax's coroutines do not start, and
+    an event loop that could not be opened cannot be closed.
     """
     hook = sys.unraisablehook
 
@@ -163,12 +165,15 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
             return
         code = getattr(error.object, "cr_code", None)  # of a coroutine
         is_closed = str(error.exc_value) == "Event loop is closed"  # asyncio raises a plain RuntimeError
+        is_closed |= getattr(error.object, "__qualname__", "") == "BaseEventLoop.__del__"
         if traceback or not (is_closed or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
             hook(error)
 
     for library in ("absl", "asyncio"):
         logging.getLogger(library).setLevel(logging.ERROR if traceback else logging.CRITICAL)
     sys.unraisablehook = unless_after_an_error
+    if not traceback:
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     try:
         yield
     finally:

@@ -1,10 +1,11 @@
 import dataclasses
+import errno
 
 import numpy as np
 import pytest
 
 from lineage.configs import schema
-from lineage.data import Loader
+from lineage.data import Loader, shards
 from lineage.data.sources import SOURCES
 from lineage.data.sources.folder import Folder
 from lineage.data.sources.packages import Dates, Digits
@@ -242,3 +243,13 @@ def test_data_is_frozen():
     loaded = load(Digits(), ImageClassification(), batch_size=4)
     with pytest.raises(dataclasses.FrozenInstanceError):
         loaded.train = None
+
+
+def test_shard_that_cannot_be_mapped_into_memory_is_named(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    (path := tmp_path / "00000.tokens").write_bytes(bytes(8))
+    with pytest.raises(OSError, match=f"Too many open files: '{path}'"):
+        shards.ShardFile(path, np.dtype(np.uint16), shards.Shard(0, 0, 0, 0, 0, 0))

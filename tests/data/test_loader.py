@@ -1,4 +1,5 @@
 import errno
+import gc
 import itertools
 import multiprocessing
 import os
@@ -190,6 +191,24 @@ def test_killed_worker_raises():
     worker.kill()
     with pytest.raises(ChildProcessError, match=r"a worker process of the loader has ended: .* exit code -9"):
         list(itertools.islice(batches, 20))
+
+
+@pytest.mark.thorough
+def test_worker_that_cannot_be_started_is_reported(monkeypatch, recwarn):
+    start, started = multiprocessing.context.SpawnProcess._Popen, []
+
+    def start_one(worker):
+        if started:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return started.append(worker) or start(worker)
+
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "_Popen", staticmethod(start_one))
+    batches = train_batches(source=source(4), batch_size=2, seed=0, workers=2).iterate()
+    with pytest.raises(OSError, match="the loader cannot start a worker process: Too many open files"):
+        list(itertools.islice(batches, 8))
+    assert not multiprocessing.active_children()
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, pytest.PytestUnraisableExceptionWarning)]
 
 
 def fill(batch, keys):

@@ -87,6 +87,14 @@ def test_notes_on_a_terminal_have_no_control_characters(monkeypatch, capsys, is_
     assert capsys.readouterr().err == f"{shown}\n"
 
 
+def test_event_loop_for_which_there_is_no_file_descriptor_is_not_reported():
+    code = "import asyncio, contextlib, resource\nfrom lineage.runs.process import brief_errors\n"
+    code += "async def write(): pass\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+    code += "with brief_errors():\n    with contextlib.suppress(OSError):\n        asyncio.run(write())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("traceback", [False, True])
 def test_interrupt_in_a_callback_that_cannot_raise_is_raised_after_it(traceback, capfd):
     class Interrupted:
