@@ -144,7 +144,7 @@ class _Batches:
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
-            if _unstarted():
+            if workers and _unstarted():
                 why = f"the loader cannot start a worker process: {error.strerror}"
                 raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
             if workers and error.errno == errno.ENOSPC:
