@@ -21,15 +21,20 @@ def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
         _check_record(before or files, workdir)
         if before and before.keys() <= run_files.keys():  # earlier versions recorded no files of data sets of TFDS
             before |= {name: files[name] for name in files.keys() - run_files.keys()}
-        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
-        if before and changed:
-            named = [str(workdir / name) if name == "tokenizer.json" else name for name in changed[:3]]
-            number = f"{len(changed)} of {len({**before, **files})} files"
+        names = differing(before, files)
+        if before and names:
+            named = [str(workdir / name) if name == "tokenizer.json" else name for name in names[:3]]
+            number = f"{len(names)} of {len({**before, **files})} files"
             raise ValueError(
                 f"{', '.join(named)} changed since the run in {workdir} began ({number}): restore the data or "
                 f"{path}, choose another workdir, or {FORCE}."
             )
     write_record(path, files)
+
+
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files whose fingerprints differ, or that are only in one of two records."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
 def changed(files: Mapping[str, Any], workdir: Path) -> list[str]:

@@ -45,23 +45,29 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         raise ValueError(f"the length of the run is {total:,} steps: it must be {allowed}.")
     # Marks the folder as a run folder. Earlier versions wrote the config without the values of variants.
     folder.keep_config(base.resolved(config), workdir, force_config, earlier=config)
+    files = _fingerprints(experiment)
     experiment.check()
     if not done:
         check_examples(experiment.data)
     elif not force_config:
         check_begin_token(experiment.facts, workdir)
+    if changed := data_record.differing(files, _fingerprints(experiment)):
+        raise ValueError(f"{changed[0]} changed while the data were read: start again when they do not change.")
     if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
         experiment.tokenizer.save(workdir)
     if not done:
         folder.discard_artifacts(workdir)
     artifacts.check(workdir)
     write_record(workdir / START, about)
-    files = fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
     data_record.keep(files, workdir, force_config)
     clean(workdir)
     probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
     probe.mkdir(parents=True, exist_ok=True)
     probe.rmdir()
+
+
+def _fingerprints(experiment):
+    return fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
 
 
 def check_begin_token(facts: Facts, workdir: Path) -> None:

@@ -151,7 +151,8 @@ class Trained:
             return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
         if text not in (None, source.name):
             source = schema.build(SOURCES, schema.parse(SOURCES, text))
-        return from_source(source.read(kind), kind, split), fingerprint(source.files())
+        files = fingerprint(source.files())  # before they are read, as they could change meanwhile
+        return from_source(source.read(kind), kind, split), files
 
     @property
     def loader(self) -> Loader:

@@ -16,7 +16,7 @@ from lineage.data.sources import SOURCES
 from lineage.models.vit import ViT
 from lineage.runs import command as command_line
 from lineage.runs import data_record, folder, provenance
-from lineage.train import distributed, loop
+from lineage.train import distributed, loop, preparation
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
@@ -207,6 +207,17 @@ def test_resuming_with_changed_data_raises(tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer.json changed since"):
         data_record.keep(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
+
+
+def test_data_that_change_while_they_are_read_stop_the_run(tiny, tmp_path, monkeypatch):
+    """Otherwise the run would be recorded as one on the new data, with which it would then resume."""
+    path, workdir = tmp_path / "a.csv", tmp_path / "run"
+    path.write_text("input,target\n" + "a,no\nb,yes\n" * 8)
+    changes = {"source": f"csv:{path}", "task.name": "conditional_lm", "task.sequence_length": 16}
+    monkeypatch.setattr(preparation, "check_examples", lambda data: path.write_text("input,target\na,yes\n"))
+    with pytest.raises(ValueError, match=r"a.csv changed while the data were read: start again when they do not"):
+        loop.train(tiny("gpt", changes), workdir)
+    assert not any((workdir / name).exists() for name in ("tokenizer.json", folder.DATA, "checkpoints"))
 
 
 def test_moved_fingerprints_do_not_let_a_run_continue_with_other_data(tmp_path):
