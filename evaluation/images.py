@@ -88,8 +88,8 @@ class Neighbors(Probe):
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         from sklearn.neighbors import KNeighborsClassifier
 
-        def weights(distance):
-            return np.exp(-distance / self.temperature)  # times a constant, exp(1 / temperature)
+        def weights(distance):  # times a constant for each row, so that the weight of the nearest neighbor is 1
+            return np.exp((distance.min(axis=1, keepdims=True) - distance) / self.temperature)
 
         count = min(self.count, len(labels))
         return KNeighborsClassifier(count, metric="cosine", weights=weights).fit(features, labels)

@@ -27,6 +27,9 @@ def test_neighbors_are_weighted_by_cosine_similarity():
     for row, nearest in enumerate(np.argsort(-cosine, axis=1)[:, :7]):
         np.add.at(votes[row], KNOWN[1][nearest], np.exp(cosine[row, nearest] / 0.02))
     np.testing.assert_array_equal(Neighbors(count=7, temperature=0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
+    nearest = Neighbors(count=1).fit(*KNOWN).predict(ASKED[0])
+    sharp = Neighbors(count=7, temperature=1e-9).fit(*KNOWN).predict(ASKED[0])
+    np.testing.assert_array_equal(sharp, nearest)  # although exp(-distance / temperature) is 0
     plain = Neighbors(count=7, temperature=1e9).fit(*KNOWN).predict(ASKED[0])
     assert (plain != votes.argmax(1)).any()  # the weights matter
     assert Neighbors(count=20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
