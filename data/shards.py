@@ -2,8 +2,8 @@
 
 The folder of a corpus has the file `index.json` and the shards 00000.tokens, 00001.tokens, ... A shard consists, in
 little-endian order, of the ends of its documents (int64, in tokens from the beginning of the corpus), its token ids
-(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has a `Shard` for each shard, and
-the CRC-32 of these entries.
+(uint16 or int32) and the CRC-32 of each block of 64 KiB of both (uint32). The index has the name of the folder, which
+identifies the corpus and the tokenizer, a `Shard` for each shard, and the CRC-32 of these entries.
 """
 
 import contextlib
@@ -151,12 +151,16 @@ class ShardFile:
 
 
 def read_index(folder: Path) -> tuple[list[Shard], bool]:
-    """Return the shards in the index of a corpus, and whether they are complete; none if the index is not intact."""
+    """Return the shards in the index of a corpus, and whether they are complete.
+
+    There are none if the index is not intact, or is that of another folder.
+    """
     if _has_no_end(folder / INDEX):
         return [], False
-    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        if index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
+        is_own = index.get("folder", folder.name) == folder.name  # earlier versions wrote no name
+        if is_own and index["crc32"] == zlib.crc32(json.dumps(index["shards"]).encode()):
             shards = [Shard(**values) for values in index["shards"]]
             if all(type(number) is int and number >= 0 for shard in shards for number in shard):
                 return shards, index["complete"]

@@ -170,7 +170,8 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int, ch
 def _write_index(folder: Path, shards: Sequence[Shard], complete: bool) -> None:
     entries = [shard._asdict() for shard in shards]
     crc32 = zlib.crc32(json.dumps(entries).encode())
-    write_atomic(folder / INDEX, json.dumps({"complete": complete, "shards": entries, "crc32": crc32}))
+    index = {"folder": folder.name, "complete": complete, "shards": entries, "crc32": crc32}
+    write_atomic(folder / INDEX, json.dumps(index))
 
 
 def _take(parts: Iterator[_Part]) -> list[_Part]:

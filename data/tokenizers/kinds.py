@@ -299,12 +299,15 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer in a file, or train it and keep it there."""
     checksum = path.with_suffix(".sha256")
 
+    def digest(text: str) -> str:
+        return hashlib.sha256(f"{path.stem} {text}".encode()).hexdigest()  # not that of another tokenizer and its file
+
     def read() -> Tokenizer | None:
         if not (path.is_file() and checksum.is_file()):  # a pipe would be waited for
             return None
         with contextlib.suppress(OSError, ValueError):
             text = path.read_text(encoding="utf-8")
-            if checksum.read_text() == hashlib.sha256(text.encode()).hexdigest():
+            if checksum.read_text() == digest(text):
                 return Tokenizer(tokenizers.Tokenizer.from_str(text))
         return None
 
@@ -315,7 +318,7 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
         if not (tokenizer := read()):
             tokenizer = train()
             write_atomic(path, tokenizer.to_str())
-            write_atomic(checksum, hashlib.sha256(tokenizer.to_str().encode()).hexdigest())
+            write_atomic(checksum, digest(tokenizer.to_str()))
     return tokenizer
 
 

@@ -148,3 +148,20 @@ def test_texts_that_change_while_they_are_read_are_not_cached(tmp_path):
     path.write_text("a bc " * 30)
     assert find_tokenizer(TOKENIZERS["words"](), changing, [], **cache).decode([1]) in ("a", "bc")
     assert [*tokenize(changing["train"], train("bytes", []), **cache).tokens[:5]] == [*b"a bc "]
+
+
+def test_caches_of_other_texts_are_not_used(tmp_path):
+    """Check token ids and tokenizers in place of each other, with their checksums."""
+    texts = [Documents(["a bc " * 30]), Documents(["d efg " * 30])]
+
+    def read():
+        kept = [find_tokenizer(TOKENIZERS["words"](), {"train": part}, [], cache_dir=tmp_path) for part in texts]
+        return [(one.to_str(), [*tokenize(part, one, cache_dir=tmp_path).tokens[:]]) for part, one in zip(texts, kept)]
+
+    expected = read()
+    for pattern in ("*/index.json", "*/00000.tokens", "tokenizer-*.json", "tokenizer-*.sha256"):
+        first, second = sorted(tmp_path.glob(pattern))
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+    assert read() == expected
