@@ -78,7 +78,7 @@ class Cell(nn.Module):
     def zeros(self, like: Float[Array, "B ..."]) -> State:
         """Return the state before the first token, with the batch size and the dtype of an array."""
         sizes = (self.projection or self.width, self.width)[: CELLS[self.kind][2]]
-        return tuple(jnp.zeros((len(like), size), like.dtype) for size in sizes)
+        return tuple(jnp.zeros((like.shape[0], size), like.dtype) for size in sizes)
 
 
 def held(mask: Bool[Array, "B"] | None, new, old):

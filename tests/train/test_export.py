@@ -50,6 +50,7 @@ KINDS = {
         | {"task.name": "masked_lm", "model.head": "masked_lm"},
     ),
     "transformer": ("transformer", {"model.depth": 1}),
+    "seq2seq": ("transformer", {"model.name": "seq2seq", "model.depth": 1, "model.width": 16}),
     "vit": ("vit", {"model.depth": 1, "precision": "bfloat16"}),
 }
 
