@@ -36,9 +36,13 @@ POLICY = (
 )
 # Characters that change the direction of the text that follows: if unpaired, also of the numbers beside a name.
 DIRECTIONS = *range(0x202A, 0x202F), *range(0x2066, 0x206A)
-# Control characters other than white space, which HTML does not allow: browsers would omit a NUL.
+# Control characters other than white space, and noncharacters, which HTML does not allow: browsers would omit a NUL.
 CONTROLS = *range(9), 0x0B, *range(0x0E, 0x20), *range(0x7F, 0xA0)
-REPLACED = dict.fromkeys((*DIRECTIONS, *CONTROLS), "\ufffd")
+NONCHARACTERS = (
+    *range(0xFDD0, 0xFDF0),
+    *(plane + last for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)),
+)
+REPLACED = dict.fromkeys((*DIRECTIONS, *CONTROLS, *NONCHARACTERS), "\ufffd")
 PAGE = Markup("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
