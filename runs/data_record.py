@@ -38,13 +38,15 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def changed(files: Mapping[str, Any], workdir: Path) -> list[str]:
-    """Return the names of the data files that have other fingerprints than in `data.json`.
+    """Return the names of the data files, and of those of the teacher, that are not those in `data.json`.
 
     Of large files, a part is read that depends on the others: if some are missing, only the sizes are compared.
     """
-    before = {name: value for name, value in read_json(workdir / DATA).items() if isinstance(value, list)}
+    record, own = read_json(workdir / DATA), _run_files(workdir)
+    before = {name: value for name, value in record.items() if isinstance(value, list)}
     compared = slice(None) if before.keys() <= files.keys() else slice(1)
-    return [name for name, value in files.items() if name in before and before[name][compared] != value[compared]]
+    names = [name for name, value in files.items() if name in before and before[name][compared] != value[compared]]
+    return names + [name for name, value in record.items() if isinstance(value, str) and own.get(name) != value]
 
 
 def checksums(workdir: Path) -> dict[str, int]:

@@ -301,7 +301,9 @@ def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
         path.write_text(changed)
         with pytest.raises(ValueError, match=f"^{path} changed since the run in .* began"):
             data_record.keep({}, workdir)
+        assert data_record.changed({}, workdir) == [str(path).removeprefix(f"{workdir}/")]  # for an evaluation
         path.write_text(content)
+        assert not data_record.changed({}, workdir)
         data_record.keep({}, workdir)
     (workdir / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=f"^{workdir}/tokenizer.json changed since the run"):
