@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source
 from lineage.data.inputs.rows import skip
-from lineage.data.sources.folder import is_image
+from lineage.data.sources.folder import image_files
 from lineage.data.sources.tables import CSV
 from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
@@ -81,6 +82,8 @@ class Trained:
 
     def generate(self, prompt: str) -> list[str]:
         """Return `sampling.num_samples` continuations (at least one) of a prompt, or outputs for an input."""
+        if not isinstance(prompt, str):
+            raise ValueError(f"prompt is {repr(prompt)[:60]}: it must be a text.")
         return self.sampler.write(self.variables, prompt)
 
     def predictions(self, inputs: Inputs | Sequence[Any], **options: Any) -> Iterator[list[dict[str, Any]]]:
@@ -133,7 +136,7 @@ class Trained:
             say(f"{output.count} predictions{bad}: {path}")
 
     def inputs(
-        self, text: str | None, split: str = "", columns: Sequence[str] = (), bad: int = 0
+        self, text: str | os.PathLike | None, split: str = "", columns: Sequence[str] = (), bad: int = 0
     ) -> tuple[Inputs, dict[str, Any]]:
         """Return inputs for predictions, and the fingerprints of their files.
 
@@ -144,11 +147,11 @@ class Trained:
             columns, bad: columns and number of bad rows of a file (see `from_files`).
         """
         source, kind = self.experiment.source, self.experiment.task.reads
-        if text is not None and not is_source(text):
-            files, is_folder = fingerprint([text]), Path(local(text, ())).is_dir()  # which may also have the output
-            files = {name: value for name, value in files.items() if is_image(Path(name)) or not is_folder}
+        if text is not None and not is_source(text := os.fspath(text)):
             quotes = source.quotes if isinstance(source, CSV) else True
-            return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
+            inputs = from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes)
+            folder = Path(local(text, ()))  # which may also have the output
+            return inputs, fingerprint(map(str, image_files(folder)) if folder.is_dir() else [text])
         if text not in (None, source.name):
             source = schema.build(SOURCES, schema.parse(SOURCES, text))
         files = fingerprint(source.files())  # before they are read, as they could change meanwhile

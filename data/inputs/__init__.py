@@ -107,12 +107,16 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         channels: number of channels of images.
     """
     is_single = isinstance(values, str | bytes | Mapping | Set) or hasattr(values, "columns")  # such as a data frame
-    inputs = [] if is_single else list(values)  # a Series in its order, whatever its index
+    inputs = [] if is_single or not _is_iterable(values) else list(values)  # a Series in its order, whatever its index
     if not inputs:
         raise ValueError(f"The inputs are {str(values)[:60]!r}: they must be a list of at least one input.")
     types = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
     for number, value in enumerate(inputs):
-        if not isinstance(value, types) or isinstance(value, Mapping | Set):
+        if (
+            not isinstance(value, types)
+            or isinstance(value, Mapping | Set)
+            or (kind in KINDS and not _is_iterable(value))
+        ):
             allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
             raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
@@ -123,6 +127,11 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         reading.check(row, f"input {number}")
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(columns)]
     return Inputs(rows, _identifiers(rows, kind))
+
+
+def _is_iterable(value):
+    """Return whether a value can be iterated over, unlike an array without dimensions, which is an `Iterable`."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
 def _identifiers(rows, kind):

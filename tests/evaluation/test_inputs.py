@@ -5,6 +5,8 @@ import json
 import re
 import tracemalloc
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +16,12 @@ import pytest
 from PIL import Image
 
 from lineage.data import Facts, Loader, Question
+from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, is_source
 from lineage.data.inputs.images import Readable
 from lineage.data.sources.tables import TSV
 from lineage.evaluation.prediction import with_categories
+from lineage.train import trained
 from lineage.train.experiment import Experiment
 from lineage.train.trained import Trained
 
@@ -93,6 +97,22 @@ def test_quotes_mean_what_they_mean_in_the_source_of_the_run(tmp_path):
         run = SimpleNamespace(experiment=SimpleNamespace(source=TSV(str(path), quotes=quotes), **about))
         inputs, _ = Trained.inputs(run, str(path))
         assert list(inputs.part(0, 2)) == rows
+
+
+def test_only_the_images_of_a_folder_are_fingerprinted(tmp_path, monkeypatch):
+    """Check a file of predictions in the folder of the images, with which less of each file would be read."""
+    monkeypatch.setattr(trained, "fingerprint", partial(fingerprint, limit=10_000))
+    (image := tmp_path / "a.png").write_bytes(np.random.default_rng(0).bytes(20_000))
+    about = {"source": None, "facts": SimpleNamespace(channels=3)}
+    run = SimpleNamespace(experiment=SimpleNamespace(task=SimpleNamespace(reads="images"), **about))
+    _, before = Trained.inputs(run, tmp_path)
+    (tmp_path / "predictions.jsonl").write_text("{}\n")
+    assert Trained.inputs(run, tmp_path)[1] == before
+    assert list(before) == [str(image)]
+    monkeypatch.setattr(trained, "fingerprint", pytest.fail)
+    run = SimpleNamespace(experiment=SimpleNamespace(task=SimpleNamespace(reads="documents"), **about))
+    with pytest.raises(ValueError, match=r"must be a file of \.txt"):
+        Trained.inputs(run, str(tmp_path))
 
 
 def test_sound_header_is_needed(tmp_path):
@@ -216,6 +236,10 @@ def test_ids_that_occur_twice(tmp_path):
         (SimpleNamespace(columns=["text"]), "documents", "they must be a list"),
         (iter(()), "documents", "they must be a list of at least one"),
         ([None], "images", "input 0 is None: it must be a path, an array or a Pillow image"),
+        (None, "documents", "The inputs are 'None': they must be a list"),
+        (np.array("a"), "documents", "The inputs are 'a': they must be a list"),
+        (Path("a.png"), "images", "The inputs are 'a.png': they must be a list"),
+        (["a", np.array("b")], "labeled_texts", "input 1 is array('b', dtype='<U1'): it must be a text"),
     ],
 )
 def test_objects_in_place_of_texts(values, kind, message):

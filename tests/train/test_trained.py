@@ -115,6 +115,8 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
     assert model.predict(["abc"]) == [{"prediction": printed[3:-1]}]
     with pytest.raises(ValueError, match="The inputs are 'abc': they must be a list of at least one input"):
         model.predict("abc")
+    with pytest.raises(ValueError, match=r"prompt is \['abc'\]: it must be a text\."):
+        model.generate(["abc"])
     with pytest.raises(ValueError, match=r"checkpoint is 'Best': it must be 'latest' or 'best'\."):
         model.experiment.restore("Best")
     with pytest.raises(ValueError, match=r"task is 'causal_lm': it must be empty for a run"):
