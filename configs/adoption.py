@@ -1,6 +1,7 @@
 """Configs of pre-trained models: the architecture and the preprocessing of a run, or of a `transformers` folder."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,16 @@ LENGTH = 512  # default sequence length of models without a maximum length
 
 
 def is_run(path: str | Path) -> bool:
-    """Return whether a folder contains a run with checkpoints."""
-    return (Path(path) / "checkpoints").is_dir()
+    """Return whether a folder contains a run with checkpoints; raise ValueError if they are missing from a run."""
+    if (Path(path) / "checkpoints").is_dir():
+        return True
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # a damaged file may be that of a model
+        config = read_json(Path(path) / CONFIG)
+    if {"model", "task"} <= config.keys():
+        advice = "restore it, or let the command `train` write it"
+        raise ValueError(f"{path} has the config of a run but no folder `checkpoints`: {advice}.")
+    return False
 
 
 def check_imports(path: str | Path) -> None:

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from PIL import Image
@@ -102,7 +104,7 @@ def test_train_continues_a_run_that_is_given_by_its_folder(tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_generator_without_its_training_data(tiny, tmp_path, capsys):
+def test_generator_without_its_training_data(tiny, tmp_path, capsys, monkeypatch):
     (tmp_path / "a.txt").write_text("abcdefgh" * 400)
     changes = {"source": f"text:{tmp_path}/a.txt", "total_steps": 2, "sampling.temperature": 0.0}
     loop.train(tiny("gpt", changes), tmp_path / "run", **ONE)
@@ -115,6 +117,7 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
     assert model.predict(["abc"]) == [{"prediction": printed[3:-1]}]
     with pytest.raises(ValueError, match="The inputs are 'abc': they must be a list of at least one input"):
         model.predict("abc")
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
     with pytest.raises(ValueError, match=r"prompt is \['abc'\]: it must be a text\."):
         model.generate(["abc"])
     with pytest.raises(ValueError, match=r"checkpoint is 'Best': it must be 'latest' or 'best'\."):
@@ -123,6 +126,14 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys):
         lineage.load(tmp_path / "run", task="causal_lm")
     with pytest.raises(ValueError, match=r"experts\.paths is empty"):
         lineage.load(tmp_path / "run", changes={"experts.choice": "prompt"})
+
+
+def test_run_without_its_checkpoints(tmp_path):
+    """Check a run that failed before its first step, or whose checkpoints were moved away."""
+    (tmp_path / "config.json").write_text('{"model": {"name": "gpt"}, "task": {"name": "causal_lm"}}')
+    for read in (lineage.load, partial(lineage.load, task="causal_lm"), trained.language_model, adoption.model_of):
+        with pytest.raises(ValueError, match=rf"^{tmp_path} has the config of a run but no folder `checkpoints`: "):
+            read(tmp_path)
 
 
 @pytest.mark.slow
