@@ -128,8 +128,8 @@ def _tree(reader, state):
     """Return the metadata of the arrays in the folder of a state, as a tree."""
     # If the database is damaged, Orbax would leave reads unfinished, which print tracebacks when its event loop closes.
     place = {"driver": "file", "path": f"{state}/"}
-    tensorstore.KvStore.open({"driver": "ocdbt", "base": place}).result().list().result()
-    metadata = reader.metadata(state).item_metadata
+    keys = tensorstore.KvStore.open({"driver": "ocdbt", "base": place}).result().list().result()
+    metadata = reader.metadata(state).item_metadata if keys else None  # none, if the manifest is missing or a folder
     if metadata is None:  # Orbax hides the error
         raise ValueError(f"the description of the arrays in {state} cannot be read")
     return metadata.tree

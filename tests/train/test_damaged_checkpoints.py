@@ -80,6 +80,22 @@ def test_damaged_database_is_found_before_arrays_are_read(name, tmp_path, monkey
             read(tmp_path)
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_database_without_its_manifest_is_found_before_arrays_are_read(is_folder, tmp_path, monkeypatch):
+    """Check a manifest that is missing or a folder: its database seems to be empty."""
+    save(tmp_path, state())
+    path = tmp_path / "checkpoints" / "3" / "state" / "manifest.ocdbt"
+    path.unlink()
+    if is_folder:
+        path.mkdir()
+    asked = []
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "metadata", lambda *args: asked.append(args))
+    for read in (restore, read_newest):
+        with pytest.raises(DamagedError, match=f"the description of the arrays in {path.parent} cannot be read"):
+            read(tmp_path)
+    assert not asked
+
+
 @pytest.mark.parametrize("content", ["[" * 10**5, "[]", '{"metrics": 5}', '{"commit_timestamp_nsecs": 1e30}'])
 def test_description_that_orbax_cannot_use_is_named(content, tmp_path):
     """Check that a run without the file, which Orbax does not need, is restored."""
