@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import multiprocessing
 import os
 import signal
@@ -13,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -23,6 +21,8 @@ from lineage.data import shuffle
 
 # Signals that the run handles: its worker processes ignore them.
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+# Errors of a process that has too many open files, other processes or too little memory to start another one.
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 GRACE = 5.0  # seconds that worker processes have to end by themselves
 Batch = dict[str, np.ndarray]
 
@@ -144,7 +144,7 @@ class _Batches:
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
-            if workers and _unstarted():
+            if workers and error.errno in LIMITS and error.filename is None:
                 why = f"the loader cannot start a worker process: {error.strerror}"
                 raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
             if workers and error.errno == errno.ENOSPC:
@@ -152,20 +152,8 @@ class _Batches:
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise
         finally:
-            with _killing_late(before):
+            with _killing_late(before), contextlib.suppress(AssertionError):  # for a worker that could not be started
                 iterator.close()
-
-
-def _do_nothing(timeout=None):
-    pass
-
-
-def _unstarted():
-    """Return the worker processes that could not be started, after letting Grain join them, as it does at its end."""
-    workers = [one for one in gc.get_objects() if issubclass(type(one), BaseProcess) and one.ident is None]
-    for worker in workers:
-        worker.join = _do_nothing
-    return workers
 
 
 @contextlib.contextmanager

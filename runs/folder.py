@@ -245,6 +245,16 @@ def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = 
     write_atomic(workdir / CONFIG, _text(config))
 
 
+def check_results(config: Any, workdir: Path) -> None:
+    """Raise ValueError if a run of this config would replace the results of another one, whose checkpoints are lost."""
+    before = {}
+    with contextlib.suppress(OSError, ValueError):  # a damaged file is replaced
+        before = read_json(workdir / ARTIFACTS / FACTS).get("config")
+    if changed := isinstance(before, dict) and differences(before, plain(config), length=True):
+        given = f"{workdir} has the results of a run of another config ({changed}) but not its checkpoints"
+        raise ValueError(f"{given}: restore them, choose another workdir, or {FORCE}.")
+
+
 def discard(workdir: Path, force: bool = False) -> None:
     """Delete the files of a run without checkpoints that a new run must not read, such as its tokenizer.
 
@@ -289,13 +299,15 @@ def differences(
     before: Mapping[str, Any],
     config: Mapping[str, Any],
     earlier: Mapping[str, Any] | None = None,
-    ignored: tuple[str, ...] = MAY_CHANGE,
+    length: bool = False,
 ) -> str:
-    """Return the first differences of a run's config from the one it had `before`, apart from `ignored` keys.
+    """Return the first differences of a run's config from the one it had `before`, apart from `MAY_CHANGE`.
 
-    The result is "" if there are none, or if the config before is not known, {}. See `check_config` for `earlier`.
+    With `length`, the lengths of the run are compared, too. The result is "" if there are no differences, or if the
+    config before is not known, {}. See `check_config` for `earlier`.
     """
     before, now, other = map(flatten, (before, config, earlier or config))
+    ignored = tuple(prefix for prefix in MAY_CHANGE if prefix != "total_" or not length)
     changed = [
         f"{key} was {', is '.join(_excerpts(before.get(key), now.get(key)))}"
         for key in {**before, **now}

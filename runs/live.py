@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MAY_CHANGE, METRICS, differences, flatten, read_json, regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, differences, flatten, read_json, regular
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, MOVED, printable, show
@@ -108,8 +108,7 @@ class Run:
 
     def check_config(self) -> None:
         """Raise ValueError if the folder has a run of another config or length, whose results differ."""
-        ignored = tuple(key for key in MAY_CHANGE if key != "total_")
-        if changed := differences(read_json(self.folder / CONFIG), self.config, ignored=ignored):
+        if changed := differences(read_json(self.folder / CONFIG), self.config, length=True):
             raise ValueError(
                 f"{self.folder} holds a run of another config ({changed}): undo the changes of the config since the "
                 "sweep began and delete the folder, or choose another workdir."

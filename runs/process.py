@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -152,8 +153,8 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
 
     Orbax logs the traceback. After an error in one array, TensorStore's other reads or writes find the event loop
     closed when they finish, which cannot be caught, asyncio reports those that do not finish, and Python reports the
-    errors of Orbax's coroutines that it deletes. Without a free file descriptor, Orbax's coroutines do not start, and
-    an event loop that could not be opened cannot be closed.
+    errors of Orbax's coroutines that it deletes. With too many open files, these do not start, an event loop that could
+    not be opened cannot be closed, and Grain cannot join a process that it could not start.
     """
     hook = sys.unraisablehook
 
@@ -164,9 +165,9 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
             again.start()
             return
         code = getattr(error.object, "cr_code", None)  # of a coroutine
-        is_closed = str(error.exc_value) == "Event loop is closed"  # asyncio raises a plain RuntimeError
-        is_closed |= getattr(error.object, "__qualname__", "") == "BaseEventLoop.__del__"
-        if traceback or not (is_closed or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
+        is_known = str(error.exc_value) in ("Event loop is closed", "can only join a started process")
+        is_known |= getattr(error.object, "__qualname__", "") == "BaseEventLoop.__del__"
+        if traceback or not (is_known or (code and f"{os.sep}orbax{os.sep}" in code.co_filename)):
             hook(error)
 
     for library in ("absl", "asyncio"):
@@ -177,6 +178,7 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect(1)  # deletes what an error has just left
         sys.unraisablehook = hook
 
 

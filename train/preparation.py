@@ -35,6 +35,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     """Check that an experiment can start or resume in its folder, and write its config and metadata there."""
     config, workdir, done = experiment.config, experiment.workdir, folder.last_step(experiment.workdir)
     if not done:
+        if not force_config:
+            folder.check_results(base.resolved(config), workdir)
         folder.discard(workdir, force_config)
         for path in filter(Path.is_dir, map(Path, experiment.source.files())):
             if workdir.resolve().is_relative_to(path.resolve()):  # its files would be read as data

@@ -148,13 +148,14 @@ class Trained:
         """
         source, kind = self.experiment.source, self.experiment.task.reads
         if text is not None and not is_source(text := os.fspath(text)):
-            quotes = source.quotes if isinstance(source, CSV) else True
-            inputs = from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes)
             folder = Path(local(text, ()))  # which may also have the output
-            return inputs, fingerprint(map(str, image_files(folder)) if folder.is_dir() else [text])
+            # Files are read after their fingerprints are taken, as they could change meanwhile.
+            files = fingerprint(map(str, image_files(folder)) if folder.is_dir() else [text])
+            quotes = source.quotes if isinstance(source, CSV) else True
+            return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
         if text not in (None, source.name):
             source = schema.build(SOURCES, schema.parse(SOURCES, text))
-        files = fingerprint(source.files())  # before they are read, as they could change meanwhile
+        files = fingerprint(source.files())
         return from_source(source.read(kind), kind, split), files
 
     @property

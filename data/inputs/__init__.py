@@ -110,13 +110,10 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     inputs = [] if is_single or not _is_iterable(values) else list(values)  # a Series in its order, whatever its index
     if not inputs:
         raise ValueError(f"The inputs are {str(values)[:60]!r}: they must be a list of at least one input.")
-    types = Iterable if kind in KINDS else str | bytes | os.PathLike | np.ndarray | Image.Image
+    types = str | bytes | os.PathLike | np.ndarray | Image.Image
     for number, value in enumerate(inputs):
-        if (
-            not isinstance(value, types)
-            or isinstance(value, Mapping | Set)
-            or (kind in KINDS and not _is_iterable(value))
-        ):
+        is_text = _is_iterable(value) and not isinstance(value, Mapping | Set)
+        if not (is_text if kind in KINDS else isinstance(value, types)):
             allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
             raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:

@@ -2,10 +2,12 @@
 
 import json
 import math
+import shutil
 import sys
 import zlib
 from collections import defaultdict
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,6 +38,23 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
+
+
+@pytest.mark.thorough
+def test_results_without_checkpoints_are_not_replaced_by_those_of_another_config(tiny, tmp_path):
+    config = tiny("gpt", {"total_steps": 2, "source": f"text:{__file__}"})
+    loop.train(config, tmp_path, devices=jax.devices()[:1])
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    for key, value in (("seed", 1), ("total_steps", 1)):
+        other = config.copy_and_resolve_references()
+        other[key] = value
+        with pytest.raises(ValueError, match=rf"has the results of a run of another config \({key} was"):
+            loop.train(other, tmp_path)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    folder.check_results(base.resolved(config), tmp_path)
+    (tmp_path / "artifacts" / "run.json").write_text("[]")
+    folder.check_results(base.resolved(other), tmp_path)
 
 
 def test_config_has_the_sizes_of_its_variant(tmp_path, monkeypatch):
