@@ -17,7 +17,7 @@ from lineage.runs.process import ERROR, PREEMPTED, STOP_SIGNALS
 from lineage.runs.supervisor import reason
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
-ANSWER_SECONDS = 300  # for which `squeue` and `scancel` are waited for; they repeat failed requests by themselves
+ANSWER_SECONDS = 300  # to wait for `squeue` and `scancel`, which repeat failed requests themselves
 
 
 class Task:
@@ -212,13 +212,13 @@ def _squeue(columns: str) -> dict[str, str]:
 
 
 def _answer(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM that answers a question or cancels jobs."""
-    try:  # jobs of other folders may have names that are not UTF-8
-        settings = {"capture_output": True, "text": True, "errors": "replace", "timeout": ANSWER_SECONDS}
+    """Run `squeue` or `scancel`."""
+    # Jobs of other folders may have names that are not UTF-8.
+    settings = {"capture_output": True, "text": True, "errors": "replace", "timeout": ANSWER_SECONDS}
+    try:
         return subprocess.run(command, env=environment, **settings)
     except FileNotFoundError:
         raise FileNotFoundError(f"this machine has no SLURM: there is no {command[0]}.") from None
     except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"{command[0]} has not answered within {ANSWER_SECONDS} s: try again when SLURM responds."
-        ) from None
+        waited = f"{ANSWER_SECONDS} s"
+        raise ValueError(f"{command[0]} has not answered within {waited}: try again when SLURM responds.") from None

@@ -299,8 +299,8 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer in a file, or train it and keep it there."""
     checksum = path.with_suffix(".sha256")
 
-    def digest(text: str) -> str:
-        return hashlib.sha256(f"{path.stem} {text}".encode()).hexdigest()  # not that of another tokenizer and its file
+    def digest(text: str) -> str:  # includes the name, so that another tokenizer is not accepted with its own digest
+        return hashlib.sha256(f"{path.stem} {text}".encode()).hexdigest()
 
     def read() -> Tokenizer | None:
         if not (path.is_file() and checksum.is_file()):  # a pipe would be waited for
