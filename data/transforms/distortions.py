@@ -125,6 +125,6 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
 # Strengths for `increasing`: these operations strengthen with their argument.
 _INCREASING: dict[str, Callable[[float, int], float]] = {
     "posterize": lambda strength, sign: 1 - int(4 * strength) / 4,
-    "solarize": lambda strength, sign: 1 - strength,
+    "solarize": lambda strength, sign: 1 - int(256 * strength) / 256,
     **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), lambda strength, sign: (1 + sign * strength) / 2),
 }

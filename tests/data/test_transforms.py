@@ -240,7 +240,15 @@ def test_randaugment_of_deit(monkeypatch):
     strengths = {
         name: sorted({round(s, 9) for other, s in seen if other == name}) for name in ("posterize", "solarize")
     }
-    assert strengths == {"posterize": [0.25], "solarize": [0.1]}  # one bit is kept; values above 25 are inverted
+    assert strengths == {"posterize": [0.25], "solarize": [0.1015625]}  # one bit is kept
+
+
+def test_solarize_inverts_from_a_threshold_that_is_rounded_as_in_timm():
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None])
+    for magnitude in (0, 1.3, 5, 9, 10):
+        strength = distortions._INCREASING["solarize"](magnitude / 10, 1)
+        changed = np.asarray(OPERATIONS["solarize"](ramp, strength, RANDOM)) != np.asarray(ramp)
+        np.testing.assert_array_equal(changed[0], np.arange(256) >= 256 - int(256 * magnitude / 10))
 
 
 def test_jitter_steps_are_in_random_order(monkeypatch):
