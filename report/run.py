@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from lineage.report import artifacts, curves, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, flatten, read_json
+from lineage.runs.live import runs_in
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.progress import clock
 
@@ -48,8 +49,9 @@ def write_report(workdir: str | os.PathLike) -> Path:
     Sections whose files are absent are left out.
     """
     workdir = Path(workdir)
-    if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
-        raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has neither {METRICS} nor {CONFIG}.")
+    if not ((workdir / METRICS).exists() or runs_in(workdir) == [workdir]):
+        files = f"neither {METRICS} nor the {CONFIG} of a run"
+        raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has {files}.")
     html.check_files(workdir)
     history = GrowingMetrics(workdir / METRICS)
     metrics = history.read() if history.path.exists() else []

@@ -219,9 +219,19 @@ class Table(ExitStack):
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folder itself if it is a run folder, else the run folders in it."""
-    if (folder / CONFIG).exists():
+    if _is_run(folder):
         return [folder]
-    return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
+    return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}")) if _is_run(path.parent)]
+
+
+def _is_run(folder):
+    """Return whether a folder has the config of a run, which may be damaged, and not that of another program."""
+    if not (folder / CONFIG).exists() or (folder / METRICS).exists() or (folder / ARTIFACTS).exists():
+        return (folder / CONFIG).exists()
+    try:
+        return {"model", "task"} <= read_json(folder / CONFIG).keys()
+    except ValueError:
+        return True
 
 
 def watch(folders: Iterable[Path]) -> None:

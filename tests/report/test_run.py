@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from lineage import launch
 from lineage.configs import cli
 from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
@@ -288,6 +289,16 @@ def test_costs_have_units():
         ("kind", "adamw"): "adamw",
     }
     assert {key: _amount(*key) for key in amounts} == amounts
+
+
+def test_nothing_is_written_to_the_folder_of_another_program(tmp_path):
+    (folder := tmp_path / "model").mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(FileNotFoundError, match="is not the workdir of a run"):
+        write_report(folder)
+    for command in (["report", str(tmp_path)], ["report", str(folder), str(folder)], ["watch", str(folder)]):
+        assert launch.main(command) == 1
+    assert sorted(tmp_path.rglob("*")) == [folder, folder / "config.json"]
 
 
 def test_missing_or_damaged_workdir_raises(tmp_path):
