@@ -175,6 +175,8 @@ class Trained:
         models, config = {}, self.experiment.config
         for role in ("draft", "contrast"):
             if folder := config.sampling[role]:
+                if not adoption.is_run(local(folder)):
+                    raise ValueError(f"sampling.{role} is {folder}: it must be the folder of a run.")
                 adoption.check_imports(local(folder))
                 quantized = {"weights": config.weights} if config.weights else {}
                 other = load(folder, changes=quantized, alone=self.experiment.devices is not None)
@@ -232,6 +234,8 @@ def language_model(path: str | Path) -> LanguageModel:
 
 def with_changes(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     """Override the config of a trained model, and reset its mesh to the devices of this machine."""
+    if not (isinstance(changes, Mapping) and all(isinstance(key, str) for key in changes)):
+        raise ValueError(f"changes is {repr(changes)[:60]}: it must be a dictionary of config keys and their values.")
     config.mesh.update(vars(Mesh()))
     cli.override(config, changes)
     return config

@@ -57,6 +57,9 @@ def test_invalid_commands(error, trained):
     assert long == "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow."
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
+    for folder in ("absent", f"{trained}/model"):
+        said = f"sampling.draft is {folder}: it must be the folder of a run."
+        assert error(*drafted, f"--config.sampling.draft={folder}") == said
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
     assert "Speculative decoding needs sampling.num_beams=1" in error(
         *drafted, *beams, f"--config.sampling.draft={trained}/gpt"

@@ -126,6 +126,9 @@ def test_generator_without_its_training_data(tiny, tmp_path, capsys, monkeypatch
         lineage.load(tmp_path / "run", task="causal_lm")
     with pytest.raises(ValueError, match=r"experts\.paths is empty"):
         lineage.load(tmp_path / "run", changes={"experts.choice": "prompt"})
+    for wrong in (["seed=1"], 5, {None: 1}):
+        with pytest.raises(ValueError, match=r"changes is .*: it must be a dictionary of config keys"):
+            lineage.load(tmp_path / "run", changes=wrong)
 
 
 def test_run_without_its_checkpoints(tmp_path):
