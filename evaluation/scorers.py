@@ -138,6 +138,8 @@ def _squad(predictions, references):
             by_id = {str(item["id"]): ["" + answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
             raise ValueError(f"the references are not in the format of SQuAD: {type(error).__name__} {error}") from None
+        if not asked:
+            raise ValueError("the references have no questions: there is nothing to score.")
         if len(by_id) < len(asked):
             raise ValueError(f"the references have {len(asked)} questions with {len(by_id)} ids: each needs its own.")
         if missing := by_id.keys() - predictions.keys():
@@ -174,7 +176,7 @@ def _regression(predictions, references):
     try:
         values, labels = (np.array(_texts(entries), float) for entries in (predictions, _single(references)))
     except ValueError as error:
-        raise ValueError(f"The values must be numbers: {error}.") from None
+        raise ValueError(f"The values must be numbers: {str(error)[:80]}.") from None
     if infinite := [value for value in (*values, *labels) if not abs(value) <= np.finfo(np.float32).max]:
         raise ValueError(f"The values must be finite: one is {infinite[0]}.")
     return regression(values, labels)

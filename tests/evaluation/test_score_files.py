@@ -344,3 +344,14 @@ def test_empty_files_and_folders_are_refused(tmp_path):
             score_files(metric, str(tmp_path / name), [str(tmp_path / name)], [])
     (tmp_path / "a.txt").write_text("\n\n")  # sentences without words
     assert score_files("tagging", f"{tmp_path}/a.txt", [f"{tmp_path}/a.txt"], [])["scores"]["accuracy"] is None
+
+
+def test_references_without_questions_and_long_values_are_refused(tmp_path):
+    (tmp_path / "p.json").write_text('{"1": "a"}')
+    (tmp_path / "r.json").write_text('{"data": []}')
+    with pytest.raises(ValueError, match="the references have no questions"):
+        score_files("squad", str(tmp_path / "p.json"), [str(tmp_path / "r.json")], [])
+    (tmp_path / "a.txt").write_text("x" * 10_000)
+    with pytest.raises(ValueError, match="The values must be numbers") as error:
+        score_files("regression", str(tmp_path / "a.txt"), [str(tmp_path / "a.txt")], [])
+    assert len(str(error.value)) < 200
