@@ -226,12 +226,10 @@ def runs_in(folder: Path) -> list[Path]:
 
 def _is_run(folder):
     """Return whether a folder has the config of a run, which may be damaged, and not that of another program."""
-    if not (folder / CONFIG).exists() or (folder / METRICS).exists() or (folder / ARTIFACTS).exists():
-        return (folder / CONFIG).exists()
-    try:
-        return {"model", "task"} <= read_json(folder / CONFIG).keys()
-    except ValueError:
-        return True
+    path, has_begun = folder / CONFIG, (folder / METRICS).exists() or (folder / ARTIFACTS).exists()
+    with suppress(ValueError):
+        return path.exists() and (has_begun or {"model", "task"} <= read_json(path).keys())
+    return True
 
 
 def watch(folders: Iterable[Path]) -> None:
