@@ -113,7 +113,7 @@ def test_config_shows_every_key(capsys):
 
 
 def test_reports_are_written_without_jax(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model": {}, "task": {}}')
     code = "import sys; from lineage import launch; launch.main(['report', sys.argv[1]]); print('jax' in sys.modules)"
     command = [sys.executable, "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True).stdout.split() == [
