@@ -67,7 +67,7 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("program", ["squeue", "scancel"])
 def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.3, raising=False)
+    monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.3)
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / slurm.JOBS).write_text('{"a": "7"}')
     cluster("squeue", "echo 7 RUNNING")
