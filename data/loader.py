@@ -21,7 +21,7 @@ from lineage.data import shuffle
 
 # Signals that the run handles: its worker processes ignore them.
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
-# Errors of a process that has too many open files, other processes or too little memory to start another one.
+# Why a process cannot be started: there are too many open files or processes, or too little memory.
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 GRACE = 5.0  # seconds that worker processes have to end by themselves
 Batch = dict[str, np.ndarray]
@@ -152,7 +152,7 @@ class _Batches:
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise
         finally:
-            with _killing_late(before), contextlib.suppress(AssertionError):  # for a worker that could not be started
+            with _killing_late(before), contextlib.suppress(AssertionError):  # raised for a worker that was not started
                 iterator.close()
 
 

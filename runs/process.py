@@ -178,7 +178,7 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect(1)  # deletes what an error has just left
+        gc.collect(1)  # deletes objects that an error has left while messages about them are hidden
         sys.unraisablehook = hook
 
 

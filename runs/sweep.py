@@ -246,7 +246,7 @@ def job_in(folder: Path) -> Job:
 
 
 def exit_code(runs: Sequence[Run]) -> int:
-    """Return 0 if all runs are done or pruned, 75 if one was stopped or not started before a signal, 1 otherwise."""
+    """Return 0 if all runs are done or pruned, 75 if a signal stopped one or left one waiting, 1 otherwise."""
     states = {run.state for run in runs}
     if states & {"stopped", "waiting"}:
         return PREEMPTED

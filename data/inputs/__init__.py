@@ -127,7 +127,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
 
 
 def _is_iterable(value):
-    """Return whether a value can be iterated over, unlike an array without dimensions, which is an `Iterable`."""
+    """Return whether a value can be iterated over; arrays without dimensions are `Iterable`, but cannot."""
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
