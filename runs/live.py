@@ -225,7 +225,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def _is_run(folder):
-    """Return whether a folder has the config of a run, which may be damaged or unreadable, and not that of another program."""
+    """Return whether a folder has the config of a run, also a damaged or unreadable one, not of another program."""
     path, has_begun = folder / CONFIG, (folder / METRICS).exists() or (folder / ARTIFACTS).exists()
     with suppress(OSError, ValueError):
         return path.exists() and (has_begun or {"model", "task"} <= read_json(path).keys())
