@@ -14,7 +14,7 @@ from lineage.data import Facts, Tokenizer
 from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
-from lineage.runs.folder import CONFIG, changed_since_checkpoint, read_json
+from lineage.runs.folder import CONFIG, changed_since_checkpoint, is_of_run, read_json
 from lineage.tasks import TASKS
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
@@ -34,7 +34,7 @@ def is_run(path: str | Path) -> bool:
     config: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # a damaged file may be that of a model
         config = read_json(Path(path) / CONFIG)
-    if {"model", "task"} <= config.keys():
+    if is_of_run(config):
         advice = "restore it, or let the command `train` write it"
         raise ValueError(f"{path} has the config of a run but no folder `checkpoints`: {advice}.")
     return False

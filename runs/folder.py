@@ -255,6 +255,11 @@ def check_results(config: Any, workdir: Path) -> None:
         raise ValueError(f"{given}: restore them, choose another workdir, or {FORCE}.")
 
 
+def is_of_run(config: Mapping[str, Any]) -> bool:
+    """Return whether the content of a `config.json` is the config of a run, and not that of another program."""
+    return {"model", "task"} <= config.keys()
+
+
 def discard(workdir: Path, force: bool = False) -> None:
     """Delete the files of a run without checkpoints that a new run must not read, such as its tokenizer.
 
@@ -262,7 +267,7 @@ def discard(workdir: Path, force: bool = False) -> None:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
     existing, advice = [name for name in RUN_FILES if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
-    if existing and not force and "model" not in read_json(workdir / CONFIG, f"restore it, {advice}"):
+    if existing and not force and not is_of_run(read_json(workdir / CONFIG, f"restore it, {advice}")):
         raise ValueError(f"{workdir / existing[0]} does not belong to a run: {advice}.")
     for name in ("tokenizer.json", DATA_FACTS):
         (workdir / name).unlink(missing_ok=True)

@@ -194,7 +194,7 @@ def test_refused_export_leaves_no_folder(exported):
 @pytest.mark.parametrize("kind", ["safetensors", "stablehlo"])
 def test_run_is_not_overwritten(kind, exported, tmp_path):
     *_, experiment, state = exported["transformer"]
-    (tmp_path / "config.json").write_text(text := json.dumps({"model": {}}))
+    (tmp_path / "config.json").write_text(text := json.dumps({"model": {}, "task": {}}))
     with pytest.raises(ValueError, match=f"{tmp_path} is the folder of a run: choose another --output"):
         export.write(experiment, state.variables(average=True), kind, tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"config.json": text}
