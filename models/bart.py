@@ -4,6 +4,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,7 +28,7 @@ class BART(EncoderDecoder):
         scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
         position: "learned" positions, or Marian's fixed "sinusoidal" ones.
         embed_norm: whether the embeddings are normalized; Marian's are not.
-        logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
+        logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`; it is not trained.
         dropout: rate on embeddings and the output of each sublayer.
         attention_dropout: rate on the attention weights.
         activation_dropout: rate on the hidden layers of the MLPs.
@@ -84,7 +85,7 @@ class BART(EncoderDecoder):
     def logits(self, tokens: Tokens, positions: Positions, **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
-        return logits + self.bias if self.logits_bias else logits, cache
+        return logits + jax.lax.stop_gradient(self.bias) if self.logits_bias else logits, cache
 
     def with_positions(self, side, x, positions):
         if self.position == "learned":

@@ -45,13 +45,15 @@ def ours(tmp_path):
 @pytest.fixture
 def gradients(ours):
     """Return a function that converts the gradients of a reference, by saving and loading them in place of its
-    parameters.
+    parameters. Those of its buffers are zero.
     """
 
     def collect(reference):
         with torch.no_grad():
             for parameter in reference.parameters():
                 parameter.copy_(parameter.grad)
+            for buffer in filter(torch.is_floating_point, reference.buffers()):
+                buffer.zero_()
         return ours(reference)[1]["params"]
 
     return collect

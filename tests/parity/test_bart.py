@@ -39,8 +39,7 @@ def reference_of(seed, randomize, scale=0.15, scale_embedding=False):
     reference = transformers.BartForConditionalGeneration(config)
     for part in (reference.model.encoder, reference.model.decoder):
         assert part.layernorm_embedding.eps == 1e-5
-    del reference.final_logits_bias  # constant zeros in the reference
-    reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, config.vocab_size))
+    reference.final_logits_bias.normal_(0, scale, generator=torch.Generator().manual_seed(seed))
     return randomize(reference, seed, scale)
 
 

@@ -39,8 +39,7 @@ def reference_of(seed, randomize, scale=0.15):
         table = side.embed_positions.create_weight()
         del side.embed_positions.weight
         side.embed_positions.register_buffer("weight", table)
-    del reference.final_logits_bias  # constant zeros in the reference
-    reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, vocab_size))
+    reference.final_logits_bias.normal_(0, scale, generator=torch.Generator().manual_seed(seed))
     return randomize(reference, seed, scale)
 
 
