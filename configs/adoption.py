@@ -15,16 +15,21 @@ from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, changed_since_checkpoint, is_of_run, read_json
-from lineage.tasks import TASKS
+from lineage.tasks import TASKS, Task
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
-NOT_COPIED = ("num_classes", "head", "distillation_head", "image_size", "mask_rate", "attend", "remat", "unroll")
+NOT_COPIED = ("num_classes", "head", "image_size", "mask_rate", "attend", "remat", "unroll")
 # Sizes that a model of another architecture takes over.
 SIZES = ("depth", "width", "num_heads", "mlp_dim", "patch_size", "vocab_size", "max_length")
 LAYERS = ("activation", "epsilon")  # options of layers that a model takes over from a variant of it, besides the sizes
 # Task options that a pre-trained model determines.
 PREPARATION = ("image_size", "mean", "std", "resample", "evaluation_crop", "squash", "shorter_side", "start_token")
 LENGTH = 512  # default sequence length of models without a maximum length
+
+
+def not_copied(task: type[Task]) -> tuple[str, ...]:
+    """Return the model options that a model for a task does not take from the pre-trained one."""
+    return (*NOT_COPIED, "distillation_head") if task.needs_teacher else NOT_COPIED
 
 
 def is_run(path: str | Path) -> bool:
@@ -115,7 +120,7 @@ def _adopt_architecture(config, typed, model):
     if config.init.layers:
         settings = settings | {"depth": len(config.init.layers)}
     for key, value in settings.items():
-        if key in section and key not in (*NOT_COPIED, *fixed) and not _is_typed(f"model.{key}", typed):
+        if key in section and key not in (*not_copied(task), *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
 
 
@@ -193,7 +198,7 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     config.init.path = str(folder)
     adopt(config)
     config.init.path = ""
-    for key in NOT_COPIED:
+    for key in not_copied(TASKS[task]):
         if key in config.model:
             _set(config.model, key, model.settings[key])
     if "binary" in config.task and folder.suffix != ".npz":
