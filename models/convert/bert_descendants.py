@@ -6,7 +6,10 @@ from lineage.models.convert.family import block, linear, register
 
 @register("albert")
 class Albert(Bert):
-    """`AlbertForPreTraining`... <-> `ALBERT` with the head of the same task; groups have one inner layer."""
+    """`AlbertForPreTraining`... <-> `ALBERT` with the head of the same task; groups have one inner layer.
+
+    The reference, unlike the paper's code, has no dropout on the output of the MLP.
+    """
 
     model = body = "albert"
     name = "Albert"
@@ -68,7 +71,10 @@ class BigBird(Bert):
 
 @register("distilbert")
 class DistilBert(Bert):
-    """`DistilBertForMaskedLM`... <-> `DistilBERT` with the head of the same task."""
+    """`DistilBertForMaskedLM`... <-> `DistilBERT` with the head of the same task.
+
+    The reference, unlike BERT, has no dropout on the output of attention.
+    """
 
     model = body = "distilbert"
     name = "DistilBert"

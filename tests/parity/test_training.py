@@ -9,6 +9,7 @@ from PIL import Image
 
 from lineage.configs import cli
 from lineage.data import TOKENIZERS
+from lineage.models.layers import attend, dropout
 from lineage.train import preparation
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
@@ -81,7 +82,8 @@ def of_images(batch):
 
 def reference_of(kind, options):
     """Return a model of `transformers` in training mode, with noise added to its parameters."""
-    reference, generator = kind(kind.config_class(**options)), torch.Generator().manual_seed(0)
+    config, generator = kind.config_class(attn_implementation="eager", **options), torch.Generator().manual_seed(0)
+    reference = kind(config)
     for parameter in filter(lambda parameter: parameter.requires_grad, reference.parameters()):
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     return reference.train()
@@ -99,8 +101,16 @@ T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dr
 T5 |= {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 BART = {"d_model": 16, "max_position_embeddings": 32, "dropout": 0.0, "pad_token_id": 0, "eos_token_id": 1}
 BART |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-BART |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "decoder_start_token_id": 1, "bos_token_id": 1}
+BART |= {
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "decoder_start_token_id": 1,
+    "bos_token_id": 1,
+}
 SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
+SWIN |= {"drop_path_rate": 0.0}
 # task, class of the reference, its options, and a function from a batch to its arguments
 CASES = {
     "bert": ("text_classification", transformers.BertForSequenceClassification, BERT, of_labels),
@@ -111,20 +121,31 @@ CASES = {
     "bart": ("sequence_to_sequence", transformers.BartForConditionalGeneration, BART, of_pairs),
     "vit": ("image_classification", transformers.ViTForImageClassification, VIT, of_images),
     "deit": ("image_classification", transformers.DeiTForImageClassification, VIT, of_images),
-    "swin": (
-        "image_classification",
-        transformers.SwinForImageClassification,
-        SWIN | {"drop_path_rate": 0.0},
-        of_images,
-    ),
+    "swin": ("image_classification", transformers.SwinForImageClassification, SWIN, of_images),
 }
 
 
 @tiered("name", ["bert", "bart", "deit", *sorted({*CASES} - {"bert", "bart", "deit"})], first=3)
 def test_steps_are_those_of_pytorch(name, data, monkeypatch, tmp_path):
-    """Compare the first steps of `finetune:TASK` from a folder of `transformers`, without dropout."""
     monkeypatch.chdir(data)
+    assert_same_steps(name, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["bert", "bert tags", "gpt2", "t5", "bart"])
+def test_dropout_is_where_transformers_has_it(name, data, monkeypatch, tmp_path):
+    """Multiply what dropout would drop by a constant on both sides."""
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, training=True, inplace=False: x * (1 - p))
+    monkeypatch.setattr(dropout, "dropped", lambda rate, x, seed: x * (1 - rate))
+    monkeypatch.setattr(attend.DropWeights, "__call__", lambda self, weights: weights * (1 - self.rate))
+    monkeypatch.chdir(data)
+    assert_same_steps(name, tmp_path, rate=0.2)
+
+
+def assert_same_steps(name, tmp_path, rate=0.0):
+    """Compare the first steps of `finetune:TASK` from a folder of `transformers`, with a rate of all dropout."""
     task, kind, options, arguments = CASES[name]
+    options = options | {key: rate for key in options if "drop" in key}
     (source, names, roles), folder = TASKS[task], tmp_path / "model"
     changes = {"init.path": str(folder), "source": source, "total_steps": STEPS, "loader.batch_size": 8}
     changes |= {"schedule.name": "constant", "schedule.learning_rate": RATE, "optimizer.weight_decay": DECAY}
