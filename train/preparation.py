@@ -91,8 +91,10 @@ def check_start(experiment: Experiment) -> None:
     folder.check_shared(base.resolved(config), experiment.workdir, jax.process_index())
     check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
     check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
-    if jax.process_index():  # process 0 has checked the experiment in `prepare_folder`
+    if process := jax.process_index():  # process 0 has checked the experiment in `prepare_folder`
         experiment.check()
+        if changed := data_record.changed(_fingerprints(experiment), experiment.workdir):
+            raise ValueError(f"{changed[0]} of process {process} differs from that of process 0.")
     else:
         experiment.facts.save(experiment.workdir / FACTS)
 

@@ -19,6 +19,7 @@ from lineage.models.vit import ViT
 from lineage.runs import command as command_line
 from lineage.runs import data_record, folder, provenance
 from lineage.train import distributed, loop, preparation
+from lineage.train.experiment import Experiment
 
 
 def test_workdir_with_another_config_raises(tiny, tmp_path):
@@ -87,6 +88,19 @@ def test_processes_share_config_and_folder(tiny, tmp_path):
     for config, workdir in ((tiny("gpt", {"seed": 1}), tmp_path), (tiny(), tmp_path / "other")):
         with pytest.raises(ValueError, match=f"{workdir}/config.json of process 1 differs from that of process 0"):
             folder.check_shared(config, workdir, 1)
+
+
+def test_processes_have_the_same_data(tiny, tmp_path, monkeypatch):
+    data = tmp_path / "a.txt"
+    data.write_text("a b c d e f g h\n" * 100)
+    experiment = Experiment(tiny("gpt", {"source": f"text:{data}"}), tmp_path / "run")
+    experiment.workdir.mkdir()
+    preparation.prepare_folder(experiment, {}, False)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    preparation.check_start(experiment)
+    data.write_text("a b c d e f h g\n" * 100)  # has the same facts
+    with pytest.raises(ValueError, match=r"a\.txt of process 1 differs from that of process 0"):
+        preparation.check_start(experiment)
 
 
 @pytest.mark.thorough
