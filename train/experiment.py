@@ -25,7 +25,7 @@ from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
-from lineage.train.checkpoint import Checkpoints
+from lineage.train.checkpoint import Checkpoints, retried
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, paths_of
 from lineage.train.reading import read_chosen
 from lineage.train.step import TrainState, init_state, make_forward_step
@@ -314,7 +314,8 @@ class Experiment:
                     raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
                 return step
 
-            return read_chosen(choose, partial(self.state, checkpoints))
+            # The listed checkpoints may all be deleted before they are looked at.
+            return read_chosen(partial(retried, choose), partial(self.state, checkpoints))
 
     @cached_property
     def abstract_state(self) -> TrainState:

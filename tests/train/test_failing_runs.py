@@ -168,6 +168,23 @@ def test_restoring_a_deleted_checkpoint_takes_the_newest(tiny, tmp_path, monkeyp
     assert int(experiment.restore().step) == 3
 
 
+def test_restoring_while_a_run_replaces_its_only_checkpoint(tiny, tmp_path, monkeypatch):
+    """Check that the checkpoints are listed again if those of a list were deleted before they were looked at."""
+    experiment, real = Experiment(tiny("gpt"), tmp_path, ONE), Checkpoints.reload
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(experiment.state(checkpoints).replace(step=3), {}, {})
+    path, aside = tmp_path / "checkpoints" / "3", tmp_path / "3"
+
+    def reload(self):
+        monkeypatch.setattr(Checkpoints, "reload", real)
+        path.rename(aside)
+        real(self)
+        aside.rename(path)
+
+    monkeypatch.setattr(Checkpoints, "reload", reload)
+    assert int(experiment.restore().step) == 3
+
+
 @pytest.mark.thorough
 def test_divergence_stops_the_run(tiny, tmp_path):
     config = tiny("gpt", {"schedule.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
