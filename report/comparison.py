@@ -148,7 +148,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         text = f"{metric} of {len(done)} runs against {', '.join(columns)}; the table of runs has the values."
         chart = partial(html.card, figures.parallel, columns, ids, colors)
         overview = adapted(chart(name="parallel", folder=folder, alt=text, data=rows))
-    title, few, order = page.resolve().parent.name, len(keys) <= MAX_AXES, ", best first" if metric else ""
+    title, few, order = page.resolve().parent.name, len(keys) <= MAX_AXES, ", best first" if done else ""
     lines = html.join(html.command(commands[run]) for run in runs)
     parts = [
         _header(title, runs, metric),

@@ -173,7 +173,16 @@ def test_best_run_is_named_only_if_it_has_the_metric(tmp_path):
         write_run(tmp_path / name, lines, {"seed": number, "checkpoint": checkpoint}, seconds=1.0)
     body = compare([tmp_path]).read_text()
     assert "The best run" not in body
+    assert "best first" not in body
     assert not tiles(body)
+
+
+def test_runs_in_progress_are_not_ranked(tmp_path):
+    for name, loss in (("a", 2.0), ("b", 1.0)):
+        write_run(tmp_path / name, [{"step": 1, "validation/loss": loss}])
+    assert "best first" not in compare([tmp_path]).read_text()
+    write_run(tmp_path / "c", [{"step": 1, "validation/loss": 3.0}], seconds=1.0)
+    assert "<h2>Runs, best first</h2>" in compare([tmp_path]).read_text()
 
 
 def test_comparison_shows_which_runs_are_in_progress_or_failed(tmp_path):
