@@ -30,6 +30,7 @@ Options = argparse.Namespace
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default the arguments of this process; return the exit code."""
+    sys.excepthook = process.print_error
     process.open_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
@@ -136,7 +137,7 @@ def run_train(options: Options) -> int:
         process.say(str(stopped))
         return process.PREEMPTED
     print(process.to_json(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
-    print(f"report: {folder}/report.html")
+    process.show(f"report: {folder}/report.html")
     return 0
 
 
@@ -198,7 +199,7 @@ def run_export(options: Options) -> None:
 
     with remote.written(options.output or str(options.folder / "export")) as place:
         for path in exporter.write(model.experiment, model.original, options.format, Path(place)):
-            print(f"{options.output.rstrip('/')}/{path.name}" if options.output else path)
+            process.show(f"{options.output.rstrip('/')}/{path.name}" if options.output else path)
 
 
 def run_prepare(options: Options) -> None:
@@ -208,7 +209,7 @@ def run_prepare(options: Options) -> None:
     experiment = Experiment(config)
     facts = experiment.read(experiment.source, workers=options.workers or len(os.sched_getaffinity(0))).facts
     counts = (f"{count:,} examples of {split}" for split, count in facts.examples.items())
-    print(f"{experiment.task.cache_dir} has {', '.join(counts)}")
+    process.show(f"{experiment.task.cache_dir} has {', '.join(counts)}")
 
 
 def run_describe(options: Options) -> None:
@@ -320,7 +321,7 @@ def run_harness(options: Options) -> None:
         raise ValueError("--model (a run or folder) and --tasks (comma-separated names) are required.")
     settings = {"limit": options.limit, "num_fewshot": options.num_fewshot, "include_path": options.include_path}
     with remote.written(options.output or "") as place:
-        print(harness.evaluate(language_model(options.model), options.tasks.split(","), place, **settings))
+        process.show(harness.evaluate(language_model(options.model), options.tasks.split(","), place, **settings))
 
 
 def language_model(path: str) -> Any:

@@ -11,9 +11,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import process
+from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from lineage.runs.folder import UnknownMetricError, without_nan
@@ -118,6 +120,11 @@ def say(text: str) -> None:
     """Print a line to standard error, which may be a closed pipe or terminal, or on a full disk."""
     with contextlib.suppress(OSError):
         print(for_terminal(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an exception as `say`, for `sys.excepthook`."""
+    say("".join(traceback.format_exception(error)).rstrip("\n"))
 
 
 def end_at_once(code: int, text: str = "") -> NoReturn:

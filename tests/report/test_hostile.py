@@ -24,6 +24,8 @@ from lineage.report.comparison import compare
 from lineage.report.run import write_report
 from lineage.runs.live import Run
 from lineage.runs.metrics import GrowingMetrics
+from lineage.runs.process import print_error
+from lineage.train import loop
 
 HOSTILE = "\"'><img src=x onerror=alert(1)><script>document.title='taken'</script></style></pre>{0}%s&lt;"
 
@@ -352,6 +354,24 @@ def test_terminal_gets_no_control_characters(tmp_path, monkeypatch, capsys, comm
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert launch.main(["report", f"--workdir={folder}"]) == 0
     assert f"{folder}/" in capsys.readouterr().out  # as it is, for other programs
+
+
+def test_terminal_gets_no_control_characters_of_train(tmp_path, monkeypatch, capsys):
+    """Check the path of the report, and the traceback of an error in a user's code."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(loop, "train", lambda *_, **__: {})
+    assert launch.main(["train", f"--workdir={tmp_path}/a\x1b\u202e"]) == 0
+    assert capsys.readouterr().out.endswith("/a\\x1b\\u202e/report.html\n")
+    assert sys.excepthook is print_error
+    try:
+        raise RuntimeError("a\x1b]0;x\x07\u202e")
+    except RuntimeError:
+        sys.excepthook(*sys.exc_info())
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert shown.endswith("RuntimeError: a\\x1b]0;x\\x07\\u202e\n")
 
 
 def test_table_of_a_sweep_has_no_formulas(tmp_path, monkeypatch, capsys):
