@@ -1,14 +1,25 @@
-"""Atomic writes of files, and JSON with a checksum, for every package."""
+"""Atomic writes of files, limits on files that are read, and JSON with a checksum, for every package."""
 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# Bytes of a JSON file, which may need 20 times as much memory; of one that grows with the data or the vocabulary.
+MAX_JSON, MAX_DATA = 1 << 26, 1 << 28
+
+
+def regular(path: Path, limit: float = math.inf) -> Path:
+    """Return the path; raise ValueError if it is a pipe or a device, or has more than `limit` bytes."""
+    if path.exists() and not (path.is_dir() or (path.is_file() and path.stat().st_size <= limit)):
+        raise ValueError(f"{path} is not a regular file{f' of at most {limit:,} bytes' if limit < math.inf else ''}.")
+    return path
 
 
 @contextlib.contextmanager

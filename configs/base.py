@@ -12,12 +12,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from lineage.configs import modules, schema
+from lineage.configs.atomic import MAX_JSON, regular
 from lineage.configs.registry import Registry, field_types
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS
 from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
-from lineage.runs.folder import MAX_JSON, regular
 from lineage.tasks import TASKS
 from lineage.train.adapters import ADAPTERS
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from lineage.configs.atomic import unsealed, write_record
+from lineage.configs.atomic import MAX_DATA, regular, unsealed, write_record
 
 Part = TypeVar("Part")  # a source or a task
 FACTS = "facts.json"  # name of the file of `Facts` in the folder of a run
@@ -70,6 +70,7 @@ class Facts:
         advice = "restore it, or continue the run with the command `train`, which writes it again"
         if not path.is_file():  # a pipe would be read forever
             raise FileNotFoundError(f"There is no file {path}: {advice}.")
+        regular(path, MAX_DATA)
         try:
             values = unsealed(json.loads(path.read_text(encoding="utf-8"))).items()
             facts = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})

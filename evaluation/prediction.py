@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lineage.configs.atomic import replacing, write_atomic
+from lineage.configs.atomic import regular, replacing, write_atomic
 from lineage.data import Facts, Loader
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs
@@ -31,7 +31,7 @@ from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
 from lineage.models.convert.companions import UNUSED
-from lineage.runs.folder import flatten, plain, read_json, regular
+from lineage.runs.folder import flatten, plain, read_json
 from lineage.runs.locks import lock
 
 FEATURES = ".npz", ".parquet"

@@ -15,9 +15,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.image import imsave
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import regular, write_atomic
 from lineage.report import figures, html
-from lineage.runs.folder import SAMPLES, parse_metrics, read_json, regular
+from lineage.runs.folder import SAMPLES, parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.

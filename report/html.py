@@ -19,9 +19,9 @@ from urllib.parse import quote
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import regular, write_atomic
 from lineage.report import figures
-from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, regular, sealed_page
+from lineage.runs.folder import ARTIFACTS, CONFIG, METRICS, sealed_page
 
 Rows = Iterable[Sequence[Any]]  # rows of a table; the first has the names of the columns
 ABBREVIATIONS = {name.lower(): name for name in ("AP", "BLEU", "CER", "F1", "FLOPs", "IoU", "LM", "MFU", "MLP", "WER")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs import storage
-from lineage.configs.atomic import sealed, unsealed, write_atomic
+from lineage.configs.atomic import MAX_DATA, MAX_JSON, regular, sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -30,7 +30,6 @@ RUN_FILES = (CONFIG, START, METRICS, PARAMETERS, DATA, DATA_FACTS, "tokenizer.js
 PATTERNS = (FACTS, "cost.json", SAMPLES, "written_*.json")
 PATTERNS += tuple(f"{name}_*.npz" for name in ("attention", "confusion", "mistakes", "objects", "painted", "precision"))
 
-MAX_JSON, MAX_DATA = 1 << 26, 1 << 28  # bytes of a JSON file, which may need 20 times as much memory; DATA, DATA_FACTS
 MAX_LINE = 10**7  # bytes of a line of metrics or samples
 MEASURED = ("time/", "system/")  # prefixes of the metrics that differ between runs of the same config
 FORCE = "--force-config (in Python, force_config=True)"
@@ -80,13 +79,6 @@ def make(workdir: Path) -> None:
         tempfile.TemporaryFile(dir=workdir).close()
     except OSError as error:
         raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
-
-
-def regular(path: Path, limit: float = math.inf) -> Path:
-    """Return the path; raise ValueError if it is a pipe or a device, or has more than `limit` bytes."""
-    if path.exists() and not (path.is_dir() or (path.is_file() and path.stat().st_size <= limit)):
-        raise ValueError(f"{path} is not a regular file{f' of at most {limit:,} bytes' if limit < math.inf else ''}.")
-    return path
 
 
 def read_json(path: Path, advice: str = "restore it, or move it away to continue without it") -> dict[str, Any]:
@@ -162,7 +154,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / storage.RECORD
     try:
-        record = dict(json.loads(regular(path).read_text(encoding="utf-8")))
+        record = dict(json.loads(regular(path, MAX_DATA).read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
     if "checksums" in record:

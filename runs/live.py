@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, differences, flatten, is_of_run, read_json, regular
+from lineage.configs.atomic import regular
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, differences, flatten, is_of_run, read_json
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, MOVED, printable, show

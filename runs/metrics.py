@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import MAX_LINE, parse_line, regular
+from lineage.configs.atomic import regular
+from lineage.runs.folder import MAX_LINE, parse_line
 
 MAX_KEPT = 20_000  # maximum number of lines of training steps that one call keeps
 

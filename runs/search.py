@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import naming
-from lineage.runs.folder import make, regular
+from lineage.configs.atomic import naming, regular
+from lineage.runs.folder import make
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, PREEMPTED, UNKNOWN_METRIC

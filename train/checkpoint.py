@@ -15,10 +15,10 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
-from lineage.configs.atomic import sealed, unsealed, write_atomic
+from lineage.configs.atomic import regular, sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
-from lineage.runs.folder import DamagedError, read_record, regular
+from lineage.runs.folder import DamagedError, read_record
 from lineage.runs.locks import MovedError
 from lineage.runs.process import say
 from lineage.train import distributed

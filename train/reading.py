@@ -19,9 +19,10 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from lineage.configs import schema
+from lineage.configs.atomic import regular
 from lineage.configs.registry import nearest
 from lineage.data.fingerprint import files_below
-from lineage.runs.folder import DamagedError, last_step, read_record, regular
+from lineage.runs.folder import DamagedError, last_step, read_record
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.step import TrainState

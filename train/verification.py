@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lineage.configs import cache
-from lineage.configs.atomic import unsealed
+from lineage.configs.atomic import MAX_DATA, regular, unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.facts import FACTS
 from lineage.runs import data_record, folder
@@ -147,7 +147,7 @@ def _problem(path: Path, check: Check) -> str:
         if not path.exists():
             return "is missing"
         for file in chain([path], path.rglob("*")):
-            folder.regular(file)
+            regular(file)
         check(path)
     except Exception as error:  # damaged files raise exceptions of many types
         return " ".join(str(error).split())[:300] or type(error).__name__
@@ -202,7 +202,7 @@ def _check_tokenizer(path: Path) -> None:
 
 
 def _object(path: Path) -> None:
-    if not isinstance(record := json.loads(path.read_text(encoding="utf-8")), dict):
+    if not isinstance(record := json.loads(regular(path, MAX_DATA).read_text(encoding="utf-8")), dict):
         raise ValueError("it is not a JSON object")
     unsealed(record)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 
+from lineage.configs.atomic import MAX_JSON, regular
 from lineage.configs.storage import is_present, local
 from lineage.data.tokenizers.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ CLEANED += (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")  # replaced in this o
 def read_settings(path: str) -> dict[str, Any]:
     """Return the settings in a `tokenizer_config.json`; {} if there is no such file."""
     try:
-        content = Path(local(path)).read_bytes() if is_present(local(path)) else b"{}"
+        content = regular(Path(local(path)), MAX_JSON).read_bytes() if is_present(local(path)) else b"{}"
     except FileNotFoundError:  # on the Hub
         return {}
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from lineage.configs.atomic import write_atomic
+from lineage.configs.atomic import MAX_DATA, regular, write_atomic
 from lineage.data.content import split_lines
 from lineage.data.tokenizers.checks import check, check_added
 
@@ -249,6 +249,7 @@ class Tokenizer:
         path = _file(path)
         if not path.is_file():
             raise FileNotFoundError(f"There is no tokenizer at {path}.")
+        regular(path, MAX_DATA)
         try:
             content = path.read_text(encoding="utf-8")
             check(spec := json.loads(content))

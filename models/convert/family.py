@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import numpy as np
 
+from lineage.configs.atomic import MAX_JSON, regular
+
 # Name in `transformers` -> our name; the first of several is written.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "silu": "silu", "swish": "silu"}
 ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
@@ -176,6 +178,7 @@ def read_json(path: Path) -> dict:
     """Return the object in a JSON file; raise FileNotFoundError or ValueError."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist.")
+    regular(path, MAX_JSON)
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -2,13 +2,16 @@
 
 import base64
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import tokenizers as library
 
+from lineage.data import Facts
 from lineage.data.tokenizers import Tokenizer
+from lineage.data.tokenizers.settings import read_settings
 from tests.data.conftest import train
 from tests.data.test_tokenizers import ALL, CHARACTERS, DAMAGED, charsmap
 
@@ -45,6 +48,21 @@ def library_split(behavior):
 def test_sound_table_of_replacements(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(with_charsmap(charsmap())))
     assert Tokenizer.load(tmp_path).encode("ab").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "limit"),
+    [
+        ("tokenizer.json", Tokenizer.load, "268,435,456"),
+        ("facts.json", Facts.load, "268,435,456"),
+        ("tokenizer_config.json", lambda path: read_settings(str(path)), "67,108,864"),
+    ],
+)
+def test_large_files_are_not_read(name, read, limit, tmp_path):
+    (path := tmp_path / name).touch()
+    os.truncate(path, int(limit.replace(",", "")) + 1)
+    with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {limit} bytes"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Reading and writing Hugging Face folders (for parity of the outputs see tests/parity)."""
 
 import json
+import os
 import re
 import resource
 
@@ -326,6 +327,12 @@ def test_corrupt_files_raise(name, content, message, folder):
     path = folder()
     (path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
+        convert.load(path)
+
+
+def test_large_config_is_not_read(folder):
+    os.truncate((path := folder()) / "config.json", 2**26 + 1)
+    with pytest.raises(ValueError, match=r"config\.json is not a regular file of at most 67,108,864 bytes"):
         convert.load(path)
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from lineage.configs import base
-from lineage.configs.atomic import in_turn, replacing, sealed, unsealed, write_atomic, write_record
+from lineage.configs.atomic import MAX_DATA, MAX_JSON, in_turn, replacing, sealed, unsealed, write_atomic, write_record
 from lineage.runs import data_record, folder, slurm
 from lineage.runs.command import LAUNCH
 from lineage.runs.metrics import GrowingMetrics
@@ -149,10 +149,18 @@ def test_files_without_end_are_not_read(name, target, tmp_path):
 @pytest.mark.parametrize("name", ["run.json", "config.json"])
 def test_large_files_of_json_are_not_read(name, tmp_path):
     """Check files of lists, which need 20 times as much memory."""
-    (path := tmp_path / name).write_bytes(b" " * (folder.MAX_JSON + 1))
+    (path := tmp_path / name).write_bytes(b" " * (MAX_JSON + 1))
     for read in (folder.read_json, base.read):
-        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {folder.MAX_JSON:,} bytes"):
+        with pytest.raises(ValueError, match=f"{path} is not a regular file of at most {MAX_JSON:,} bytes"):
             read(path)
+
+
+def test_large_record_of_a_checkpoint_is_not_read(tmp_path):
+    (path := tmp_path / "about" / "metadata").parent.mkdir()
+    path.touch()
+    os.truncate(path, MAX_DATA + 1)
+    with pytest.raises(folder.DamagedError, match=f"not a regular file of at most {MAX_DATA:,} bytes"):
+        folder.read_record(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J", "x%j", "x\\y"])
