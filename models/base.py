@@ -94,6 +94,7 @@ class Model(nn.Module):
         attend: attention implementation: "auto" chooses a fast kernel for the platform that runs the program (TPU, or
             NVIDIA GPU in 16-bit precision); "portable" is the same program everywhere; "dense" computes all weights.
         input_parameters: regular expression of the parameters before the first layer.
+        head_parameters: regular expression of the parameters whose purpose depends on `outputs`; "": none.
         attention_path: path of the attention weights that a layer sows.
     """
 
@@ -112,6 +113,7 @@ class Model(nn.Module):
     max_length = None
     attend = "auto"
     input_parameters = "^(embed|position|segment)"
+    head_parameters = ""
     attention_path = "attention/attention"
 
     def __init_subclass__(cls, **kwargs: Any):

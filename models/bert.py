@@ -60,6 +60,7 @@ class BERT(StackModel):
         "large": {"depth": 24, "width": 1024, "num_heads": 16},
     }
     FROM_DATA = ("vocab_size", "max_length", "head", "num_classes")
+    head_parameters = "^classifier/"
 
     vocab_size: Count = 30_522
     max_length: Count = 512

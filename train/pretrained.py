@@ -48,7 +48,7 @@ def start_from(
     expected = _flat(jax.eval_shape(TrainState.variables, state))
     loaded = _renamed(_flat(loaded), init.rename, init.path)
     loaded |= _computed(other, model, expected, loaded)
-    taken = _fitting(expected, loaded, model, init)
+    taken = _fitting(expected, loaded, model, other, init)
     _check_new(state, expected.keys() - taken.keys())
     state = make() if make else state
     variables = {}
@@ -63,19 +63,21 @@ def start_from(
     return with_variables(state, variables), message
 
 
-def _fitting(expected, loaded, model, init):
+def _fitting(expected, loaded, model, other, init):
     """Return the parameters of another model to copy, by path; raise ValueError if some do not fit.
 
-    A classifier with another number of classes is omitted.
+    A classifier of another head, or with another number of classes, is omitted.
     """
     path, layers = init.path, init.layers
     depth = next((len(value) for name, value in loaded.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
     check_matches("init.skip", init.skip, expected)
+    is_new = model.head_parameters and other.outputs != model.outputs
+    skipped = (*init.skip, model.head_parameters) if is_new else init.skip
     taken, wrong = {}, []
     for name in expected.keys() & loaded.keys():
-        if matches(init.skip, name):
+        if matches(skipped, name):
             continue
         value, shape = loaded[name], expected[name].shape
         if layers and isinstance(model.layer_of(name), range):
@@ -178,7 +180,7 @@ def check(experiment: Any, force: bool = False) -> None:
         loaded = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
     loaded = _renamed(loaded, init.rename, init.path)
     loaded |= _computed(model, trial.model, expected, loaded)
-    taken = _fitting(expected, loaded, trial.model, init)
+    taken = _fitting(expected, loaded, trial.model, model, init)
     _check_new(trial.abstract_state, expected.keys() - taken.keys())
 
 

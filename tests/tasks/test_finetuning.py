@@ -262,6 +262,20 @@ def test_resumed_run_is_not_initialized_again(pretrained, tasks, tiny, tmp_path,
     loop.train(config, tmp_path, **ONE)
 
 
+@pytest.mark.parametrize(("head", "is_new"), [("pretraining", True), ("classification", False)])
+def test_classifier_of_another_head_is_not_used(head, is_new, tasks, tiny, tmp_path):
+    """Check that a classifier of two classes does not start as that of next-sentence prediction."""
+    experiment = Experiment(tiny("bert", tasks["text_classification"] | {"model.num_classes": 2}), **ONE)
+    state = experiment.state(Checkpoints(tmp_path / "none"))
+    model = experiment.model.clone(head=head, num_classes=2)
+    variables = model.init(jax.random.key(5), jnp.zeros((1, 3), int))
+    convert.save(tmp_path / "bert", model, variables)
+    actual, said = initial.start_from(state, experiment.model, Init(str(tmp_path / "bert")))
+    assert ("new: classifier;" in said) == is_new
+    kernels = (one["classifier"]["kernel"] for one in (variables["params"], actual.params))
+    assert np.array_equal(*kernels) != is_new
+
+
 def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     config = tiny("bert", tasks["text_classification"])
     experiment = Experiment(config, **ONE)
