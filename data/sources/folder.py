@@ -21,7 +21,9 @@ from lineage.data.transforms.pillow import Picture, common_channels
 
 VALIDATION = "validation", "valid", "val", "dev"  # names of the folder of the validation data
 NUM_SAMPLED = 100  # training images from which the number of channels is determined
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 
 
 @SOURCES.register("folder")

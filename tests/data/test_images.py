@@ -91,6 +91,16 @@ def test_images_in_subfolders_of_a_class(folder):
     assert part.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
+def test_other_names_of_formats_that_can_be_read(folder):
+    """Check the formats of portable gray maps and of JPEG files with another suffix."""
+    for name in ("a.pgm", "b.pbm", "c.JFIF"):
+        kind = "JPEG" if name == "c.JFIF" else "PPM"
+        Image.new("1" if name == "b.pbm" else "L", (5, 4), 255).save(folder / "train" / "dog" / name, kind)
+    part = Folder(str(folder)).images().splits["train"]
+    assert len(part) == 9
+    assert [np.asarray(part[i]["image"]).min() for i in range(6, 9)] == [255] * 3
+
+
 def test_folder_errors(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*/train: images are read from"):
         Folder(str(tmp_path / "cat")).images()
