@@ -18,17 +18,19 @@ class RandAugment(Checked, PerImage):
 
     The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize weaken as the
     magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. DeiT, Swin and MAE (arXiv
-    2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
+    2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`, but with bicubic interpolation, and the mean color
+    instead of gray outside of the image.
     """
 
     layers: Natural = 2  # number of operations for each image
     magnitude: Annotated[float, Range(0, 10)] = 10  # strength of the operations
     deviation: Annotated[float, Range(0)] = 0.0  # standard deviation of the magnitude
     probability: Annotated[float, Range(0, 1)] = 1.0  # probability of applying each operation that was drawn
-    increasing: bool = False  # whether all operations strengthen as the magnitude grows
+    increasing: bool = False  # as in timm: all operations strengthen as the magnitude grows, and none is cutout
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        picture, names = to_pillow(image), list(OPERATIONS)
+        picture = to_pillow(image)
+        names = [name for name in OPERATIONS if not (self.increasing and name == "cutout")]
         for number in random.integers(len(names), size=self.layers):
             name, magnitude = names[number], self.magnitude
             if self.probability < 1 and random.random() >= self.probability:
