@@ -12,10 +12,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from lineage.data.content import Images, gather
-from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
 from lineage.data.sources.files import inside, read_json, read_lines, split_of
-from lineage.data.transforms.pillow import Picture, decode
+from lineage.data.sources.folder import Files
 
 FLAGS = {0: False, 1: True}
 LIMIT = 1e9  # of coordinates, in pixels; from 3e38 on, they would be infinite in float32
@@ -133,17 +132,13 @@ class VOC(PathSource):
 
 
 @dataclass(frozen=True)
-class BoxedImages(ExampleSource):
-    """Image files with boxes, decoded on access."""
+class BoxedImages(Files):
+    """Image files with boxes."""
 
-    files: Sequence[Path]
     sizes: Sequence[tuple[int, int]]  # width and height of each image in its annotation; 0: unknown
     objects: Sequence[dict[str, np.ndarray]]  # `boxes`, `classes` and `crowd` of each image, see `content.Images`
     ids: Sequence[int | str] = ()  # id of each image in a file of COCO
     categories: Mapping[str, int] = field(default_factory=dict)  # id of each class by name, in a file of COCO
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         return gather([{"image": self._image(index)} | self.objects[index] for index in indices])
@@ -165,12 +160,12 @@ class BoxedImages(ExampleSource):
             yield f"{repeated[0]} is listed several times and is counted each time ({len(repeated)} such images)."
 
     def check(self, index: int) -> None:
-        picture = Picture(self.files[index], 3)
+        picture = self.picture(index, 3)
         picture.check()
         self._check_size(index, picture.shape)
 
     def _image(self, index: int) -> np.ndarray:
-        image = decode(self.files[index], 3)
+        image = np.asarray(self.picture(index, 3))
         self._check_size(index, image.shape)
         return image
 

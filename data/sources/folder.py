@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from lineage.data.fingerprint import files_below
 from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import held_out, read_lines
-from lineage.data.transforms.pillow import Picture, common_channels
+from lineage.data.transforms.pillow import Picture, common_channels, stamp
 
 VALIDATION = "validation", "valid", "val", "dev"  # names of the folder of the validation data
 NUM_SAMPLED = 100  # training images from which the number of channels is determined
@@ -78,21 +78,35 @@ class ImageNet(PathSource):
 
 
 @dataclass(frozen=True)
-class ImageFiles(ExampleSource):
-    """Image files with their labels, decoded on access."""
+class Files(ExampleSource):
+    """Base class of sources of image files, which are decoded on access and must not be modified before."""
 
     files: Sequence[Path]
-    labels: np.ndarray
-    channels: int
+    stamps: np.ndarray = field(init=False, repr=False, compare=False)  # modification times, int64 [N]
+
+    def __post_init__(self):
+        object.__setattr__(self, "stamps", np.fromiter(map(stamp, self.files), np.int64, len(self.files)))
 
     def __len__(self) -> int:
         return len(self.files)
 
+    def picture(self, index: int, channels: int) -> Picture:
+        """Return an image; reading it raises ValueError if its file was modified after this source was made."""
+        return Picture(self.files[index], channels, stamp=int(self.stamps[index]))
+
+
+@dataclass(frozen=True)
+class ImageFiles(Files):
+    """Image files with their labels."""
+
+    labels: np.ndarray
+    channels: int
+
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        return {"image": [Picture(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
+        return {"image": [self.picture(index, self.channels) for index in indices], "label": self.labels[indices]}
 
     def check(self, index: int) -> None:
-        Picture(self.files[index], self.channels).check()
+        self.picture(index, self.channels).check()
 
 
 def _images(

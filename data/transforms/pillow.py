@@ -25,35 +25,46 @@ def decode(file: str | Path | bytes | Image.Image, channels: int, where: str = "
 
     1 channel is gray, 3 are RGB and 4 RGBA. Errors for a file that is not an image begin with `where`, or the path.
     """
-    with opened(Picture(file, channels, where)) as image:
-        return from_pillow(image)
+    return np.asarray(Picture(file, channels, where))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Image file, or its content, that is decoded (see `decode`) when NumPy converts it to an array."""
+    """Image file, or its content, that is decoded (see `decode`) when NumPy converts it to an array.
+
+    A file with another modification time than `stamp`, if that is not 0, is an error.
+    """
 
     file: str | Path | bytes
     channels: int
     where: str = ""
+    stamp: int = 0  # see `stamp`
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels; only the header of the file is read."""
-        with _opened(self.file, self.where) as image:
+        with _opened(self.file, self.where, self.stamp) as image:
             return image.height, image.width, self.channels
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return decode(self.file, self.channels, self.where)
+        with opened(self) as image:
+            return from_pillow(image)
 
     def check(self) -> None:
         """Raise the error of `decode` for a file that is no image or is truncated; others are hardly read."""
-        with _opened(self.file, self.where) as image:
+        with _opened(self.file, self.where, self.stamp) as image:
             end = ENDS.get(image.format or "", b"")
             image.fp.seek(-len(end), os.SEEK_END)
             is_complete = bool(end) and image.mode in MODES and image.fp.read() == end
         if not is_complete:
-            decode(self.file, self.channels, self.where)
+            np.asarray(self)
+
+
+def stamp(file: Path) -> int:
+    """Return the modification time of a file in nanoseconds; 0 if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return os.stat(file).st_mtime_ns
+    return 0
 
 
 @contextlib.contextmanager
@@ -62,7 +73,7 @@ def opened(image: np.ndarray | Picture) -> Iterator[Image.Image]:
     if isinstance(image, np.ndarray):
         yield to_pillow(image)
         return
-    with _opened(image.file, image.where) as picture:
+    with _opened(image.file, image.where, image.stamp) as picture:
         if picture.mode not in MODES:
             raise OSError(f"its pixels are {picture.mode}, not of 8 bits")
         if not (picture.width and picture.height):
@@ -98,13 +109,17 @@ def common_channels(images: Iterable[tuple[str | Path | bytes, str]]) -> int:
 
 
 @contextlib.contextmanager
-def _opened(file: str | Path | bytes | Image.Image, where: str) -> Iterator[Image.Image]:
+def _opened(file: str | Path | bytes | Image.Image, where: str, stamp: int = 0) -> Iterator[Image.Image]:
     try:
         if isinstance(file, Image.Image):
             yield file
             return
-        if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):
-            raise OSError("it is not a regular file")  # opening a pipe would wait forever
+        if not isinstance(file, bytes):
+            status = os.stat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("it is not a regular file")  # opening a pipe would wait forever
+            if stamp not in (0, status.st_mtime_ns):
+                raise OSError("it has changed since the data were opened")
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
             _check_size(image, len(file) if isinstance(file, bytes) else os.stat(file).st_size)
             yield image

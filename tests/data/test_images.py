@@ -1,3 +1,4 @@
+import os
 import re
 from dataclasses import dataclass
 
@@ -47,6 +48,18 @@ def folder(tmp_path):
                 write(tmp_path / split / name / f"{i}.png", np.full((4, 5, 3), 10 * label + i, np.uint8))
     (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
     return tmp_path
+
+
+def test_images_that_change_after_the_start_are_refused(folder):
+    """Check that a file that replaces one of the data of a run is not read, even if it is an image, and older."""
+    part = Folder(str(folder)).images().splits["train"]
+    changed = part.files[4]
+    write(changed, np.full((4, 5, 3), 99, np.uint8))
+    os.utime(changed, (1, 1))
+    stack(part.take(np.array([0, 1, 2, 3, 5]))["image"])
+    for read in (lambda: stack(part.take(np.arange(6))["image"]), lambda: part.check(4)):
+        with pytest.raises(ValueError, match=f"{changed} cannot be read as an image: it has changed since the data"):
+            read()
 
 
 def test_folders(folder):
