@@ -1,4 +1,7 @@
-"""Transformer-XL: `TransfoXLLMHeadModel`, which `transformers` had before version 5 <-> `TransformerXL`."""
+"""Transformer-XL: `TransfoXLLMHeadModel`, which `transformers` had before version 5 <-> `TransformerXL`.
+
+The first segment has no memory, as in the authors' PyTorch program; in `transformers`, it attends to `mem_len` zeros.
+"""
 
 import numpy as np
 
