@@ -45,6 +45,14 @@ class Parquet(Table):
 
     image_key: str = "image"
 
+    def files(self) -> list[str]:
+        """Return the Parquet files, and the image files that they name instead of containing them."""
+        files, images = super().files(), dict[str, None]()
+        for file in files:
+            with contextlib.suppress(ValueError):  # raised again when the images are read
+                images |= dict.fromkeys(_named_images(file, self.image_key))
+        return [*files, *images]
+
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
         number = 0
         with _opened(file, lambda: f" after row {number}") as table:
@@ -95,7 +103,7 @@ class Parquet(Table):
 
     def _rows(self, split: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the file and the number of each row of a split, and its values in some columns."""
-        return gathered(((file, row, *values) for file, row, values in self.values(split, keys)), *self.files())
+        return gathered(((file, row, *values) for file, row, values in self.values(split, keys)), *super().files())
 
     def images(self) -> Images:
         """Return the images with a label, without splits that have none; classes numbered -1 are missing labels."""
@@ -257,6 +265,21 @@ def _chunks(group: Any, keys: Sequence[str]) -> list[Any]:
     """Return the metadata of some columns of a row group, and of those in them."""
     chunks = (group.column(number) for number in range(group.num_columns))
     return [chunk for chunk in chunks if any(f"{chunk.path_in_schema}.".startswith(f"{key}.") for key in keys)]
+
+
+def _named_images(file: str, column: str) -> Iterator[str]:
+    """Yield the paths of the images in a column that are in files of their own."""
+    content, path = f"{column}.bytes", f"{column}.path"
+    with _opened(file) as table:
+        if not {content, path} <= {*_columns(table.schema_arrow)}:
+            return
+        for number in range(table.num_row_groups):
+            (chunk,) = _chunks(group := table.metadata.row_group(number), [content])
+            if not (chunk.statistics and chunk.statistics.null_count == 0):
+                _check_size(file, group, [path])
+                names = table.read_row_group(number, columns=[path]).column(column).to_pylist()
+                found = (inside(Path(file).parent, row["path"], file) for row in names if row and row["path"])
+                yield from map(str, filter(Path.is_file, found))
 
 
 def _groups(file: str, column: str) -> np.ndarray:

@@ -160,6 +160,9 @@ def test_images(layout, tmp_path):
     assert [int(np.mean(held["train"][i]["image"])) for i in range(6)] == [0, 1, 2, 4, 5, 6]
     copy = cloudpickle.loads(cloudpickle.dumps(splits["train"]))
     assert int(np.mean(copy[5]["image"])) == 5
+    read = {f"{split}-{shard}.parquet" for split, shard in (("train", 0), ("train", 1), ("test", 0))}
+    read |= {f"{number}.png" for part in values.values() for number in part} if layout == "paths" else set()
+    assert {path.rpartition("/")[2] for path in fingerprint(source.files())} == read
 
 
 def test_gray_images_and_classes_without_names(tmp_path):
