@@ -269,6 +269,9 @@ def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
                 flags = [FLAGS[entry.get(key, 0)] for key in ("iscrowd", ignored)]
+                for key, known in (("category_id", numbers), ("image_id", images)):
+                    if entry[key] not in known:
+                        raise ValueError(f"{key} is {str(entry[key])[:60]}, which the references do not have")
                 rest = (flags[0], float(entry["area"]), flags[1]) if which else (float(entry["score"]),)
                 left, top, width, height = map(float, entry["bbox"])
                 box = (left, top, width, height), numbers[entry["category_id"]], *rest

@@ -218,6 +218,8 @@ def test_damaged_files(name, content, message, tmp_path):
         ("squad", {"1": None}, {"1": "a"}, "None is not a single text"),
         ("squad", {"1": "a"}, {"1": 5}, "the references are not in the format of SQuAD: TypeError"),
         ("coco", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
+        ("coco", [FOUND | {"category_id": 8}], IMAGES | {"annotations": []}, "category_id is 8, which the references"),
+        ("voc", [FOUND | {"image_id": 8}], IMAGES | {"annotations": []}, "image_id is 8, which the references do not"),
         ("voc", [], IMAGES | {"annotations": [CROWD]}, "the files are not in the formats of COCO: KeyError 'no'"),
         ("coco", ["a"], IMAGES | {"annotations": []}, "the files are not in the formats of COCO: AttributeError"),
         (
