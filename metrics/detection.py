@@ -246,9 +246,9 @@ class Ranked(NamedTuple):
 def rank(state: Detections, number: int, threshold: float = 0.5) -> Ranked:
     """Return the detections of class `number` as PASCAL VOC ranks them.
 
-    A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold` (the development kit also
-    assigns it if they are equal). The first detection of an object is correct, all others are wrong; those of an
-    ignored object are left out.
+    A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold`; in the development kit,
+    it may also equal it. The first detection of an object is correct, all others are wrong; those of an ignored object
+    are left out.
     """
     rows, count = [], 0  # the score of each detection, and whether it is correct
     for _, image in sorted(state.images.items()):
