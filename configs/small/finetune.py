@@ -4,8 +4,9 @@
 
 TASK is the name of a task, such as question_answering. MODEL is the folder of a run, or one in the layout of
 transformers; it determines the architecture, the tokenizer and the preprocessing of images; the data determine the
-number of classes. The learning rates of BERT (arXiv 1810.04805, appendix A.3) and DETR (arXiv 2005.12872) are those of
-the papers; all other models use the same one with AdamW. See docs/using.md.
+number of classes. Each task has one recipe for all models, with AdamW; its learning rates are those of the papers on
+BERT (arXiv 1810.04805, appendix A.3) and on DETR (arXiv 2005.12872, appendix A.4: lower for the backbone). See
+docs/using.md.
 """
 
 from lineage.configs import base
@@ -31,5 +32,7 @@ def get_config(task: str = "text_classification") -> base.ConfigDict:
     config.loader.batch_size = batch_size
     config.schedule.update(learning_rate=learning_rate, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
+    if task == "object_detection":
+        config.optimizer.update(clip_norm=0.1, lr_multipliers=(("^backbone/", 0.1),))
     config.update(total_epochs=3.0, log_every_steps=10, evaluate_every_epochs=1.0, save_every_epochs=1.0)
     return config
