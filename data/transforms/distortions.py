@@ -17,30 +17,25 @@ class RandAugment(Checked, PerImage):
     """RandAugment (arXiv 1909.13719): operations drawn at random from 16.
 
     The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize weaken as the
-    magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. DeiT, Swin and MAE (arXiv
-    2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`, but with bicubic interpolation, and the mean color
-    instead of gray outside of the image.
+    magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. With `increasing`, they are
+    those of timm: DeiT, Swin and MAE (arXiv 2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
     """
 
     layers: Natural = 2  # number of operations for each image
     magnitude: Annotated[float, Range(0, 10)] = 10  # strength of the operations
     deviation: Annotated[float, Range(0)] = 0.0  # standard deviation of the magnitude
     probability: Annotated[float, Range(0, 1)] = 1.0  # probability of applying each operation that was drawn
-    increasing: bool = False  # as in timm: all operations strengthen as the magnitude grows, and none is cutout
+    increasing: bool = False  # whether all operations strengthen as the magnitude grows; cutout is left out
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        picture = to_pillow(image)
-        names = [name for name in OPERATIONS if not (self.increasing and name == "cutout")]
-        for number in random.integers(len(names), size=self.layers):
-            name, magnitude = names[number], self.magnitude
+        picture, magnitude = to_pillow(image), self.magnitude
+        operations = list((INCREASING if self.increasing else OPERATIONS).values())
+        for number in random.integers(len(operations), size=self.layers):
             if self.probability < 1 and random.random() >= self.probability:
                 continue
             if self.deviation:
-                magnitude = min(max(random.normal(magnitude, self.deviation), 0), 10)
-            strength = magnitude / 10
-            if self.increasing and name in _INCREASING:
-                strength = _INCREASING[name](strength, _sign(random))
-            picture = OPERATIONS[name](picture, strength, random)
+                magnitude = min(max(random.normal(self.magnitude, self.deviation), 0), 10)
+            picture = operations[number](picture, magnitude / 10, random)
         return from_pillow(picture)
 
 
@@ -68,12 +63,42 @@ class Jitter(Checked, PerImage):
         return from_pillow(picture)
 
 
-def _gray(image: Image.Image) -> Any:
-    return 128 if image.mode == "L" else (128,) * len(image.mode)
+def _fill(image: Image.Image, color: tuple[int, int, int] = (128, 128, 128)) -> Any:
+    return color if image.mode == "RGB" else 128 if image.mode == "L" else (128,) * len(image.mode)
 
 
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_gray(image))
+@dataclass(frozen=True)
+class Geometry:
+    """Geometric operations: Pillow image, strength 0..1, generator -> image, in both directions.
+
+    Attributes:
+        resample: interpolation.
+        color: RGB outside of the image; images of other modes get gray.
+        shift: function (strength, side of the image) -> translation in pixels.
+    """
+
+    resample: Image.Resampling
+    color: tuple[int, int, int]
+    shift: Callable[[float, int], float]
+
+    def rotate(self, image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+        return image.rotate(_sign(random) * 30 * strength, self.resample, fillcolor=_fill(image, self.color))
+
+    def shear_x(self, image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+        return self._affine(image, 1, _sign(random) * 0.3 * strength, 0, 0, 1, 0)
+
+    def shear_y(self, image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+        return self._affine(image, 1, 0, 0, _sign(random) * 0.3 * strength, 1, 0)
+
+    def translate_x(self, image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+        return self._affine(image, 1, 0, _sign(random) * self.shift(strength, image.width), 0, 1, 0)
+
+    def translate_y(self, image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+        return self._affine(image, 1, 0, 0, 0, 1, _sign(random) * self.shift(strength, image.height))
+
+    def _affine(self, image, *matrix):
+        fill = _fill(image, self.color)
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, self.resample, fillcolor=fill)
 
 
 def _sign(random: np.random.Generator) -> int:
@@ -88,7 +113,7 @@ def _cutout(image: Image.Image, strength: float, random: np.random.Generator) ->
     image = image.copy()
     y, x = int(random.integers(image.height)), int(random.integers(image.width))
     half_y, half_x = (int(strength * 40 / 224 * side) for side in (image.height, image.width))
-    image.paste(_gray(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
+    image.paste(_fill(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
     return image
 
 
@@ -97,14 +122,16 @@ def _posterize(image: Image.Image, strength: float, random: np.random.Generator)
     return image.point(lambda value: value & mask)
 
 
-# Name -> operation(Pillow image L or RGB, strength 0..1, generator); signs are random where both directions exist.
-OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.Image]] = {
+Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]  # see `Geometry`
+_EFFICIENTNET = Geometry(
+    Image.Resampling.NEAREST, (128, 128, 128), lambda strength, side: int(strength * 100 / 224 * side)
+)
+_TIMM = Geometry(Image.Resampling.BICUBIC, (124, 116, 104), lambda strength, side: 0.45 * strength * side)
+OPERATIONS: dict[str, Operation] = {
     "autocontrast": lambda image, strength, random: ImageOps.autocontrast(image),
     "equalize": lambda image, strength, random: ImageOps.equalize(image),
     "invert": lambda image, strength, random: ImageOps.invert(image),
-    "rotate": lambda image, strength, random: image.rotate(
-        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_gray(image)
-    ),
+    "rotate": _EFFICIENTNET.rotate,
     "posterize": _posterize,
     "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
     "solarize_add": lambda image, strength, random: image.point(
@@ -114,19 +141,23 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),
     "sharpness": _enhance(ImageEnhance.Sharpness),
-    "shear_x": lambda image, strength, random: _affine(image, 1, _sign(random) * 0.3 * strength, 0, 0, 1, 0),
-    "shear_y": lambda image, strength, random: _affine(image, 1, 0, 0, _sign(random) * 0.3 * strength, 1, 0),
-    "translate_x": lambda image, strength, random: _affine(
-        image, 1, 0, _sign(random) * int(strength * 100 / 224 * image.width), 0, 1, 0
-    ),
-    "translate_y": lambda image, strength, random: _affine(
-        image, 1, 0, 0, 0, 1, _sign(random) * int(strength * 100 / 224 * image.height)
-    ),
+    "shear_x": _EFFICIENTNET.shear_x,
+    "shear_y": _EFFICIENTNET.shear_y,
+    "translate_x": _EFFICIENTNET.translate_x,
+    "translate_y": _EFFICIENTNET.translate_y,
     "cutout": _cutout,
 }
-# Strengths for `increasing`: these operations strengthen with their argument.
-_INCREASING: dict[str, Callable[[float, int], float]] = {
-    "posterize": lambda strength, sign: 1 - int(4 * strength) / 4,
-    "solarize": lambda strength, sign: 1 - int(256 * strength) / 256,
-    **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), lambda strength, sign: (1 + sign * strength) / 2),
+
+
+def _either(name: str) -> Operation:
+    """Return an operation that strengthens in either direction: 1/2 is its neutral strength."""
+    return lambda image, strength, random: OPERATIONS[name](image, (1 + _sign(random) * strength) / 2, random)
+
+
+INCREASING: dict[str, Operation] = OPERATIONS | {
+    **{name: getattr(_TIMM, name) for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")},
+    **{name: _either(name) for name in ("color", "contrast", "brightness", "sharpness")},
+    "posterize": lambda image, strength, random: _posterize(image, 1 - int(4 * strength) / 4, random),
+    "solarize": lambda image, strength, random: ImageOps.solarize(image, 256 - int(256 * strength)),
 }
+del INCREASING["cutout"]  # timm erases a rectangle after the normalization instead

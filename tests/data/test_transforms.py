@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_images
 from lineage.data import shuffle
 from lineage.data.transforms import augmentation, distortions
 from lineage.data.transforms.augmentation import CenterCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
-from lineage.data.transforms.distortions import OPERATIONS, Jitter, RandAugment
+from lineage.data.transforms.distortions import INCREASING, OPERATIONS, Jitter, RandAugment
 from lineage.data.transforms.pillow import Picture, crop, decode, opened, to_pillow
 
 RANDOM = np.random.default_rng(0)
@@ -182,14 +182,16 @@ def test_randaugment_draws_all_operations():
 def test_operations_keep_size_and_mode(name, mode, strength):
     image = Image.fromarray(RGB[0]).convert(mode)
     before = image.tobytes()
-    result = OPERATIONS[name](image, strength, shuffle.generator(KEYS[0]))
-    assert (result.size, result.mode) == (image.size, mode)
-    assert image.tobytes() == before
+    for operations in (OPERATIONS, INCREASING):
+        if name in operations:
+            result = operations[name](image, strength, shuffle.generator(KEYS[0]))
+            assert (result.size, result.mode) == (image.size, mode)
+            assert image.tobytes() == before
 
 
-def apply(name, pixels, strength):
+def apply(name, pixels, strength, operations=OPERATIONS):
     image = Image.fromarray(np.array(pixels, np.uint8))
-    results = {np.asarray(OPERATIONS[name](image, strength, shuffle.generator(key))).tobytes() for key in KEYS}
+    results = {np.asarray(operations[name](image, strength, shuffle.generator(key))).tobytes() for key in KEYS}
     return [np.frombuffer(result, np.uint8).reshape(np.shape(pixels)).tolist() for result in sorted(results)]
 
 
@@ -223,33 +225,36 @@ def test_operations():
 
 def test_randaugment_of_deit(monkeypatch):
     seen = []
-    for name in OPERATIONS:
-        monkeypatch.setitem(OPERATIONS, name, lambda image, s, random, name=name: (seen.append((name, s)), image)[1])
+    for name in INCREASING:
+        monkeypatch.setitem(INCREASING, name, lambda image, s, random, name=name: (seen.append((name, s)), image)[1])
     RandAugment(3, 9, 0.5, 0.5, True)(np.repeat(GRAY, 20, 0), shuffle.keys(np.arange(320), 0))
     assert 400 < len(seen) < 560  # half of 960
     assert {name for name, _ in seen} == OPERATIONS.keys() - {"cutout"}  # timm has random erasing instead
-    rotated = np.array([strength for name, strength in seen if name == "rotate"])
-    assert 0.87 < rotated.mean() < 0.93
-    assert 0.03 < rotated.std() < 0.07
-    plain = [strength for name, strength in seen if name not in distortions._INCREASING]
-    assert max(plain) == 1  # larger strengths are clipped
-    both = np.array([strength for name, strength in seen if name in ("color", "contrast", "brightness", "sharpness")])
-    np.testing.assert_allclose(np.sort(np.unique(both > 0.5)), [False, True])
-    assert np.abs(2 * both - 1).mean() == pytest.approx(0.9, abs=0.03)  # magnitude in either direction
-    seen.clear()
-    RandAugment(2, 9, increasing=True)(np.repeat(GRAY, 10, 0), shuffle.keys(np.arange(160), 0))
-    strengths = {
-        name: sorted({round(s, 9) for other, s in seen if other == name}) for name in ("posterize", "solarize")
-    }
-    assert strengths == {"posterize": [0.25], "solarize": [0.1015625]}  # one bit is kept
+    strengths = np.array([strength for _, strength in seen])
+    assert 0.87 < strengths.mean() < 0.93
+    assert 0.03 < strengths.std() < 0.07
+    assert strengths.max() == 1  # larger strengths are clipped
 
 
-def test_solarize_inverts_from_a_threshold_that_is_rounded_as_in_timm():
-    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None])
-    for magnitude in (0, 1.3, 5, 9, 10):
-        strength = distortions._INCREASING["solarize"](magnitude / 10, 1)
-        changed = np.asarray(OPERATIONS["solarize"](ramp, strength, RANDOM)) != np.asarray(ramp)
-        np.testing.assert_array_equal(changed[0], np.arange(256) >= 256 - int(256 * magnitude / 10))
+def test_operations_of_timm():
+    """Check what differs from `OPERATIONS`: all strengthen, and lengths, interpolation and colors."""
+    ramp = [np.arange(256).tolist()]
+    assert apply("posterize", ramp, 0.9, INCREASING) == [[[value & 128 for value in range(256)]]]  # one bit is kept
+    for strength in (0, 0.13, 0.5, 0.9, 1):
+        (solarized,) = np.array(apply("solarize", ramp, strength, INCREASING))
+        np.testing.assert_array_equal(solarized[0] != ramp[0], np.arange(256) >= 256 - int(256 * strength))
+    assert apply("brightness", [[100]], 0.5, INCREASING) == [[[55]], [[145]]]  # factors 1 - 0.45 and 1 + 0.45
+    assert apply("brightness", [[100]], 1, INCREASING) == [[[10]], [[190]]]
+    photo = np.full((20, 20, 3), 250, np.uint8)
+    right, left = np.array(apply("translate_x", photo, 1, INCREASING))  # by 9 of 20 pixels
+    for moved, outside in ((left, np.s_[:, -9:]), (right, np.s_[:, :9])):
+        assert (moved[outside] == (124, 116, 104)).all()
+        assert np.count_nonzero((moved == 250).all(-1)) == 20 * 11
+    edge = [[0, 0, 0, 0, 200, 200, 200, 200]] * 8
+    values = {
+        *np.ravel(apply("translate_x", edge, 0.4, INCREASING))
+    }  # by 1.44 pixels, which bicubic interpolation keeps
+    assert values - {0, 128, 200}
 
 
 def test_jitter_steps_are_in_random_order(monkeypatch):
