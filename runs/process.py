@@ -1,5 +1,6 @@
 """Settings of this process: memory, signals, exit codes, standard streams, and error messages."""
 
+import _thread
 import contextlib
 import ctypes
 import gc
@@ -165,11 +166,13 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
     """
     hook = sys.unraisablehook
 
+    def interrupt_again():
+        time.sleep(0.1)  # until the hook has returned
+        signal.raise_signal(signal.SIGINT)
+
     def unless_after_an_error(error):
         if isinstance(error.exc_value, KeyboardInterrupt):
-            again = threading.Timer(0.01, signal.raise_signal, [signal.SIGINT])
-            again.daemon = True
-            again.start()
+            _thread.start_new_thread(interrupt_again, ())  # does not wait for the thread
             return
         code = getattr(error.object, "cr_code", None)  # of a coroutine
         is_known = str(error.exc_value) in ("Event loop is closed", "can only join a started process")
