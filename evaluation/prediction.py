@@ -47,8 +47,10 @@ def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
         experiment: `train.experiment.Experiment` of the run.
         step: step of the checkpoint; a folder in the layout of `transformers` has none.
     """
-    records = experiment.workdir / "checkpoints" / str(step) / "about"
-    checksums = fingerprint([str(records if records.is_dir() else experiment.workdir)])
+    folder, checksums = experiment.workdir / "checkpoints", dict[str, list[int]]()
+    place = folder / str(step) / "about" if folder.is_dir() else experiment.workdir
+    with suppress(FileNotFoundError):  # a run in progress has deleted the checkpoint since it was read
+        checksums = fingerprint([str(place)])
     config = {f"config.{key}": value for key, value in flatten(plain(experiment.config)).items()}
     kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
     return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept
