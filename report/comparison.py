@@ -22,7 +22,7 @@ from lineage.report import curves, figures, html
 from lineage.runs.command import displayed
 from lineage.runs.folder import MEASURED
 from lineage.runs.live import Run, distinguishing, labels, print_failures, refresh, runs_in
-from lineage.runs.process import show
+from lineage.runs.process import printable, show
 from lineage.runs.progress import clock
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
@@ -246,11 +246,11 @@ def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     lines = [columns, *([row.get(key, "") for key in columns] for row in rows)]
     csv.writer(content).writerows([_safe(text) for text in line] for line in lines)
     write_atomic(path, content.getvalue())
-    widths = [max(len(key), *(len(row.get(key, "")) for row in rows)) for key in columns[1:]]
+    cells = [[printable(text) for text in line[1:]] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     print()
-    for row in [{key: key for key in columns}, *rows]:
-        cells = [row.get(key, "").ljust(width) for key, width in zip(columns[1:], widths)]
-        show("  ".join(cells).rstrip())
+    for line in cells:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
     show(f"\n{path}")
 
 

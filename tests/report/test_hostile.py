@@ -383,6 +383,11 @@ def test_table_of_a_sweep_has_no_formulas(tmp_path, monkeypatch, capsys):
     assert Run("a\x1b[31m", tmp_path).row()[0] == r"a\x1b[31m"
 
 
+def test_printed_table_of_a_sweep_has_one_line_for_each_run(tmp_path, capsys):
+    comparison.write_table([{"run": "a", "prompt": "b\nc\r"}, {"run": "d", "prompt": "e"}], tmp_path / "sweep.csv")
+    assert capsys.readouterr().out.splitlines()[1:4] == ["prompt", r"b\nc\r", "e"]
+
+
 def test_artifacts_behind_a_link_are_not_shown(tmp_path):
     folder, target = write_small(tmp_path / "runs/a"), tmp_path / "own"
     (folder / "artifacts").rename(target)
