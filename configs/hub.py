@@ -9,6 +9,7 @@ PATH = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(
 # Files of a model to download; weights are never read from pickles.
 MODEL = (
     "config.json",
+    "generation_config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",

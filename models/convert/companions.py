@@ -13,6 +13,7 @@ from lineage.configs.storage import is_present
 from lineage.models.convert.family import read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
 UNUSED = "N/A"  # name of a label without a class
 MAX_SIDE = 1 << 14  # maximum size to which images are resized, in pixels
 RESAMPLING = {2: "bilinear", 3: "bicubic"}  # number in Pillow -> our name
@@ -56,39 +57,46 @@ def category_ids(folder: Path) -> tuple[int, ...]:
 def start_role(folder: Path) -> str:
     """Return the role of the first token of a decoder's input: "pad", as in T5's checkpoints, or "end_of_text".
 
-    Raise ValueError if `config.json` names a token of another role.
+    Raise ValueError if the folder names a token of another role.
     """
-    config = read_json(folder / "config.json")
+    config = _generation(folder)
     start = config.get("decoder_start_token_id")
     if start is not None and start == config.get("pad_token_id", 0):
         return "pad"
     ends = end_tokens(folder)
     if start is not None and ends and start not in ends:
-        given = f"{folder}/config.json: decoder_start_token_id is {str(start)[:60]}"
+        given = f"{folder}: decoder_start_token_id is {str(start)[:60]}"
         raise ValueError(f"{given}: it must be pad_token_id or eos_token_id.")
     return "end_of_text"
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that end a text according to `eos_token_id` of `config.json`; () if it names none."""
-    ids = read_json(folder / "config.json").get("eos_token_id")
+    """Return the tokens that end a text according to `eos_token_id`; () if the folder names none."""
+    ids = _generation(folder).get("eos_token_id")
     ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if wrong := [token for token in ids if type(token) is not int]:
-        raise ValueError(f"{folder}/config.json: eos_token_id has {str(wrong[0])[:60]}: it must have integers.")
+        raise ValueError(f"{folder}: eos_token_id has {str(wrong[0])[:60]}: it must have integers.")
     return tuple(ids)
 
 
 def excluded_tokens(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that are never generated according to `bad_words_ids` of `config.json`; () if it has none.
+    """Return the tokens that are never generated according to `bad_words_ids`; () if the folder has none.
 
     Raise ValueError if it has sequences of several tokens.
     """
-    words = read_json(folder / "config.json").get("bad_words_ids") or []
+    words = _generation(folder).get("bad_words_ids") or []
     if not (isinstance(words, list) and all(isinstance(word, list) and [*map(type, word)] == [int] for word in words)):
-        given = f"{folder}/config.json: bad_words_ids is {str(words)[:60]}"
+        given = f"{folder}: bad_words_ids is {str(words)[:60]}"
         raise ValueError(f"{given}: it must be a list of lists of one token each.")
     ends = end_tokens(folder)
     return tuple(token for (token,) in words if token not in ends)
+
+
+def _generation(folder):
+    """Return the fields of `config.json`, and of `generation_config.json`, which overrides them."""
+    config, path = read_json(folder / "config.json"), folder / GENERATION
+    others = read_json(path) if is_present(path) else {}
+    return config | {name: value for name, value in others.items() if value is not None}
 
 
 def is_multi_label(folder: Path) -> bool:

@@ -232,7 +232,7 @@ def test_regressions(tmp_path):
 
 def test_end_tokens_are_integers(tmp_path):
     (tmp_path / "config.json").write_text('{"eos_token_id": [2, "3"]}')
-    with pytest.raises(ValueError, match=r"config\.json: eos_token_id has 3: it must have integers"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}: eos_token_id has 3: it must have integers"):
         companions.end_tokens(tmp_path)
 
 
@@ -243,8 +243,19 @@ def test_excluded_tokens(tmp_path):
         assert companions.excluded_tokens(tmp_path) == expected
     for words in ([[1, 2]], [1], "1", [["1"]]):
         path.write_text(json.dumps({"bad_words_ids": words}))
-        with pytest.raises(ValueError, match=r"config\.json: bad_words_ids is .*: it must be a list of lists of one"):
+        with pytest.raises(ValueError, match=f"^{tmp_path}: bad_words_ids is .*: it must be a list of lists of one"):
             companions.excluded_tokens(tmp_path)
+
+
+def test_fields_for_generation_in_their_own_file(tmp_path):
+    """Check that they override those of `config.json`, to which `transformers` 5 does not write most of them."""
+    about = {"eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    fields = {"eos_token_id": [2, 5], "bad_words_ids": [[1], [7]], "decoder_start_token_id": 1}
+    transformers.GenerationConfig(**fields).save_pretrained(tmp_path)
+    assert companions.end_tokens(tmp_path) == (2, 5)
+    assert companions.excluded_tokens(tmp_path) == (1, 7)
+    assert companions.start_role(tmp_path) == "pad"
 
 
 @pytest.mark.parametrize(("start", "role"), [(1, "pad"), (2, "end_of_text"), (None, "end_of_text")])
