@@ -105,7 +105,10 @@ def adopt(config: ConfigDict, typed: Collection[str] = (), saved: Mapping[str, A
 
 def _adopt_architecture(config, typed, model):
     task, name = TASKS[config.task.name], MODELS.name_of(model)
-    headed = model.clone(head=task.head) if task.head and model.has_heads else model
+    changes: dict[str, Any] = {"head": task.head} if task.head and model.has_heads else {}
+    if model.data_options["num_classes"] == 0:
+        changes["num_classes"] = 1  # any number
+    headed = model.clone(**changes)
     if not {"model", "model.name"} & {*typed}:
         if {*task.needs} & {*headed.outputs}:
             base.choose(config, "model.name", name)

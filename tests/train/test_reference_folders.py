@@ -192,12 +192,25 @@ def test_no_other_tokenizer_is_trained_if_the_link_to_that_of_the_model_is_broke
         _ = experiment.data
 
 
-@pytest.mark.parametrize("kind", ["ViT", "ViTMAE"])
-def test_image_models_without_a_classifier_are_fine_tuned(kind, tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = getattr(transformers, f"{kind}Config")(**sizes, image_size=16, patch_size=8)
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("ViT", SMALL | {"image_size": 16, "patch_size": 8}),
+        ("ViTMAE", SMALL | {"image_size": 16, "patch_size": 8}),
+        ("Swin", {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [1], "window_size": 4}),
+        ("ResNet", {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}),
+        ("Bit", {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "num_groups": 2}),
+    ],
+)
+def test_image_models_without_a_classifier_are_fine_tuned(kind, sizes, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(**sizes)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
-    pretrained.check(fine_tuned(tmp_path, "image_classification", "folder:images", tmp_path / "run"))
+    experiment = fine_tuned(tmp_path, "image_classification", "folder:images", tmp_path / "run")
+    pretrained.check(experiment)
+    assert experiment.config.model.name == {"Swin": "swin", "ResNet": "resnet", "Bit": "resnet"}.get(kind, "vit")
 
 
 def test_an_ijepa_is_fine_tuned_with_another_pooling(tmp_path):
