@@ -17,7 +17,7 @@ from lineage.data.examples.masking import MaskTokens, count_masked
 from lineage.data.examples.windows import Chunks, PairSentences, Sentences
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
-from lineage.metrics.states import Mean
+from lineage.metrics.states import Mean, Total
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, InputExamples, MaskRate, Result, Sizes, Weight, Weights
 from lineage.tasks.losses import divergence, token_loss, weighted
@@ -237,15 +237,16 @@ class SentencePairPretraining(MaskedLM):
         return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the loss of `masked_lm`, plus the cross-entropy of the `label` [B] of the pair.
+        """Return the loss of `masked_lm`, plus the cross-entropy of the `label` [B] of the pair: the sum of both means.
 
-        The pair loss is weighted by M, so that the total is the sum of both means if all examples have M masked tokens.
+        Both are weighted by the number of masked tokens in the whole batch, of which `batch` may be a part.
         """
         mask, positions, label = batch["tokens_mask"], batch["masked_positions"], batch["label"]
         logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=positions)
         masked_loss, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
         pair_loss = Mean.empty().update(cross_entropy(scores, label), mask[:, 0])
         aux["sentence_accuracy"] = Mean.empty().update(correct(scores, label), mask[:, 0])
-        loss = masked_loss + positions.shape[1] * pair_loss.total
-        losses = {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": pair_loss}
-        return loss, weight, aux | losses
+        whole = model.get_variable("run", "real", {"mask": weight, "examples": pair_loss.weight})
+        loss = masked_loss + pair_loss.total * whole["mask"] / jnp.maximum(whole["examples"], 1)
+        total = Total((aux["loss"], pair_loss))
+        return loss, weight, aux | {"loss": total, "masked_lm_loss": aux["loss"], "sentence_loss": pair_loss}

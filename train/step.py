@@ -115,8 +115,7 @@ def make_train_step(
         if run.grad_accum_steps > 1 and "memory" in state.collections:
             raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
         rng = jax.random.fold_in(jax.random.key(run.seed, impl=run.prng), state.step)
-        real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
-        before = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
+        before = {**state.collections, "run": {"progress": state.step / total_steps, "real": _counts(batch)}}
         collections, (grads, weight, states) = gradients(state, before, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
@@ -144,6 +143,12 @@ def make_train_step(
         return state.replace(step=state.step + 1, **new), metrics
 
     return step
+
+
+def _counts(batch):
+    """Return the number of examples in a batch, and of True entries of each mask."""
+    masks = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
+    return masks | {"examples": jnp.int32(len(next(iter(batch.values()))))}
 
 
 def make_loss(

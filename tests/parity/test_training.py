@@ -23,6 +23,7 @@ TASKS = {
     "text_classification": ("csv:labels.csv", CLASSES, ("pad", "cls", "sep", "mask")),
     "token_classification": ("bio:tags.txt", TAGS, ("pad", "cls", "sep", "mask")),
     "causal_lm": ("text:text.txt", (), ("pad", "end_of_text")),
+    "sentence_pair_pretraining": ("text:documents", (), ("pad", "cls", "sep", "mask", "end_of_text")),
     "sequence_to_sequence": ("pairs:pairs.tsv", (), ("pad", "end_of_text")),
     "image_classification": ("folder:images", CLASSES, ()),
 }
@@ -41,6 +42,9 @@ def data(tmp_path_factory):
     sentences = [[f"{word} {rng.choice(TAGS)}\n" for word in text().split()] for _ in range(48)]
     (folder / "tags.txt").write_text("\n".join("".join(sentence) for sentence in sentences))
     (folder / "text.txt").write_text("\n".join(text() for _ in range(200)))
+    (folder / "documents").mkdir()
+    for number in range(40):
+        (folder / "documents" / f"{number}.txt").write_text("\n".join(text() for _ in range(6)))
     (folder / "pairs.tsv").write_text("\n".join(f"{text()}\t{text()}" for _ in range(48)))
     for name in CLASSES:
         (folder / "images" / "train" / name).mkdir(parents=True)
@@ -67,6 +71,14 @@ def of_tags(batch):
     return of_text(batch) | {"labels": masked(batch)}
 
 
+def of_pairs_of_sentences(batch):
+    labels = np.full(batch["tokens"].shape, -100)
+    rows = np.nonzero(batch["mask"])[0]
+    labels[rows, batch["masked_positions"][batch["mask"]]] = batch["targets"][batch["mask"]]
+    labels = {"labels": tensor_of(labels), "next_sentence_label": tensor_of(batch["label"])}
+    return of_text(batch) | labels
+
+
 def of_windows(batch):
     return {"input_ids": tensor_of(batch["tokens"]), "labels": masked(batch), "shift_labels": masked(batch)}
 
@@ -86,6 +98,9 @@ def reference_of(kind, options):
     reference = kind(config)
     for parameter in filter(lambda parameter: parameter.requires_grad, reference.parameters()):
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    for module in reference.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None  # would not train the embedding of padding, which can replace a masked token
     return reference.train()
 
 
@@ -114,6 +129,7 @@ SWIN |= {"drop_path_rate": 0.0}
 # task, class of the reference, its options, and a function from a batch to its arguments
 CASES = {
     "bert": ("text_classification", transformers.BertForSequenceClassification, BERT, of_labels),
+    "bert pairs": ("sentence_pair_pretraining", transformers.BertForPreTraining, BERT, of_pairs_of_sentences),
     "bert tags": ("token_classification", transformers.BertForTokenClassification, BERT, of_tags),
     "gpt2": ("causal_lm", transformers.GPT2LMHeadModel, GPT2, of_windows),
     "llama": ("causal_lm", transformers.LlamaForCausalLM, LLAMA, of_windows),
