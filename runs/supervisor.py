@@ -37,8 +37,8 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: 
         if process:
             process.send_signal(number)
 
-    before = handle_signals(forward)
     folder = Mirror(os.fspath(workdir), "runs").folder if is_remote(workdir) else Path(workdir)
+    before = handle_signals(forward)
     failed_at, restarts = -1, 0
     try:
         while True:

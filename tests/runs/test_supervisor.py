@@ -148,8 +148,10 @@ def test_signal_ends_the_wait_for_a_restart(run, tmp_path, monkeypatch):
 
 
 def test_supervised_run_on_an_unknown_storage_is_refused_in_one_sentence(capsys):
+    before = signal.getsignal(signal.SIGTERM)
     assert launch.main(["train", "--max-restarts=1", "--workdir=foo://a/b"]) == 1
     assert "error: foo://a/b has the unknown scheme 'foo'" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Clock:
