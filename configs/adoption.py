@@ -14,7 +14,7 @@ from lineage.data import Facts, Tokenizer
 from lineage.data.facts import FACTS
 from lineage.models import MODELS, Model, convert
 from lineage.models.convert import companions
-from lineage.runs.folder import CONFIG, changed_since_checkpoint, is_of_run, read_json
+from lineage.runs.folder import CONFIG, changed_since_checkpoint, is_run_config, read_json
 from lineage.tasks import TASKS, Task
 
 # Model options that the task, the data or the machine determine, not the pre-trained model.
@@ -39,7 +39,7 @@ def is_run(path: str | Path) -> bool:
     config: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # a damaged file may be that of a model
         config = read_json(Path(path) / CONFIG)
-    if is_of_run(config):
+    if is_run_config(config):
         advice = "restore it, or let the command `train` write it"
         raise ValueError(f"{path} has the config of a run but no folder `checkpoints`: {advice}.")
     return False

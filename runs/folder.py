@@ -247,7 +247,7 @@ def check_results(config: Any, workdir: Path) -> None:
         raise ValueError(f"{given}: restore them, choose another workdir, or {FORCE}.")
 
 
-def is_of_run(config: Mapping[str, Any]) -> bool:
+def is_run_config(config: Mapping[str, Any]) -> bool:
     """Return whether the content of a `config.json` is the config of a run, and not that of another program."""
     return {"model", "task"} <= config.keys()
 
@@ -259,7 +259,7 @@ def discard(workdir: Path, force: bool = False) -> None:
         ValueError: there are files of a run but no `config.json` of one, and `force` is False.
     """
     existing, advice = [name for name in RUN_FILES if (workdir / name).exists()], f"choose another workdir, or {FORCE}"
-    if existing and not force and not is_of_run(read_json(workdir / CONFIG, f"restore it, {advice}")):
+    if existing and not force and not is_run_config(read_json(workdir / CONFIG, f"restore it, {advice}")):
         raise ValueError(f"{workdir / existing[0]} does not belong to a run: {advice}.")
     for name in ("tokenizer.json", DATA_FACTS):
         (workdir / name).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from lineage.configs.atomic import regular
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, differences, flatten, is_of_run, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, differences, flatten, is_run_config, read_json
 from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 from lineage.runs.process import ERROR, MOVED, printable, show
@@ -229,7 +229,7 @@ def _is_run(folder):
     """Return whether a folder has the config of a run, also a damaged or unreadable one, not of another program."""
     path, has_begun = folder / CONFIG, (folder / METRICS).exists() or (folder / ARTIFACTS).exists()
     with suppress(OSError, ValueError):
-        return path.exists() and (has_begun or is_of_run(read_json(path)))
+        return path.exists() and (has_begun or is_run_config(read_json(path)))
     return True
 
 

@@ -81,7 +81,7 @@ class QuestionAnswering(EncoderTask):
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.
 
-        An answer is correct if both positions are correct. Unlike in the code of BERT, padding has no probability.
+        An answer is correct if both positions are correct. Unlike in BERT's code, padding is masked out.
         """
         logits = self.forward(model, batch).astype(jnp.float32)
         logits = jnp.where(batch["tokens_mask"][..., None], logits, NEVER)

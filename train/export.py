@@ -14,7 +14,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.data import tokenizers
 from lineage.models import convert
 from lineage.models.convert import companions
-from lineage.runs.folder import CONFIG, is_of_run, read_json
+from lineage.runs.folder import CONFIG, is_run_config, read_json
 from lineage.train.experiment import Experiment
 from lineage.train.step import make_forward_step
 
@@ -77,7 +77,7 @@ def _check_folder(folder, workdir):
     is_empty = not folder.is_dir() or all(path.match(".*.partial") for path in folder.iterdir())
     if is_empty or folder.resolve() == workdir / "export":
         return owner
-    if is_of_run(read_json(folder / CONFIG)):
+    if is_run_config(read_json(folder / CONFIG)):
         raise ValueError(f"{folder} is the folder of a run: choose another --output.")
     if not (folder / OWNER).is_file() or (folder / OWNER).read_text(errors="replace") != owner:
         raise ValueError(f"{folder} has other files than an export of this run: choose another --output, or delete it.")

@@ -79,7 +79,7 @@ class ImageNet(PathSource):
 
 @dataclass(frozen=True)
 class Files(ExampleSource):
-    """Base class of sources of image files, which are decoded on access and must not be modified before."""
+    """Image files, decoded on access; those that were modified after the source was opened raise ValueError."""
 
     files: Sequence[Path]
     stamps: np.ndarray = field(init=False, repr=False, compare=False)  # modification times, int64 [N]
@@ -91,7 +91,7 @@ class Files(ExampleSource):
         return len(self.files)
 
     def picture(self, index: int, channels: int) -> Picture:
-        """Return an image; reading it raises ValueError if its file was modified after this source was made."""
+        """Return an image; reading it raises ValueError if its file was modified since the source was opened."""
         return Picture(self.files[index], channels, stamp=int(self.stamps[index]))
 
 

@@ -150,7 +150,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _either(name: str) -> Operation:
-    """Return an operation that strengthens in either direction: 1/2 is its neutral strength."""
+    """Return an operation whose factor is above or below 1 at random; the strength changes how far."""
     return lambda image, strength, random: OPERATIONS[name](image, (1 + _sign(random) * strength) / 2, random)
 
 

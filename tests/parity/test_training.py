@@ -150,7 +150,7 @@ def test_steps_are_those_of_pytorch(name, data, monkeypatch, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["bert", "bert tags", "gpt2", "t5", "bart"])
 def test_dropout_is_where_transformers_has_it(name, data, monkeypatch, tmp_path):
-    """Multiply what dropout would drop by a constant on both sides."""
+    """Replace every dropout by a multiplication by 1 minus its rate, on both sides."""
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p=0.5, training=True, inplace=False: x * (1 - p))
     monkeypatch.setattr(dropout, "dropped", lambda rate, x, seed: x * (1 - rate))
     monkeypatch.setattr(attend.DropWeights, "__call__", lambda self, weights: weights * (1 - self.rate))
@@ -159,7 +159,7 @@ def test_dropout_is_where_transformers_has_it(name, data, monkeypatch, tmp_path)
 
 
 def assert_same_steps(name, tmp_path, rate=0.0):
-    """Compare the first steps of `finetune:TASK` from a folder of `transformers`, with a rate of all dropout."""
+    """Compare the first steps of `finetune:TASK` from a folder of `transformers`; `rate` is that of every dropout."""
     task, kind, options, arguments = CASES[name]
     options = options | {key: rate for key in options if "drop" in key}
     (source, names, roles), folder = TASKS[task], tmp_path / "model"
