@@ -32,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default the arguments of this process; return the exit code."""
     sys.excepthook = process.print_error
     process.open_streams()
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
         # Files are UTF-8 in any locale; names that are not are escaped.
         sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
-    with process.brief_errors("--traceback" in arguments), process.interruptible_imports():
-        return execute(arguments)
+    with process.brief_errors("--traceback" in given, arguments is None), process.interruptible_imports():
+        return execute(given)
 
 
 def execute(arguments: Sequence[str]) -> int:

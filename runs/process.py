@@ -153,8 +153,10 @@ def to_json(metrics: Mapping[str, float], indent: int | None = None) -> str:
 
 
 @contextlib.contextmanager
-def brief_errors(traceback: bool = False) -> Iterator[None]:
+def brief_errors(traceback: bool = False, until_exit: bool = False) -> Iterator[None]:
     """Hide messages of Orbax and TensorStore about errors that they also raise, unless `traceback` is True.
+
+    `until_exit` also hides those of operations that finish after the context, while the process ends.
 
     A KeyboardInterrupt that Python raised where it cannot be, as in JAX's callback of the garbage collector, would be
     printed and have no effect: it is raised again after the callback.
@@ -189,7 +191,8 @@ def brief_errors(traceback: bool = False) -> Iterator[None]:
         yield
     finally:
         gc.collect(1)  # deletes objects that an error has left while messages about them are hidden
-        sys.unraisablehook = hook
+        if not until_exit:
+            sys.unraisablehook = hook
 
 
 @contextlib.contextmanager

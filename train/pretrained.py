@@ -44,7 +44,7 @@ def start_from(
     if is_run(folder):
         other, loaded = model_of(folder, trusted=True), read_variables(Path(folder))
     else:
-        other, loaded = convert.load(folder)
+        other, loaded = convert.load(folder, target=model)
     expected = _flat(jax.eval_shape(TrainState.variables, state))
     loaded = _renamed(_flat(loaded), init.rename, init.path)
     loaded |= _computed(other, model, expected, loaded)

@@ -134,6 +134,12 @@ class Bert(Family):
         settings = {"head": head, "head_dropout": config.get(*self.dropout)}
         return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config, architecture)}
 
+    def settings_for(self, target, settings, names):
+        """Return the head "pooler" for a target that needs the pooler of a file whose class ignores it."""
+        needed = isinstance(target, MODELS[self.model]) and target.head in POOLED and not self._has_two_layers(target)
+        is_ignored = settings["head"] == "masked_lm" and any(".pooler." in name for name in names)
+        return {"head": "pooler"} if needed and is_ignored and target.head not in WORDS else {}
+
     def config(self, model):
         """Return the class of a model in `transformers`, and its labels."""
         names = {head: name for name, head in self.architectures.items()} | {"none": f"{self.name}Model"}

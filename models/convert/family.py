@@ -85,6 +85,10 @@ class Family:
         """Return further settings, from the config, its architecture and the names of the tensors."""
         return {}
 
+    def settings_for(self, target: nn.Module | None, settings: Mapping[str, Any], names: Iterable[str]) -> dict:
+        """Return the settings to change for a model that is to be initialized with the tensors, None: for no other."""
+        return {}
+
     def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
         """Return example inputs of a model."""
         return (np.zeros((1, 1), np.int32),) * self.num_inputs

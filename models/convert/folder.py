@@ -30,13 +30,17 @@ MAX_HEADER = 20_000_000  # maximum number of bytes of a file that describe its t
 SHARD = re.compile(r"[^/\\\x00-\x1f]{1,200}\.safetensors")
 
 
-def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
+def load(
+    folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, *, target: nn.Module | None = None, **settings
+) -> tuple[nn.Module, dict]:
     """Return the model in a folder and its variables.
 
     Args:
         folder: folder with `config.json` and `model.safetensors`, or shards and `model.safetensors.index.json`; or an
             `.npz` file of google-research/vision_transformer, see `vit_npz`.
         dtype: dtype of the variables, which may differ from that of the file.
+        target: model to initialize with the variables: if it needs a pooler, which the class of an encoder in the
+            folder ignores, the model is returned with its pooler and without its head.
         settings: fields of the model, which override those of the folder: `dropout`, `remat`, `attend`...
 
     Raises:
@@ -47,7 +51,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     if folder.suffix == ".npz":
         return vit_npz.load(folder, dtype, **settings)
     with _errors_named(folder, config := read_json(folder / "config.json")):
-        family, files, model, kinds = _open(folder, config, settings)
+        family, files, model, kinds = _open(folder, config, settings, target)
         params = _read(family, model, files, _merge(kinds), dtype)
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
     return model, {kind: unflatten_dict(flat, sep="/") for kind, flat in arrays.items()}
@@ -105,7 +109,7 @@ def model_type(model: nn.Module) -> str:
     raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
 
 
-def _open(folder, config, settings):
+def _open(folder, config, settings, target=None):
     """Return the family, the files by tensor, the model, and the shapes of its variables by collection and path."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -113,6 +117,7 @@ def _open(folder, config, settings):
     family, files = FAMILIES[kind], _files(folder)
     weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
     settings = _settings(family, config, files, settings)
+    settings |= family.settings_for(target, settings, files)
     limit = 2 * weights + 1_000_000  # of the arrays that are created before `_read` compares all sizes exactly
     _check_sizes(settings, limit)
     model = models.build(family.model, **settings)

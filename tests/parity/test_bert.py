@@ -233,3 +233,27 @@ def test_models_without_segments_are_exported(family, sizes, tmp_path):
     again, restored = convert.load(tmp_path)
     assert again.num_segments == 2
     assert_close(jax.jit(again.apply)(restored, tokens), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "taken"),
+    [("bert", "classification", True), ("roberta", "choice", True), ("roberta", "classification", False)],
+)
+def test_pooler_is_taken_from_a_file_whose_class_ignores_it(family, head, taken, randomize, tmp_path):
+    """Check old files of masked language models, from which `transformers` initializes the pooler of a classifier."""
+    prefix = FAMILIES[family]
+    config = config_of(family, "masked_lm", 0)
+    kernel = np.random.default_rng(0).normal(size=(config.hidden_size, config.hidden_size)).astype(np.float32)
+    getattr(transformers, f"{prefix}ForMaskedLM")(config).save_pretrained(tmp_path)
+    tensors = load_file(file := tmp_path / "model.safetensors")
+    pooler = {f"{family}.pooler.dense.weight": kernel, f"{family}.pooler.dense.bias": kernel[0]}
+    save_file(tensors | pooler, file, metadata={"format": "pt"})
+    task = {"classification": "ForSequenceClassification", "choice": "ForMultipleChoice"}[head]
+    reference = getattr(transformers, prefix + task).from_pretrained(tmp_path).state_dict()
+    assert any("pooler" in name for name in reference) == taken
+    model, variables = convert.load(tmp_path, target=models.build(family, "base", head=head))
+    assert (model.head, "pooler" in variables["params"]) == (("pooler", True) if taken else ("masked_lm", False))
+    if taken:
+        np.testing.assert_array_equal(reference[f"{family}.pooler.dense.weight"], kernel)
+        np.testing.assert_array_equal(variables["params"]["pooler"]["kernel"], kernel.T)
+    assert convert.load(tmp_path)[0].head == "masked_lm"

@@ -95,6 +95,15 @@ def test_event_loop_for_which_there_is_no_file_descriptor_is_not_reported():
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("until_exit", [True, False])
+def test_operation_that_finishes_while_the_process_ends_is_reported_unless_hidden(until_exit):
+    code = "import sys\nfrom lineage.runs.process import brief_errors\n"
+    code += "class Reading:\n    def __del__(self): raise RuntimeError('Event loop is closed')\n"
+    code += f"with brief_errors(until_exit={until_exit}):\n    left = Reading()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, "Event loop is closed" in run.stderr) == (0, not until_exit)
+
+
 @pytest.mark.parametrize("traceback", [False, True])
 def test_interrupt_in_a_callback_that_cannot_raise_is_raised_after_it(traceback, capfd):
     class Interrupted:
