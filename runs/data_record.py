@@ -82,16 +82,19 @@ def _check_record(known, workdir):
         )
 
 
+def model_files(path: str) -> dict[str, str]:
+    """Return the SHA-256 of the files of a model by name: of a run's newest checkpoint, a folder or a single file."""
+    root = Path(storage.local(path))
+    record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
+    files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
+    return {storage.name(file): _digest(file) for file in files if file.is_file()}
+
+
 def _run_files(workdir):
     """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
-    teacher = read_json(workdir / CONFIG).get("teacher")
-    places = {"tokenizer.json": workdir / "tokenizer.json"}
-    if teacher:
-        root = Path(storage.local(teacher))
-        record = root / "checkpoints" / str(last_step(root)) / "about"  # has checksums of the weights
-        files = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
-        places |= {storage.name(file): file for file in files}
-    return {name: _digest(file) for name, file in places.items() if file.is_file()}
+    tokenizer, teacher = workdir / "tokenizer.json", read_json(workdir / CONFIG).get("teacher")
+    own = {tokenizer.name: _digest(tokenizer)} if tokenizer.is_file() else {}
+    return own | (model_files(teacher) if teacher else {})
 
 
 def _digest(path):

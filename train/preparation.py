@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ from lineage.evaluation import artifacts
 from lineage.runs import data_record, folder
 from lineage.runs.folder import START
 from lineage.runs.progress import number
-from lineage.train import expert_mixture, pretrained
+from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import history_problem
@@ -158,7 +159,9 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Call
     config, make = experiment.config, partial(experiment.state, checkpoints)
     if checkpoints.latest is not None:
         return make()
-    if config.init.path:
+    if path := config.init.path:
+        files = json.dumps(data_record.model_files(path)) if jax.process_count() > 1 else ""
+        distributed.check_same(f"the model in {path}", files)
         state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
         notify(message)
     else:
@@ -166,7 +169,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Call
     if config.experts.paths:
         state, message = expert_mixture.choose(experiment, state)
         notify(message)
-    if config.init.path or config.experts.paths:
+    if path or config.experts.paths:
         state = state.replace(opt_state=None)  # frees its memory before the new one is allocated
         state = state.replace(opt_state=_optimizer_state(experiment, state.params))
     table = parameter_table(experiment, state.params)

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lineage.models import convert
 from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
+from lineage.train.experiment import Experiment
 from tests.data.test_questions import CONTEXT, squad
 
 ROOT = Path(__file__).parents[2]
@@ -226,6 +228,24 @@ def test_processes_with_different_numbers_of_devices_end(start_all):
     outputs = outputs_of(start_all(2, "-c", script))
     message = "must have the same number of devices, but process 0 has 1 and process 1 has 2."
     assert any(message in output for output in outputs), outputs
+
+
+@pytest.mark.thorough
+def test_processes_with_different_initial_models_end(start_all, tiny, tmp_path):
+    """Check copies of a folder on local disks, of which one is old."""
+    for number in range(2):
+        experiment = Experiment(tiny("vit", {"model.depth": 1, "seed": number}))
+        convert.save(tmp_path / f"disk{number}" / "model", experiment.model, experiment.make_state().variables())
+    config = tmp_path / "config.py"
+    config.write_text(
+        "import os, sys\n"
+        "from tests.tiny import get_config\n"
+        f"os.chdir(f'{tmp_path}/disk{{int(\"--process=1\" in sys.argv)}}')\n"
+    )
+    changes = "--config.init.path=model", "--config.total_steps=1"
+    outputs = outputs_of(launch_all(start_all, 2, tmp_path / "run", f"--config={config}:vit", *changes))
+    message = "error: the model in model of process 1 differs from that of process 0."
+    assert all(message in output for output in outputs), outputs
 
 
 @pytest.mark.slow
