@@ -221,7 +221,8 @@ class Run:
             the run with the stacks of all threads and exit code 76. None: 20 times the mean step, and at least 10
             minutes, or an hour for the first step; 0 disables it. Saves and each batch of an evaluation may take as
             long, but at least an hour.
-        grad_accum_steps: number of micro-batches of each batch, whose gradients are accumulated.
+        grad_accum_steps: number of micro-batches of each batch, whose gradients are accumulated; batch normalization
+            uses the statistics of each micro-batch.
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
