@@ -4,6 +4,7 @@ All return what their plain definitions return.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from jaxtyping import Array, Float, Int
 
 FEW_ROWS = 8  # number of rows below which TPUs do not use their matrix unit
 FEW_TOKENS = 128  # number of tokens below which, as in decoding, `rotate` does not use a matrix product
+MANY_PIXELS, MANY_CHANNELS = 512, 64  # of the output and the kernel, from which CPUs multiply matrices for a gradient
+Pads = Sequence[tuple[int, int]]  # rows before and after an image, and columns
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 Heads = Float[Array, "B T H C"]
 
@@ -147,24 +150,65 @@ def rotated_by_product(x: Heads, sin: Rotation, cos: Rotation) -> Heads:
 
 
 def convolve(
-    x: Float[Array, "B height width C"], kernel: Float[Array, "size size C D"], stride: int, pads: Any
+    x: Float[Array, "B height width C"], kernel: Float[Array, "size size C D"], stride: int, pads: Pads
 ) -> Float[Array, "B h w D"]:
     """Return a convolution; a 1x1 kernel is not padded.
 
-    On CPUs, a convolution with a 1x1 kernel is a matrix product, because XLA's gradient of the kernel is slow.
+    On CPUs, a convolution with a 1x1 kernel is a matrix product, because XLA's gradient of the kernel is slow. That of
+    a 3x3 kernel is one product for each of its elements if the images are large.
     """
-
-    def convolution(x, kernel):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=numbers)
 
     def product(x, kernel):
         x = x[:, ::stride, ::stride]
         return (x.reshape(-1, x.shape[-1]) @ kernel[0, 0]).reshape(*x.shape[:3], kernel.shape[-1])
 
-    if len(kernel) > 1:
+    convolution = partial(_convolution, stride=stride, pads=pads)
+    if len(kernel) == 1:
+        return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
+    is_small = _fewer(x.shape[1] * x.shape[2], MANY_PIXELS * stride**2) or min(kernel.shape[2:]) < MANY_CHANNELS
+    if len(kernel) != 3 or is_small:
         return convolution(x, kernel)
-    return jax.lax.platform_dependent(x, kernel, cpu=product, default=convolution)
+    return _convolution_of_large_images(stride, tuple(pads), x, kernel)
+
+
+def _convolution(x, kernel, stride, pads):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=numbers)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _convolution_of_large_images(stride, pads, x, kernel):
+    return _convolution(x, kernel, stride, pads)
+
+
+def _convolution_forward(stride, pads, x, kernel):
+    return _convolution(x, kernel, stride, pads), (x, kernel)
+
+
+def _convolution_backward(stride, pads, operands, gradient):
+    x, kernel = operands
+    height, width = gradient.shape[1:3]
+
+    def by_convolution(x, gradient):
+        return jax.linear_transpose(partial(_convolution, x, stride=stride, pads=pads), kernel)(gradient)[0]
+
+    def by_products(x, gradient):
+        x = jnp.pad(x, [(0, 0), *pads, (0, 0)])
+        transposed = jax.lax.optimization_barrier(gradient.reshape(-1, gradient.shape[-1]).T)
+
+        def product(row, column):
+            rows, columns = (slice(i, i + stride * (n - 1) + 1, stride) for i, n in ((row, height), (column, width)))
+            part = x[:, rows, columns].reshape(-1, x.shape[-1])
+            return jax.lax.optimization_barrier(transposed @ part).T  # XLA would transpose the operands instead
+
+        size = range(len(kernel))
+        return jnp.stack([jnp.stack([product(row, column) for column in size]) for row in size])
+
+    of_x = jax.linear_transpose(partial(_convolution, kernel=kernel, stride=stride, pads=pads), x)(gradient)[0]
+    return of_x, jax.lax.platform_dependent(x, gradient, cpu=by_products, default=by_convolution)
+
+
+_convolution_of_large_images.defvjp(_convolution_forward, _convolution_backward)
 
 
 def max_pool(x: Float[Array, "B height width D"]) -> Float[Array, "B h w D"]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lineage.models import budget, build, resnet
-from lineage.models.kernels.compiler import max_pool
+from lineage.models.kernels.compiler import convolve, max_pool
+from tests.tolerance import assert_close
 
 TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
 
@@ -23,9 +24,13 @@ def test_multiply_adds_match_published_models():
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
     total = 2048 * 1000
     eqns = jax.make_jaxpr(model.apply)(variables, image).eqns
-    # Convolutions of size 1 depend on the platform; the last branch is the default.
-    parts = [eqn.params["branches"][-1].eqns if "branches" in eqn.params else [eqn] for eqn in eqns]
-    for eqn in itertools.chain(*parts):
+
+    def parts(eqn):
+        """Return the equations of a convolution: by default of the platform, and without its custom gradient."""
+        inner = eqn.params.get("branches", [eqn.params.get("call_jaxpr")])[-1]
+        return inner.eqns if inner else [eqn]
+
+    for eqn in itertools.chain(*map(parts, eqns)):
         if eqn.primitive.name == "conv_general_dilated":
             out, kernel = eqn.outvars[0].aval, eqn.invars[1].aval
             total += out.size * kernel.size // kernel.shape[-1]
@@ -59,6 +64,25 @@ def test_examples_interact_by_batch_norm_in_training_only(settings):
 
     assert seen([]) == [True, False]
     assert seen(["statistics"]) == [True, model.norm == "batch"]
+
+
+@pytest.mark.parametrize(("size", "stride", "pads"), [((25, 27), 1, ((1, 1), (1, 1))), ((49, 50), 2, ((0, 1), (1, 1)))])
+def test_gradients_of_convolutions_of_large_images(size, stride, pads):
+    """Check the products of matrices that CPUs compute instead of a convolution for the gradient of the kernel."""
+    x = jax.random.normal(jax.random.key(0), (2, *size, 64))
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 64, 65))
+    ours = partial(convolve, stride=stride, pads=pads)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    plain = partial(
+        jax.lax.conv_general_dilated, window_strides=(stride, stride), padding=pads, dimension_numbers=numbers
+    )
+    weights = jax.random.normal(jax.random.key(2), plain(x, kernel).shape)
+    actual, expected = (
+        jax.grad(lambda *args, convolution=convolution: (convolution(*args) * weights).sum(), (0, 1))(x, kernel)
+        for convolution in (ours, plain)
+    )
+    assert "custom_vjp" in str(jax.make_jaxpr(ours)(x, kernel))
+    jax.tree.map(assert_close, actual, expected)
 
 
 @pytest.mark.thorough
