@@ -125,6 +125,8 @@ def _adopt_architecture(config, typed, model):
     for key, value in settings.items():
         if key in section and key not in (*not_copied(task), *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)
+    if "mask_rate" in settings and "mask_rate" in config.task and "task.mask_rate" not in typed:
+        config.task.mask_rate = settings["mask_rate"]
 
 
 def _check_related(config, model):
@@ -148,7 +150,8 @@ def _adopt_preparation(config, typed, path, model):
 def _adopt_saved(config, typed, saved):
     if not {"model", "model.name"} & {*typed}:
         base.choose(config, "model.name", saved["model"]["name"])
-    copied = {"model": saved["model"].keys() - {"name", *NOT_COPIED}, "task": {*PREPARATION, "sequence_length"}}
+    prepared = {*PREPARATION, "sequence_length", *({"mask_rate"} & saved["model"].keys())}
+    copied = {"model": saved["model"].keys() - {"name", *NOT_COPIED}, "task": prepared}
     for part, keys in copied.items():
         values = {key: value for key, value in saved[part].items() if key in keys and key in config[part]}
         schema.update(config[part], {k: v for k, v in values.items() if not _is_typed(f"{part}.{k}", typed)})

@@ -36,7 +36,7 @@ class MaskedAutoencoding(LabeledImageTask):
     arguments = ("image", "noise")
     arrays = LabeledImageTask.arrays | {"noise": "int32 B P"}
 
-    mask_rate: MaskRate = 0.15
+    mask_rate: MaskRate = 0.75
     masking: Literal[*PATTERNS] = "random"
     patch_size: Annotated[int | None, Range(1)] = None
 

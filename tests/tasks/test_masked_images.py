@@ -10,6 +10,8 @@ import torch
 from scipy.special import log_softmax
 
 import lineage
+from lineage.configs import cli
+from lineage.configs.adoption import adopt
 from lineage.configs.run import Init
 from lineage.models import Model, convert
 from lineage.models.deit import DeiT
@@ -65,6 +67,17 @@ def test_mask_rate_of_a_model_folder_is_that_of_the_task(tmp_path):
     convert.save(tmp_path, model, jax.jit(model.init)(jax.random.key(0), *inputs))
     loaded = lineage.load(tmp_path, task="masked_autoencoding")
     assert loaded.experiment.task.mask_rate == loaded.experiment.model.mask_rate == 0.5
+
+    config, _ = cli.load("finetune:masked_autoencoding")
+    assert config.task.mask_rate == 0.75  # as in the paper
+    cli.override(config, {"init.path": str(tmp_path)})
+    assert config.task.mask_rate == 0.5
+    resumed, _ = cli.load("finetune:masked_autoencoding")
+    resumed.init.path = str(tmp_path)
+    adopt(resumed, saved=config.to_dict())
+    assert resumed.task.mask_rate == 0.5
+    adopt(resumed, typed=["task.mask_rate"], saved=config.to_dict() | {"task": {"mask_rate": 0.25}})
+    assert resumed.task.mask_rate == 0.5
 
 
 @pytest.mark.thorough
