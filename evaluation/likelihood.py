@@ -90,12 +90,15 @@ class LanguageModel:
         """Return the likelihood of token ids [N] after a context [M], for each pair; M is at least 1.
 
         Raises:
-            ValueError: N is 0: the text has no more tokens than its context.
+            ValueError: N is 0: the text has no more tokens than its context; or N exceeds the window.
         """
         for number, (context, continuation) in enumerate(pairs, 1):
             if not len(continuation):
                 end = self.tokenizer.decode(context)[-60:]
                 raise ValueError(f"Continuation {number} has no token: it must add one to its context, {end!r}.")
+            if (size := len(continuation)) > self.length:
+                allowed = f"it must have at most {self.length}, the maximum length of the model"
+                raise ValueError(f"Continuation {number} has {size} tokens: {allowed}.")
         rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
         likelihoods = {}
         for batch, size in by_length([len(row) - 1 for row in rows], self.batch_size, _MULTIPLE, self.length):
@@ -103,7 +106,7 @@ class LanguageModel:
             tokens[: len(batch)] = padded([rows[i] for i in batch], size + 1)
             logs, right = map(np.asarray, self._forward(self.variables, tokens))
             for place, i in enumerate(batch):
-                stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
+                stop, count = len(rows[i]) - 1, len(pairs[i][1])
                 scored = slice(stop - count, stop)
                 likelihoods[i] = Likelihood(float(logs[place, scored].sum()), bool(right[place, scored].all()), count)
         return [likelihoods[i] for i in range(len(rows))]

@@ -310,6 +310,15 @@ def test_continuations_without_a_token_of_their_own_are_refused(ours):
         Harness(ours).loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
 
 
+def test_continuations_longer_than_the_model_are_refused(ours):
+    """Check that no token is left out of a likelihood without a word; the harness refuses them too."""
+    continuation = np.ones(ours.length, np.int32)
+    (likelihood,) = ours.of_tokens([(np.array([2]), continuation)])
+    assert likelihood.tokens == ours.length
+    with pytest.raises(ValueError, match=r"Continuation 2 has 25 tokens: it must have at most 24, the maximum length"):
+        ours.of_tokens([(np.array([2]), continuation), (np.array([2]), np.ones(ours.length + 1, np.int32))])
+
+
 def test_other_models_are_refused(ours):
     with pytest.raises(ValueError, match="is a T5: likelihoods need a causal language model"):
         LanguageModel(build("t5", vocab_size=8), {}, ours.tokenizer)
