@@ -62,7 +62,7 @@ class LanguageModel:
     def of_continuations(self, pairs: Iterable[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each second text after the first one.
 
-        Trailing spaces of the first text belong to the second one. If a pair is too long, its first text is truncated
+        Trailing white space of the first text belongs to the second one. If a pair is too long, its first text is cut
         at the beginning.
         """
         return self.of_tokens([self._encode_pair(*pair) for pair in pairs])
@@ -116,7 +116,7 @@ class LanguageModel:
         return after(self.begin, self.tokenizer.encode(text))
 
     def _encode_pair(self, context, continuation):
-        both, first = map(self.encode, (context + continuation, context.rstrip(" ")))
+        both, first = map(self.encode, (context + continuation, context.rstrip()))
         if len(first):
             return first, both[len(first) :]
         if self.start is None:

@@ -310,6 +310,13 @@ def test_continuations_without_a_token_of_their_own_are_refused(ours):
         Harness(ours).loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
 
 
+def test_white_space_between_texts_is_that_of_the_harness(ours):
+    pairs = [("the cat" + space, f"{between}sat") for space in ("", " ", "\n", "\n ", "\t") for between in ("", " ")]
+    expected = Harness(ours).loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    actual = [likelihood.log for likelihood in ours.of_continuations(pairs)]
+    assert actual == pytest.approx([log for log, _ in expected])
+
+
 def test_continuations_longer_than_the_model_are_refused(ours):
     """Check that no token is left out of a likelihood without a word; the harness refuses them too."""
     continuation = np.ones(ours.length, np.int32)
