@@ -1,6 +1,7 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
 import contextlib
+import hashlib
 import os
 import subprocess
 from collections.abc import Sequence
@@ -40,6 +41,15 @@ def provenance(folder: Path) -> dict[str, Any]:
     if config and config["root"] != str(PROJECT):
         code["config_git"] = config
     return code
+
+
+def fingerprint() -> str:
+    """Return a string that identifies the code of Lineage and the versions of its packages."""
+    digest = hashlib.sha256(repr(versions(PACKAGES)).encode())
+    folders = (path.parent for path in PROJECT.glob("*/__init__.py"))
+    for path in sorted([PROJECT / "launch.py", *(path for folder in folders for path in folder.rglob("*.py"))]):
+        digest.update(repr((str(path.relative_to(PROJECT)), path.read_bytes())).encode())
+    return digest.hexdigest()
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

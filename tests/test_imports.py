@@ -57,6 +57,7 @@ RULES = {
             "runs.locks",
             "runs.process",
             "runs.progress",
+            "runs.provenance",
             "runs.remote",
             "configs",
             "configs.registry",

@@ -25,6 +25,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lineage.runs import provenance
 from lineage.runs.process import ERROR, StopSignal, end_at_once
 
 # Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of their values for
@@ -68,8 +69,8 @@ def joined(
         options: options of the command, which must be the same for all processes apart from those in `PER_PROCESS`.
 
     Raises:
-        ValueError: the arguments are incomplete, the port is in use, or the processes differ in their options or in
-            their numbers of devices.
+        ValueError: the arguments are incomplete, the port is in use, or the processes differ in their options, their
+            code or their numbers of devices.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -101,6 +102,7 @@ def joined(
         # Results are the same in all processes; process 0 prints them.
         with open(os.devnull, "a") as null, contextlib.redirect_stdout(null if jax.process_index() else sys.stdout):
             check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
+            check_same("the code of Lineage or the version of a package", provenance.fingerprint())
             yield
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -218,6 +218,23 @@ def test_processes_with_different_commands_end(start_all):
 
 
 @pytest.mark.thorough
+def test_processes_with_different_code_end(start_all, tmp_path):
+    """Check that a process with another version of the code does not train: its parameters would differ silently."""
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "launch.py").write_text(f"number = {number}")
+    script = (
+        "from pathlib import Path; from lineage.runs import provenance; from lineage.train import distributed\n"
+        f"provenance.PROJECT = Path('{tmp_path}') / '{{number}}'\n"
+        "with distributed.joined('{coordinator}', {count}, {number}): pass"
+    )
+    processes = start_all(2, "-c", script)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [1, 1], outputs
+    assert all("the code of Lineage or the version of a package of process 1 differs" in output for output in outputs)
+
+
+@pytest.mark.thorough
 def test_processes_with_different_numbers_of_devices_end(start_all):
     """Check that each process says so, instead of JAX's error about the shape of an array."""
     script = (

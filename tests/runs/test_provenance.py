@@ -5,7 +5,8 @@ import subprocess
 import jax
 import pytest
 
-from lineage.runs.provenance import PROJECT, checkout, provenance
+from lineage.runs import provenance as module
+from lineage.runs.provenance import PROJECT, checkout, fingerprint, provenance
 
 
 def git(folder, *arguments):
@@ -43,3 +44,21 @@ def test_project_is_its_own_repository(tmp_path):
     assert "config_git" not in actual
     if (PROJECT / ".git").exists():
         assert len(actual["git"]["commit"]) == 40
+
+
+def test_fingerprint_depends_on_the_code_and_the_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PROJECT", tmp_path)
+    (tmp_path / "train" / "optimizer").mkdir(parents=True)
+    (tmp_path / "outputs").mkdir()
+    files = [tmp_path / name for name in ("launch.py", "train/__init__.py", "train/optimizer/rules.py")]
+    for file in (*files, tmp_path / "outputs" / "mine.py"):
+        file.write_text("1")
+    before = fingerprint()
+    (tmp_path / "outputs" / "mine.py").write_text("2")
+    assert fingerprint() == before
+    for file in files:
+        file.write_text("2")
+        assert fingerprint() != before
+        file.write_text("1")
+    monkeypatch.setattr(module, "PACKAGES", ["jax"])
+    assert fingerprint() != before
