@@ -207,8 +207,8 @@ def _squeue(columns: str) -> dict[str, str]:
     done = _answer(command, environment)
     if done.returncode:
         raise ValueError(f"squeue failed: {_brief(done.stderr)}")
-    lines = done.stdout.splitlines()
-    return {number: rest[0] for number, *rest in (line.split(maxsplit=1) for line in lines) if rest}
+    rows = (line.split(maxsplit=1) for line in done.stdout.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def _answer(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -78,6 +78,15 @@ def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path
     assert time.monotonic() - start < 10
 
 
+def test_lines_of_squeue_without_a_state_are_ignored(cluster, tmp_path, capsys):
+    cluster("squeue", "echo; echo 8; echo 7 RUNNING; echo")
+    cluster("scancel", "")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text('{"a": "7"}')
+    assert slurm.cancel(tmp_path) == 0
+    assert capsys.readouterr().out == "1 jobs canceled\n"
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_all_jobs_are_canceled_even_if_one_has_ended(ended, cluster, tmp_path, capsys):
     cluster("squeue", "echo 7_0 PENDING; echo 7_1 RUNNING; echo 8 RUNNING")
