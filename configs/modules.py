@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import cloudpickle
@@ -20,6 +21,12 @@ def import_module(name: str) -> types.ModuleType:
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"imports has {name!r}: {error}.", name=error.name) from error
     return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
+
+
+def source_code(names: Iterable[str]) -> str:
+    """Return the content of the files of modules of `config.imports`."""
+    files = (import_module(name).__file__ for name in names)
+    return "".join(Path(file).read_text(encoding="utf-8", errors="replace") for file in files if file)
 
 
 def is_imported(name: str) -> bool:

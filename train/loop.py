@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from lineage.configs import modules
 from lineage.evaluation import artifacts
 from lineage.evaluation.base import to_host
 from lineage.evaluation.sampling import Sampler
@@ -87,6 +88,7 @@ def train(
         with distributed.agreed():
             check_start(experiment)
         distributed.check_same(f"the workdir must be on shared storage: the folder {local}", holder(local))
+        distributed.check_same("the code of the modules in imports", modules.source_code(config.imports))
         distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
         distributed.check_same("data", json.dumps(asdict(experiment.facts), sort_keys=True))
         throughput = Throughput(experiment)

@@ -104,14 +104,17 @@ def test_processes_have_the_same_data(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_processes_compare_their_data_and_folders(tiny, no_report, tmp_path, monkeypatch):
+def test_processes_compare_their_data_code_and_folders(tiny, no_report, tmp_path, monkeypatch):
     texts = defaultdict(list)
     monkeypatch.setattr(distributed, "check_same", lambda what, text: texts[what.partition(":")[0]].append(text))
     for count in (100, 100, 101):
         (tmp_path / "a.txt").write_text("a b c d e f g h\n" * count)
+        (tmp_path / "mine.py").write_text(f"count = {count}")
         workdir = tmp_path / f"{len(texts['data'])}"
-        loop.train(tiny("gpt", {"source": f"text:{tmp_path}/a.txt", "total_steps": 0}), workdir)
-    assert texts["data"][0] == texts["data"][1] != texts["data"][2]
+        changes = {"source": f"text:{tmp_path}/a.txt", "total_steps": 0, "imports": f"{tmp_path}/mine.py"}
+        loop.train(tiny("gpt", changes), workdir)
+    for name in ("data", "the code of the modules in imports"):
+        assert texts[name][0] == texts[name][1] != texts[name][2]
     assert len({*texts["the workdir must be on shared storage"]}) == 3
 
 
