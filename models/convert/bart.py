@@ -41,6 +41,7 @@ class Bart(Family):
         "scale_embedding": ("scale_embedding", False),
     }
     synonyms = SYNONYMS
+    causal = None
     fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
     kind = {"position": "learned", "embed_norm": True}
     tied = tuple(

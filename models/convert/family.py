@@ -57,6 +57,7 @@ class Family:
     fields: Mapping[str, tuple[str, Any]]  # fields of `config.json` -> (our setting, the default if absent)
     synonyms: Mapping[str, str] = {}  # other names of fields in the reference (its `attribute_map`) -> the fields
     fixed: Mapping[str, Any] = {}  # fields -> the only value that our model supports
+    causal: bool | None = False  # only supported value of `is_causal`, which sets the mask of all layers
     kind: Mapping[str, Any] = {}  # settings that distinguish the family from others with the same model
     sizes: Mapping[str, str] = {"H": "num_heads"}  # letters in layouts -> our settings that give their sizes
     tied: tuple[tuple[str, str], ...] = ()

@@ -223,6 +223,7 @@ def _settings(family, config, names, overrides):
             raise ValueError(f"{given}: they must be equal, as both are names of one field.")
     architecture = (config.get("architectures") or [*family.architectures])[0]
     fixed = [(name, config.get(name, value), (value,)) for name, value in family.fixed.items()]
+    fixed += [("is_causal", config.get("is_causal", family.causal), (family.causal,))]
     for name, value, allowed in [("architectures", architecture, family.architectures), *fixed]:
         if value not in allowed:
             raise ValueError(f"{name} is {_short(value)}: it must be {' or '.join(map(repr, allowed))}.")

@@ -23,6 +23,7 @@ class GPT2(Family):
     }
     synonyms = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     synonyms |= {"max_position_embeddings": "n_positions"}
+    causal = True
     fixed = {"tie_word_embeddings": True, "scale_attn_weights": True}
     fixed |= {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     unread = r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files

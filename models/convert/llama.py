@@ -34,6 +34,7 @@ class Llama(Family):
         "attention_dropout": ("dropout", 0.0),
         "tie_word_embeddings": ("tied", False),
     }
+    causal = True
     fixed = {"attention_bias": False, "mlp_bias": False}
     sizes = {"H": "num_heads", "K": "kv_heads"}
     kind = {"window": None}

@@ -27,6 +27,7 @@ class T5(Family):
     }
     synonyms = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     synonyms |= {"head_dim": "d_kv"}
+    causal = None
     fixed = {"is_encoder_decoder": True}
     tied = tuple((f"{x}.weight", "shared.weight") for x in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"))
     num_inputs = 2

@@ -27,6 +27,7 @@ class TransfoXL(Family):
     }
     synonyms = {"hidden_size": "d_model", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     synonyms |= {"n_token": "vocab_size"}
+    causal = True
     fixed = {"attn_type": 0, "pre_lnorm": False, "untie_r": True, "adaptive": True, "tie_word_embeddings": True}
     tied = (
         *((f"crit.out_layers.{i}.weight", f"transformer.word_emb.emb_layers.{i}.weight") for i in CLUSTERS),
