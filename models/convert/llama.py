@@ -77,6 +77,8 @@ class Llama(Family):
             "beta_slow": 1.0,
             "beta_fast": 32.0,
         } | {name: value for name, value in rope.items() if value is not None}
+        if (length := config.get("original_max_position_embeddings")) is not None:  # overrides that of the dictionary
+            values["original_max_position_embeddings"] = length
         numbers = {name: values.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
         for name, value in numbers.items():
             if type(value) not in (int, float) or not 0 < value < math.inf:

@@ -131,6 +131,20 @@ def test_old_config_formats(randomize, tmp_path):
     assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
+def test_original_length_outside_of_the_rope_parameters(randomize, tmp_path):
+    theirs = reference_of("masked", randomize)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((path := tmp_path / "config.json").read_text())
+    length = config["rope_parameters"]["original_max_position_embeddings"]
+    path.write_text(json.dumps(config | {"original_max_position_embeddings": length // 8}))
+    tokens = tokens_of(theirs)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = reference.eval()(torch.tensor(tokens)).logits.detach().numpy()
+    model, variables = convert.load(tmp_path)
+    assert model.rope_length == length // 8
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
+
+
 @pytest.mark.parametrize("length", [4096, 5])
 def test_yarn_frequencies_match(length):
     """Check Llama 2 with 16 times its length, and a length so short that the interpolated range is empty."""
