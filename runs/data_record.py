@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs import storage
-from lineage.configs.atomic import sealed, write_record
+from lineage.configs.atomic import MAX_DATA, regular, sealed, write_record
 from lineage.runs.folder import CONFIG, DATA, DATA_FACTS, FORCE, last_step, newest_record, read_json
 
 CHECKSUMS = {DATA: "data", DATA_FACTS: "facts"}  # keys of the checksums in the records of checkpoints
@@ -66,7 +66,7 @@ def check(workdir: Path) -> None:
     known = read_json(data, advice)
     if path.is_file() and path.name not in known:
         raise ValueError(f"{data}, which has the SHA-256 of {path.name}, is missing or incomplete: {advice}.")
-    if (_digest(path) if path.is_file() else None) != known.get(path.name):
+    if (_digest(regular(path, MAX_DATA)) if path.is_file() else None) != known.get(path.name):
         raise ValueError(f"{path} is damaged or missing: its SHA-256 is not that in {DATA}.")
     _check_record(known, workdir)
     if not matches_checkpoint(workdir / DATA_FACTS):
@@ -92,7 +92,7 @@ def model_files(path: str) -> dict[str, str]:
 
 def _run_files(workdir):
     """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
-    tokenizer, teacher = workdir / "tokenizer.json", read_json(workdir / CONFIG).get("teacher")
+    tokenizer, teacher = regular(workdir / "tokenizer.json", MAX_DATA), read_json(workdir / CONFIG).get("teacher")
     own = {tokenizer.name: _digest(tokenizer)} if tokenizer.is_file() else {}
     return own | (model_files(teacher) if teacher else {})
 

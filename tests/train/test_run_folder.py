@@ -344,3 +344,12 @@ def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
     (workdir / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=f"^{workdir}/tokenizer.json changed since the run"):
         data_record.keep({}, workdir)
+
+
+@pytest.mark.parametrize("use", [data_record.check, lambda workdir: data_record.keep({}, workdir)])
+def test_large_file_in_place_of_a_tokenizer_is_not_read(use, tmp_path):
+    (tmp_path / folder.DATA).write_text(json.dumps({"tokenizer.json": "0"}))
+    with (path := tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 31)  # a sparse file
+    with pytest.raises(ValueError, match=f"^{path} is not a regular file of at most 268,435,456 bytes"):
+        use(tmp_path)
