@@ -44,8 +44,10 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         config = module.get_config(*arguments)
         if not isinstance(config, ConfigDict):
             raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
+    if config.get("imports"):
+        config.imports = tuple(map(modules.resolved, config.imports))
     if base.registers(module.__name__):  # loading a trained model registers its classes again
-        config.imports = (*config.imports, str(Path(path).resolve()))
+        config.imports = (*config.imports, modules.resolved(path))
     return config.lock(), _overrides(module, path, argument)
 
 
@@ -181,8 +183,12 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
         ValueError: a key is unknown (the message names the nearest one and lists the keys of its section), or a value
             has the wrong type.
     """
-    for module in typed("imports", changes.get("imports", ()), tuple, optional=False):
-        modules.import_module(module)
+    if "imports" in changes:
+        used = [*filter(modules.is_imported, config.imports)]  # such as the config's file, whose classes stay
+        added = [*map(modules.resolved, typed("imports", changes["imports"], tuple, optional=False))]
+        for module in added:
+            modules.import_module(module)
+        changes = {**changes, "imports": tuple(dict.fromkeys([*used, *added]))}
     # Other parts come first, so that the order of the overrides does not matter.
     chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
     for key, value in changes.items():

@@ -25,8 +25,13 @@ def import_module(name: str) -> types.ModuleType:
 
 def source_code(names: Iterable[str]) -> str:
     """Return the content of the files of modules of `config.imports`."""
-    files = (import_module(name).__file__ for name in names)
+    files = (getattr(import_module(name), "__file__", None) for name in names)
     return "".join(Path(file).read_text(encoding="utf-8", errors="replace") for file in files if file)
+
+
+def resolved(name: str) -> str:
+    """Return a name of `config.imports` that does not depend on the current folder: a path becomes absolute."""
+    return str(Path(name).resolve()) if isinstance(name, str) and name.endswith(".py") else name
 
 
 def is_imported(name: str) -> bool:

@@ -392,6 +392,29 @@ def test_imports_on_the_command_line_come_before_the_parts_that_they_register(tm
         base.REGISTRIES["task"].pop("extra")
 
 
+def test_imports_on_the_command_line_keep_those_in_use_and_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    part = "from dataclasses import dataclass\nfrom lineage.data import SOURCES\n"
+    part += "from lineage.data.sources.packages import Digits\n"
+    for name in ("own", "other", "third"):
+        (tmp_path / f"{name}.py").write_text(
+            f"{part}@SOURCES.register('{name}')\n@dataclass(frozen=True)\nclass Own(Digits):\n    pass\n"
+        )
+    with (tmp_path / "own.py").open("a") as file:
+        file.write("from lineage.configs import base\n\n\ndef get_config():\n")
+        file.write("    config = base.get_config('vit', 'image_classification', 'own')\n")
+        file.write("    config.imports = ('third.py',)\n    return config\n")
+    try:
+        assert cli.load("own.py")[0].imports == (str(tmp_path / "third.py"), str(tmp_path / "own.py"))
+        config, _ = cli.load("own.py")
+        cli.override(config, {"imports": "other.py", "source": "other"})
+        assert config.imports == (str(tmp_path / "own.py"), str(tmp_path / "other.py"))
+    finally:
+        for name in ("own", "other", "third"):
+            SOURCES.pop(name, None)
+            sys.modules.pop(modules._module_name(tmp_path / f"{name}.py"), None)
+
+
 def test_missing_imports_are_named(tmp_path):
     config, _ = cli.load("vit_digits")
     with pytest.raises(ModuleNotFoundError, match="imports has 'no_module': No module named 'no_module'"):
