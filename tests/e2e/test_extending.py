@@ -16,7 +16,7 @@ import pytest
 
 from lineage.configs import base, cli, modules, schema
 from lineage.evaluation import EVALUATORS
-from lineage.train import loop
+from lineage.train import export, loop, trained
 
 TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, flags=re.DOTALL))
@@ -58,6 +58,9 @@ def test_documentation_has_four_examples():
 def test_new_architecture(example, tmp_path):
     metrics = loop.train(example("mixer"), tmp_path / "run", **ONE)
     assert np.isfinite(metrics["test/loss"])
+    model = trained.load(tmp_path / "run")
+    files = export.write(model.experiment, model.variables, "stablehlo", tmp_path / "export")  # for any batch size
+    assert tmp_path / "export" / "model.stablehlo" in files
 
 
 @pytest.mark.thorough
