@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 FEW_ROWS = 8  # number of rows below which TPUs do not use their matrix unit
 FEW_TOKENS = 128  # number of tokens below which, as in decoding, `rotate` does not use a matrix product
-MANY_PIXELS, MANY_CHANNELS = 512, 64  # of the output and the kernel, from which CPUs multiply matrices for a gradient
+MANY_PIXELS, MANY_CHANNELS = 196, 32  # of the output and the kernel, from which CPUs multiply matrices for a gradient
 Pads = Sequence[tuple[int, int]]  # rows before and after an image, and columns
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 Heads = Float[Array, "B T H C"]
