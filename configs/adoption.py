@@ -209,8 +209,6 @@ def config_of(folder: Path, task: str) -> ConfigDict:
             _set(config.model, key, model.settings[key])
     if "binary" in config.task and folder.suffix != ".npz":
         config.task.binary = companions.is_multi_label(folder)
-    if "mask_rate" in config.model and "mask_rate" in config.task:
-        config.task.mask_rate = config.model.mask_rate
     if not config.task.get("sequence_length", 1):
         config.task.sequence_length = LENGTH
     return config
