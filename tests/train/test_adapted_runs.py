@@ -351,7 +351,7 @@ def test_position_tables_are_resampled(path, old, new):
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
         model = Swin() if path.startswith("stacks") else ViT()
-        patch.setattr(pretrained.convert, "load", lambda folder: (model, {"params": unflat({path: theirs})}))
+        patch.setattr(pretrained.convert, "load", lambda *_, **__: (model, {"params": unflat({path: theirs})}))
         actual = flat(pretrained.start_from(state, model, Init())[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
