@@ -77,11 +77,12 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
 def close(key: str, value: float) -> object:
     """Return the recorded value of a metric with its tolerance.
 
-    With instruction sets from SSE 4.2 to AVX2, losses and gradient norms differ by less than 1e-6 of their value.
-    Metrics of decisions may change more, where two classes are nearly equally probable.
+    On processors with AVX2 and with AVX-512, losses differ by less than 4e-6 of their value, and gradient norms by less
+    than 6e-5, DETR's most. Metrics of decisions may change more, where two classes are nearly equally probable.
     """
-    continuous = "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per"
-    if any(name in key for name in continuous):
+    if "gradient_norm" in key:
+        return pytest.approx(value, rel=1e-4)
+    if any(name in key for name in ("loss", "learning_rate", "perplexity", "bits_per")):
         return pytest.approx(value, rel=1e-5, abs=1e-7)
     return pytest.approx(value, rel=0.1, abs=1e-3)
 
