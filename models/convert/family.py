@@ -87,7 +87,7 @@ class Family:
         return {}
 
     def settings_for(self, target: nn.Module | None, settings: Mapping[str, Any], names: Iterable[str]) -> dict:
-        """Return the settings to change for a model that is to be initialized with the tensors, None: for no other."""
+        """Return the settings to override if the tensors initialize another model, `target`; None: they do not."""
         return {}
 
     def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 FEW_ROWS = 8  # number of rows below which TPUs do not use their matrix unit
 FEW_TOKENS = 128  # number of tokens below which, as in decoding, `rotate` does not use a matrix product
-MANY_PIXELS, MANY_CHANNELS = 196, 32  # of the output and the kernel, from which CPUs multiply matrices for a gradient
+MANY_PIXELS, MANY_CHANNELS = 196, 32  # minimum output size and channels for which `convolve` replaces the gradient
 Pads = Sequence[tuple[int, int]]  # rows before and after an image, and columns
 Rotation = Float[Array, "#B T 1 half"]  # sines or cosines of the angle of each pair
 Heads = Float[Array, "B T H C"]
@@ -154,8 +154,8 @@ def convolve(
 ) -> Float[Array, "B h w D"]:
     """Return a convolution; a 1x1 kernel is not padded.
 
-    On CPUs, a convolution with a 1x1 kernel is a matrix product, because XLA's gradient of the kernel is slow. That of
-    a 3x3 kernel is one product for each of its elements if the images are large.
+    On CPUs, a convolution with a 1x1 kernel is a matrix product, because XLA's gradient of the kernel is slow. For
+    large images, the gradient of a 3x3 kernel is also computed by matrix products, one for each of its nine positions.
     """
 
     def product(x, kernel):

@@ -66,6 +66,8 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
     config.sampling.num_samples = 0
     if name == "resnet_digits":  # larger steps through batch norms over 8 examples amplify rounding 5,000 times
         config.schedule.learning_rate = 1e-3
+    if name == "detr_shapes":  # larger steps amplify the differences between processors to 6e-5
+        config.schedule.learning_rate = 1e-4
     train(config, workdir, devices=jax.devices()[:1])
     rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     values = {f"{row['step']} {key}": value for row in rows for key, value in row.items()}
@@ -74,16 +76,15 @@ def measure(name: str, data: Path, workdir: Path) -> dict[str, float]:
     }
 
 
-def close(key: str, value: float, name: str) -> object:
-    """Return the recorded value of a metric of an experiment with its tolerance.
+def close(key: str, value: float) -> object:
+    """Return the recorded value of a metric with its tolerance.
 
-    With instruction sets from SSE 4.2 to AVX2, losses and gradient norms differ by less than 1e-6 of their value; those
-    of DETR by up to 6e-5 with AVX-512. Metrics of decisions may change more, where two classes are nearly equally
-    probable.
+    With instruction sets from SSE 4.2 to AVX2, losses and gradient norms differ by less than 1e-6 of their value.
+    Metrics of decisions may change more, where two classes are nearly equally probable.
     """
     continuous = "loss", "gradient_norm", "learning_rate", "perplexity", "bits_per"
-    if any(word in key for word in continuous):
-        return pytest.approx(value, rel=1e-4 if name == "detr_shapes" else 1e-5, abs=1e-7)
+    if any(name in key for name in continuous):
+        return pytest.approx(value, rel=1e-5, abs=1e-7)
     return pytest.approx(value, rel=0.1, abs=1e-3)
 
 
@@ -103,7 +104,7 @@ def test_experiments_match_golden_values(name, data, no_report, tmp_path):
     recorded, actual = json.loads(RECORDS.read_text())[name], measure(name, data, tmp_path / "run")
     assert actual.keys() == recorded.keys()
     for key, value in recorded.items():
-        assert actual[key] == close(key, value, name), key
+        assert actual[key] == close(key, value), key
 
 
 if __name__ == "__main__":
