@@ -1,5 +1,7 @@
 """Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
+import hashlib
+import json
 import os
 import shlex
 import signal
@@ -11,12 +13,13 @@ from typing import Any
 
 from lineage.configs.atomic import without_links, write_record
 from lineage.runs.folder import read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures, tail
+from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures, tail, without_cluster
 from lineage.runs.locks import LOCK, locked_file
 from lineage.runs.process import ERROR, PREEMPTED, STOP_SIGNALS
 from lineage.runs.supervisor import reason
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
+CONFIGS = "configs.json"  # likewise; maps the name of a run to the SHA-256 of the config that it was submitted with
 ANSWER_SECONDS = 300  # to wait for `squeue` and `scancel`, which repeat failed requests themselves
 
 
@@ -71,6 +74,8 @@ class Task:
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
     """Submit runs as an array of jobs, except those that are done or in the queue; return the exit code of `status`.
 
+    A run that is in the queue with another config raises ValueError.
+
     `command` is the part of the command line that all runs share. The scripts and logs of SLURM and `jobs.json` are
     written to the folder `slurm/` of the workdir. The settings are the section `cluster` of the config.
     """
@@ -89,9 +94,18 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
                 f"an interrupted `slurm submit` has submitted {', '.join(unrecorded)}, in the queue but not in "
                 f"{folder / JOBS}: cancel these jobs with `slurm cancel`, and submit again when they have ended."
             )
-        todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
+        todo = [run for run in runs if not run.is_done()]
+        configs, wanted = read_json(folder / CONFIGS), {run.name: _digest(run) for run in todo}
+        queued = {run.name for run in todo if jobs.get(run.name) in queue}
+        if other := [name for name in sorted(queued) if configs.get(name, wanted[name]) != wanted[name]]:
+            raise ValueError(
+                f"job {jobs[other[0]]} of {other[0]} is in the queue with another config ({len(other)} of {len(runs)} "
+                "runs): cancel it with `slurm cancel`, wait for its end, or choose another workdir."
+            )
+        todo = [run for run in todo if run.name not in queued]
         tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
         if tasks:
+            write_record(folder / CONFIGS, configs | {run.name: wanted[run.name] for run in todo})
             try:
                 numbers = [job.job_id for job in executor.submit_array(tasks)]
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
@@ -178,6 +192,11 @@ def _reason_of_end(run: Run, log: Path) -> str:
 def _brief(messages: str) -> str:
     """Return the messages of a program in one line."""
     return " ".join(messages.split())[:300] or "there is no message"
+
+
+def _digest(run: Run) -> str:
+    """Return the SHA-256 of the part of a run's config that determines its result."""
+    return hashlib.sha256(json.dumps(without_cluster(run.config), sort_keys=True).encode()).hexdigest()
 
 
 def _jobs(folder: Path) -> dict[str, str]:

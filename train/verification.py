@@ -85,7 +85,7 @@ def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -
     """Yield a finding for each page, table or list of jobs of several runs, in a folder from `place` to a run."""
     places = {place, *(parent for run in runs for parent in (run, *run.parents) if parent.is_relative_to(place))}
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
-    checks["slurm/jobs.json"] = _object
+    checks |= dict.fromkeys(("slurm/jobs.json", "slurm/configs.json"), _object)
     for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
         if os.path.lexists(path) and path not in known:
             yield Finding(path, _problem(path, check))

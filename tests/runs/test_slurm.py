@@ -51,7 +51,8 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
 
         def fsync(file):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            if submitted:
+                raise OSError(errno.ENOSPC, "No space left on device")
 
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(OSError, match="No space left on device"):
@@ -63,6 +64,23 @@ def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
     assert submitted == [1, 1]
     with locks.locked_file(path.parent / locks.LOCK), pytest.raises(ValueError, match="another `slurm submit`"):
         slurm.submit(runs, ["x"], tmp_path, {})
+
+
+def test_job_in_the_queue_with_another_config_is_reported(cluster, tmp_path, monkeypatch, capsys):
+    cluster("squeue", "echo 7_0 PENDING")
+    submitted = [SimpleNamespace(job_id="7_0")]
+    monkeypatch.setattr(slurm, "_executor", lambda *_: SimpleNamespace(submit_array=lambda tasks: submitted))
+    (tmp_path / "slurm").mkdir()
+    first, again, other = (Run("a", tmp_path / "a", {}, config) for config in ({"seed": 1}, {"seed": 1}, {"seed": 2}))
+    again.config["cluster"] = {"minutes": 9}
+    for run in (first, again):
+        assert slurm.submit([run], ["x"], tmp_path, {}) == PREEMPTED
+    assert "0 of 1 runs submitted" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"^job 7_0 of a is in the queue with another config \(1 of 1 runs\): "):
+        slurm.submit([other], ["x"], tmp_path, {})
+    cluster("squeue", "")
+    assert slurm.submit([other], ["x"], tmp_path, {}) == 1
+    assert "1 of 1 runs submitted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("program", ["squeue", "scancel"])
