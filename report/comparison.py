@@ -268,8 +268,9 @@ def plot(done: Sequence[Run], folder: Path) -> None:
 
     They are plotted against the first key that differs, with a line for each combination of the other keys; runs that
     differ only in their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines
-    than colors.
+    than colors; the figure of an earlier sweep is deleted.
     """
+    (folder / "sweep.png").unlink(missing_ok=True)
     measured = dict.fromkeys(key for run in done for key in results(run))
     splits = ([key for key in measured if key.startswith(split)] for split in ("test/", "validation/"))
     metrics = next(filter(None, splits), [])

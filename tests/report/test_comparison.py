@@ -50,6 +50,12 @@ def test_figure_does_not_average_over_other_keys_than_the_seed(tmp_path, monkeyp
     }
 
 
+def test_figure_of_an_earlier_sweep_is_deleted(runs, tmp_path):
+    (tmp_path / "sweep.png").touch()
+    comparison.plot(runs[:1], tmp_path)  # no key differs
+    assert not (tmp_path / "sweep.png").exists()
+
+
 def test_report_contains_every_run(runs, tmp_path):
     commands = {run: f"python launch.py {run.name} >" for run in runs}
     page = write_page(tmp_path / "sweep.html", runs, commands, target_of(runs)).read_text()
