@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import naming, regular
-from lineage.runs.folder import make
+from lineage.runs.folder import METRICS, make
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, PREEMPTED, UNKNOWN_METRIC
@@ -172,7 +172,10 @@ class Trials:
     def observe(self, run: Run) -> bool:
         """Report a run's new values to Optuna; return whether the run should stop."""
         trial, metric = self.trials[run], self.search.metric
-        values = {line["step"]: line[metric] for line in run.metrics if metric in line}
+        try:
+            values = {line["step"]: 0.0 + line[metric] for line in run.metrics if metric in line}
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{run.folder / METRICS} is damaged: a {metric} is not a number ({error}).") from None
         for step in sorted(values.keys() - self.reported[run]):
             trial.report(values[step], step)
             self.reported[run].add(step)

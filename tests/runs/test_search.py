@@ -307,6 +307,17 @@ def test_first_trials_are_not_pruned_if_later_ones_end_before_them(tmp_path):
     assert trials.observe(first) is False
 
 
+@pytest.mark.parametrize("value", ['"2.5"', "[1]", "1" + 400 * "0"])
+def test_metric_that_is_not_a_number_is_reported_with_its_file(value, tmp_path):
+    """Check a file of a run that had ended when the search was killed."""
+    assert run(tmp_path, trials=1) == 0
+    (tmp_path / "optuna.journal").unlink()
+    path = tmp_path / "trial_000" / METRICS
+    path.write_text(f'{{"step": 4, "validation/loss": {value}}}\n')
+    with pytest.raises(ValueError, match=f"^{path} is damaged: a validation/loss is not a number"):
+        run(tmp_path, trials=1)
+
+
 def test_runs_keep_the_best_checkpoint_by_the_metric(tmp_path, monkeypatch):
     commands = []
 
