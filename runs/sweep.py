@@ -69,6 +69,9 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     """Return the runs of a sweep, in folders of `workdir`."""
     if not overrides:
         raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
+    for key, value in (item for changes in overrides for item in changes.items()):
+        if "\0" in (text := str(value)) or text != text.encode(errors="replace").decode():
+            raise ValueError(f"sweep() sets {key} to {value!r}: it must be valid Unicode without NUL characters.")
     texts = [json.dumps(without_cluster(config), sort_keys=True) for config in configs]
     repeated, count = Counter(texts).most_common(1)[0]
     if count > 1:

@@ -156,3 +156,11 @@ def test_full_disk_at_the_start_of_a_run_is_reported_with_the_file(run):
             Launcher(["false"], 1).begin(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("value", ["a\0b", "a\udcff"])
+def test_value_that_a_command_line_or_the_name_of_a_folder_cannot_have_is_refused(value, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^sweep\(\) sets sampling.prompt to 'a.*': it must be valid Unicode without NUL"
+    ):
+        sweep.plan([{"sampling.prompt": value}], [{}], tmp_path)
