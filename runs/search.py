@@ -175,7 +175,7 @@ class Trials:
         try:
             values = {line["step"]: 0.0 + line[metric] for line in run.metrics if metric in line}
         except (TypeError, OverflowError) as error:
-            raise ValueError(f"{run.folder / METRICS} is damaged: a {metric} is not a number ({error}).") from None
+            raise ValueError(f"{run.folder / METRICS} is damaged: {metric} is not a number ({error}).") from None
         for step in sorted(values.keys() - self.reported[run]):
             trial.report(values[step], step)
             self.reported[run].add(step)

@@ -314,7 +314,7 @@ def test_metric_that_is_not_a_number_is_reported_with_its_file(value, tmp_path):
     (tmp_path / "optuna.journal").unlink()
     path = tmp_path / "trial_000" / METRICS
     path.write_text(f'{{"step": 4, "validation/loss": {value}}}\n')
-    with pytest.raises(ValueError, match=f"^{path} is damaged: a validation/loss is not a number"):
+    with pytest.raises(ValueError, match=f"^{path} is damaged: validation/loss is not a number"):
         run(tmp_path, trials=1)
 
 
