@@ -126,14 +126,14 @@ def infill(
     """Replace spans that together have a fraction of the tokens by one mask `token` each.
 
     Their lengths are drawn from Poisson(`mean`), and the last span is truncated. A span of length 0 inserts a mask.
-    Spans are at least one token apart.
+    Spans are at least one token apart, and at most as many as removed tokens, so that the text does not become longer.
     """
     total = round(rate * len(tokens))
     stops = np.minimum(np.cumsum(random.poisson(mean, 20 + int(4 * total / mean))), total)
     lengths = np.diff(stops[: np.searchsorted(stops, total) + 1], prepend=0)
     left = len(tokens) - lengths.sum()
-    if len(lengths) > left + 1:  # too many spans: drop the empty ones, then merge the last ones
-        lengths = lengths[lengths > 0]
+    if (surplus := len(lengths) - min(left + 1, total)) > 0:  # drop empty spans, then merge the last ones
+        lengths = np.delete(lengths, np.flatnonzero(lengths == 0)[:surplus])
         lengths = np.append(lengths[:left], lengths[left:].sum()) if len(lengths) > left + 1 else lengths
     lengths = lengths if total else lengths[:0]
     gaps = np.sort(random.choice(left + 1, len(lengths), replace=False))  # the kept token that follows each span

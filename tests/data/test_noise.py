@@ -41,6 +41,7 @@ def test_infill_removes_the_given_fraction_in_separate_spans(tokens, rate, mean,
     left = new[new != MASK]
     assert (np.diff(left) > 0).all()
     assert len(left) == len(tokens) - round(rate * len(tokens))
+    assert len(new) <= len(tokens)  # else the end of an input would be cut off
     masks = np.flatnonzero(new == MASK)
     assert (np.diff(masks) > 1).all()
     # There is exactly one mask for each gap.
