@@ -104,6 +104,9 @@ class ResNet(ImageModel):
         for stage in self.stages:
             for block in stage:
                 x = block(x)
+            # Else XLA may split rows like tokens over the context axis; with a tensor axis too, jaxlib 0.10.2 then
+            # multiplies the gradients of kernels by its size.
+            x = nn.with_logical_constraint(x, ("batch", None, None, None))
             maps.append(x)
         return tuple(maps)
 

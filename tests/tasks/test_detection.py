@@ -20,7 +20,7 @@ from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.object_detection import ObjectDetection
 from lineage.train import loop, pretrained
 from lineage.train.experiment import Experiment
-from lineage.train.sharding import make_mesh, to_mesh
+from lineage.train.sharding import make_mesh, on_mesh, to_mesh
 from lineage.train.step import init_state, make_train_step
 
 ONE = {"devices": jax.devices()[:1]}
@@ -84,6 +84,21 @@ def test_accumulation_and_sharding_match_a_single_device(one_step):
     _, metrics = make(1)(state, empty)
     assert np.isfinite(metrics["loss"])
     assert np.isfinite(metrics["gradient_norm"])
+
+
+@pytest.mark.thorough
+def test_gradients_of_the_backbone_match_if_tokens_are_split():
+    """Check a mesh whose context axis splits the tokens: XLA must not split the rows of images in the same way."""
+    backbone = {"name": "resnet", **BACKBONE}
+    model = models.build("detr", backbone=backbone, num_classes=4, dropout=0.0, **SIZES | {"num_heads": 4})
+    batch = batch_of() | {"image": np.random.default_rng(1).standard_normal((8, 32, 32, 3)).astype(np.float32)}
+    arrays, mesh = jax.tree.map(jnp.asarray, batch), make_mesh(1, context=2, tensor=2, devices=jax.devices()[:4])
+    state = jax.jit(lambda: init_state(model, optax.sgd(1.0), ObjectDetection().loss, arrays, seed=0))()
+    step = make_train_step(model, ObjectDetection().loss, optax.sgd(1.0), Run())
+    sharded = jax.jit(on_mesh(step, mesh, model.sharding_rules, False))
+    parts, whole = sharded(state, to_mesh(batch, mesh))[0].params, jax.jit(step)(state, arrays)[0].params
+    for one, other in zip(*map(jax.tree.leaves, (whole["backbone"], parts["backbone"])), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * np.abs(one).max())
 
 
 @pytest.mark.thorough
