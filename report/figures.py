@@ -123,8 +123,11 @@ def chart(
         if many and smoothed:
             axes.plot(*points(steps, values), color=color, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
-        marker = {} if many else {"marker": "o", "markersize": 3.2}
-        axes.plot(*points(steps, values), style, color=color, linewidth=1.7, label=split, gid=split, **marker)
+        steps, values = points(steps, values)
+        finite = np.pad(np.isfinite(values), 1)  # no line leads to a value between values that are not finite
+        dots = finite[1:-1] & ~finite[:-2] & ~finite[2:] | (not many)
+        marker = {"marker": "o", "markersize": 3.2, "markevery": dots} if dots.any() else {}
+        axes.plot(steps, values, style, color=color, linewidth=1.7, label=split, gid=split, **marker)
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -292,8 +295,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     if size <= 20:
         for row, column in zip(*np.nonzero(counts)):
             color = "#ffffff" if share[row, column] < LIGHT_FROM else "#000000"
-            text = f"{counts[row, column]:,}"
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=small)
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", color=color, fontsize=small)
         axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
         axes.grid(which="minor")
@@ -302,11 +304,9 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     axes.set_xticks(ticks, labels, rotation=90 if max(map(len, labels)) > 2 else 0, fontsize=small)
     axes.set_yticks(ticks, labels, fontsize=small)
     axes.set(xlabel="prediction", ylabel="truth")
-    bar = figure.colorbar(
-        image, shrink=0.6, aspect=30, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1], format=PercentFormatter(1, 0)
-    )
+    scale = {"ticks": [0, 0.01, 0.1, 0.25, 0.5, 1], "format": PercentFormatter(1, 0)}
+    bar = figure.colorbar(image, shrink=0.6, aspect=30, label="share of the true class", **scale)
     bar.outline.set_visible(False)
-    bar.set_label("share of the true class")
     return figure
 
 

@@ -166,6 +166,15 @@ def test_consecutive_values_that_are_not_finite_are_marked_once():
     assert marks == [1, 5]
 
 
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_finite_values_without_finite_neighbors_are_dots(smoothed):
+    values = np.full(60, np.nan)
+    values[[0, 20, 40, 41]] = 1, 2, 3, 4
+    figure = figures.chart("Loss", {"train": (np.arange(60), values)}, ["train"], percent=False, smoothed=smoothed)
+    (line,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [*np.flatnonzero(line.get_markevery())] == [0, 20]
+
+
 def test_best_run_is_named_only_if_it_has_the_metric(tmp_path):
     checkpoint = {"best": "test/accuracy", "best_is_highest": None}
     for number, name in enumerate("ab"):
