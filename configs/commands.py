@@ -1,5 +1,6 @@
 """The commands of the command line, with their options and help texts."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,14 +36,22 @@ def count(text: str) -> int:
     return value
 
 
+def name_or_path(text: str) -> str:
+    """Return a text that is not empty; an empty one, such as an unset variable, would select the default experiment."""
+    if not text:
+        raise ArgumentTypeError("the value is '': it must be a name or a path")
+    return text
+
+
 def _option(usage: str, text: str, **settings: Any) -> Option:
     """Return an option or a positional argument from its name and the placeholder of its value, if any.
 
-    The placeholders N, I and SECONDS stand for integers from 0 on.
+    The placeholders N, I and SECONDS stand for integers from 0 on; CONFIG, RUN and DIR must not be empty.
     """
     name, _, value = usage.partition(" ")
     if value:
-        settings |= {"metavar": value} | ({"type": count} if value in ("N", "I", "SECONDS") else {})
+        types = dict.fromkeys(("N", "I", "SECONDS"), count) | dict.fromkeys(("CONFIG", "RUN", "DIR"), name_or_path)
+        settings |= {"metavar": value} | ({"type": types[value]} if value in types else {})
     elif not settings:
         settings["action"] = "store_true"
     return name, settings | {"help": text}

@@ -62,6 +62,23 @@ def test_experiments_and_runs_as_positional_arguments(arguments, workdir, named,
     assert (actual, options.named) == (workdir.format(run=run), named and named.format(run=run))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", ""],
+        ["train", "--config="],
+        ["evaluate", ""],
+        ["predict", "--model="],
+        ["verify", "a", ""],
+        ["--workdir="],
+    ],
+)
+def test_empty_names_do_not_select_the_default_experiment(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(arguments, "lineage")
+    assert "the value is '': it must be a name or a path" in capsys.readouterr().err
+
+
 def test_home_folder_in_values(monkeypatch):
     """Check the paths whose "~" shells leave as it is; in other places it is part of a name or of a text."""
     monkeypatch.setenv("HOME", "/home/me")
