@@ -32,6 +32,8 @@ def get_config(task: str = "text_classification") -> base.ConfigDict:
     config.loader.batch_size = batch_size
     config.schedule.update(learning_rate=learning_rate, warmup_percent=10.0)
     config.optimizer.weight_decay = 0.01
+    if TASKS[task].reads == "pairs":
+        config.sampling.temperature = 0.0  # of the texts whose BLEU is computed
     if task == "object_detection":
         config.optimizer.update(clip_norm=0.1, lr_multipliers=(("^backbone/", 0.1),))
     config.update(total_epochs=3.0, log_every_steps=10, evaluate_every_epochs=1.0, save_every_epochs=1.0)

@@ -179,6 +179,13 @@ def test_glue():
         cli.load(f"{path}:glue")
 
 
+@pytest.mark.parametrize("name", ["finetune:sequence_to_sequence", "finetune:conditional_lm", "t5_multitask"])
+def test_scores_of_generated_texts_are_not_those_of_samples(name):
+    config, _ = cli.load(name)
+    assert "generation" in config.evaluators
+    assert config.sampling.temperature == 0
+
+
 def test_overrides_are_typed(config):
     changes = {"schedule.learning_rate": "1", "model.depth": "3", "model.remat": "None", "wandb": "1234"}
     changes |= {"task.in_memory": "true", "task.mean": "[0.1]", "task.resample": "bicubic"}
