@@ -191,14 +191,20 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
         changes = {**changes, "imports": tuple(dict.fromkeys([*used, *added]))}
     # Other parts come first, so that the order of the overrides does not matter.
     chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
-    for key, value in changes.items():
-        if key in chosen:
-            continue
+    values = {key: value for key, value in changes.items() if key not in chosen}
+    of_model = {key for key in values if changes.get("init.path") and key.startswith("model.")} - {"model.variant"}
+    _set_values(config, {key: value for key, value in values.items() if key not in of_model})
+    if changes.get("init.path"):
+        adoption.adopt(config, changes, saved)
+    _set_values(config, {key: values[key] for key in values if key in of_model})  # of the adopted architecture
+
+
+def _set_values(config, values):
+    """Set dotted keys of a config to values, or to their texts on the command line."""
+    for key, value in values.items():
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
         section[name] = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
-    if changes.get("init.path"):
-        adoption.adopt(config, changes, saved)
 
 
 def _place(config, key):

@@ -236,6 +236,17 @@ def test_initialized_run_keeps_its_model_if_the_folder_is_lost(config):
     assert (config.model.width, config.model.depth) == (24, 3)
 
 
+def test_keys_are_those_of_the_adopted_architecture(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(cli.load("llama_stdlib")[0].to_dict()))
+    (tmp_path / "facts.json").write_text("{}")
+    config, _ = cli.load("finetune:causal_lm")
+    cli.override(config, {"init.path": str(tmp_path), "model.window": "8", "model.dropout": "0.3"})
+    assert (config.model.name, config.model.window, config.model.dropout) == ("llama", 8, 0.3)
+    with pytest.raises(ValueError, match=r"unknown config key 'model\.use_bias'.* num_kv_heads"):
+        cli.override(cli.load("finetune:causal_lm")[0], {"init.path": str(tmp_path), "model.use_bias": "False"})
+
+
 def test_overriding_a_duration_clears_the_other_unit(config):
     assert config.total_epochs is not None
     cli.override(config, {"total_steps": "7"})
