@@ -104,8 +104,8 @@ class ResNet(ImageModel):
         for stage in self.stages:
             for block in stage:
                 x = block(x)
-            # Otherwise, XLA may split the rows over the context axis, as DETR splits its tokens. With a tensor axis too,
-            # jaxlib 0.10.2 then multiplies gradients of kernels by the size of that axis.
+            # Otherwise, XLA may split the rows over the context axis, as DETR splits its tokens. With a tensor axis
+            # too, jaxlib 0.10.2 then multiplies gradients of kernels by the size of that axis.
             x = nn.with_logical_constraint(x, ("batch", None, None, None))
             maps.append(x)
         return tuple(maps)
