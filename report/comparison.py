@@ -19,10 +19,11 @@ from matplotlib.colors import to_hex
 
 from lineage.configs.atomic import write_atomic
 from lineage.report import curves, figures, html
+from lineage.runs import data_record
 from lineage.runs.command import displayed
 from lineage.runs.folder import MEASURED
 from lineage.runs.live import Run, distinguishing, labels, print_failures, refresh, runs_in
-from lineage.runs.process import printable, show
+from lineage.runs.process import printable, say, show
 from lineage.runs.progress import clock
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
@@ -184,6 +185,13 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if len({str(run.settings.get(key)) for run in runs}) > 1]
 
 
+def _data_note(runs: Sequence[Run]) -> str:
+    """Return a note with the data files that changed between the starts of runs, "" if there are none."""
+    names = data_record.differing_between(run.folder for run in runs)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"The runs have other data: {', '.join(names[:3])}{more} changed between their starts." if names else ""
+
+
 def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
@@ -191,6 +199,9 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
     biased = " The test split selects it: its result is too optimistic." if curves.is_test(metric) else ""
     about = html.note(f"The best run by the last {metric} is {best.name}.{biased}") if tiles else Markup()
+    if changed := _data_note(runs):
+        about += html.alert(changed)
+        say(f"note: {changed}")
     return html.header(title, facts, about, tiles)
 
 

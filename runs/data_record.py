@@ -1,7 +1,8 @@
 """Record of the data of a run, which must stay the same while the run goes on. Uses only the standard library."""
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,19 @@ def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the names of the files whose fingerprints differ, or that are only in one of two records."""
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def differing_between(workdirs: Iterable[Path]) -> list[str]:
+    """Return the names of data files, and of those of a teacher, that changed between runs which read the same files.
+
+    Records that are damaged are ignored. Of large files, parts are compared that depend on the other files of a run.
+    """
+    names, first = dict[str, None](), dict[frozenset[str], Mapping[str, Any]]()
+    for workdir in workdirs:
+        with contextlib.suppress(OSError, ValueError):
+            files = {name: value for name, value in read_json(workdir / DATA).items() if name != "tokenizer.json"}
+            names |= dict.fromkeys(differing(first.setdefault(frozenset(files), files), files))
+    return [*names]
 
 
 def changed(files: Mapping[str, Any], workdir: Path) -> list[str]:

@@ -66,7 +66,7 @@ RULES = {
         ARRAYS | {"optax", "orbax", "tensorstore", "etils", "ml_collections", "tensorboardX", "wandb"},
     ),
     "report": (
-        {"runs", "runs.folder", "runs.process", "runs.progress"},
+        {"runs", "runs.data_record", "runs.folder", "runs.process", "runs.progress"},
         {"numpy", "scipy", "matplotlib", "markupsafe"},
     ),
     "runs.folder": (set(), set()),

@@ -88,6 +88,22 @@ def test_page_states_that_the_test_split_selects_the_best_run(runs, tmp_path):
     assert f"The best run by the last {metric} is {best}. The test split selects it" in page
 
 
+def test_changed_data_between_runs_are_reported(runs, tmp_path, capsys):
+    def write():
+        return write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs)).read_text()
+
+    for run, checksum, other in zip(runs, (1, 1, 2), ("same", "same", "other")):
+        files = {"/data/a.txt": [5, checksum], "/data/b.txt": [5, 0], "tokenizer.json": run.name}
+        (run.folder / "data.json").write_text(json.dumps(files | {other: [5, 0]}))
+    assert "changed between" not in write()  # the third run reads other files
+    (runs[2].folder / "data.json").write_text(json.dumps(files | {"same": [5, 0]}))
+    text = "The runs have other data: /data/a.txt changed between their starts."
+    assert f"<p class=alert>{text}</p>" in write()
+    assert capsys.readouterr().err == f"note: {text}\n"
+    (runs[2].folder / "data.json").write_text("{")
+    assert "changed between" not in write()
+
+
 def test_sweep_without_results(tmp_path):
     runs = [Run(name, tmp_path / name, {"seed": name}) for name in "ab"]
     page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs)).read_text()
