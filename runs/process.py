@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from multiprocessing import process
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
@@ -221,16 +222,36 @@ def interruptible_imports() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+def handle_signals(
+    handler: Callable[[int, Any], None], groups: Callable[[], Iterable[int]] | None = None
+) -> dict[int, Any]:
     """Set the handler of SIGINT and `STOP_SIGNALS`; return the previous ones. Under `nohup`, SIGHUP is ignored.
 
     SIGCHLD, which a parent process may have ignored, gets its default: otherwise every exit code of a child would be 0.
+    With `groups`, a function that returns process groups of children, Ctrl-Z (SIGTSTP) suspends them, too.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     hidden = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     chosen = {*STOP_SIGNALS, signal.SIGINT} - hidden
+    handlers: dict[int, Callable] = dict.fromkeys(chosen, handler)
+    if groups and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        handlers[signal.SIGTSTP] = partial(_suspend, groups)
     # signal.signal returns None for a handler that was not installed from Python.
-    return {number: signal.signal(number, handler) or signal.SIG_DFL for number in chosen}
+    return {number: signal.signal(number, function) or signal.SIG_DFL for number, function in handlers.items()}
+
+
+def _suspend(groups: Callable[[], Iterable[int]], number: int, frame: Any) -> None:
+    """Suspend process groups, which would ignore a SIGTSTP in another session, and this process until a SIGCONT."""
+    send_to_groups(groups(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    send_to_groups(groups(), signal.SIGCONT)
+
+
+def send_to_groups(groups: Iterable[int], number: int) -> None:
+    """Send a signal to process groups, some of which may have ended."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
 
 
 def ignore_stop_signals() -> None:
@@ -244,17 +265,17 @@ class StopSignal(contextlib.AbstractContextManager):
 
     The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT goes to the
     previous handler. Python calls handlers only in the main thread, between two instructions: if it does not within
-    `GRACE` seconds, because a call hangs, a second SIGINT ends the process.
+    `GRACE` seconds, because a call hangs, a second SIGINT ends the process. For `groups`, see `handle_signals`.
     """
 
-    def __init__(self):
-        self.received = False
+    def __init__(self, groups: Callable[[], Iterable[int]] | None = None):
+        self.received, self._groups = False, groups
         self._before: dict[int, Any] = {}
         self._sent = self._handled = 0  # numbers of SIGINTs
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            self._before = handle_signals(self._receive)
+            self._before = handle_signals(self._receive, self._groups)
             reading, writing = os.pipe()
             os.set_blocking(writing, False)
             self._wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

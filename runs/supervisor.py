@@ -37,13 +37,17 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: 
         if process:
             process.send_signal(number)
 
+    def groups():
+        return [process.pid] if process and process.returncode is None else []
+
     folder = Mirror(os.fspath(workdir), "runs").folder if is_remote(workdir) else Path(workdir)
-    before = handle_signals(forward)
+    before = handle_signals(forward, groups)
     failed_at, restarts = -1, 0
     try:
         while True:
-            # In its own session: a terminal's Ctrl-C reaches only the supervisor, which forwards it once.
-            settings = {"start_new_session": True, "preexec_fn": end_with_parent}
+            # In its own group: a terminal's Ctrl-C reaches only the supervisor, which forwards it once. In another
+            # session, a suspended run would stay so after its supervisor was killed; here, Linux continues it.
+            settings = {"process_group": 0, "preexec_fn": _begin}
             process = subprocess.Popen(command, env=os.environ | {SUPERVISED: "1"}, **settings)
             for number in received:  # before there was a process
                 process.send_signal(number)
@@ -67,6 +71,13 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _begin() -> None:
+    """Prepare the process of a run, which may write to the terminal, although it is in the background."""
+    end_with_parent()
+    for number in (signal.SIGTTOU, signal.SIGTTIN):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def reached(workdir: Path) -> int:

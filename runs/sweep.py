@@ -19,7 +19,7 @@ from lineage.configs.atomic import naming, without_links
 from lineage.runs.folder import make, read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
-from lineage.runs.process import PREEMPTED, StopSignal, ignore_stop_signals
+from lineage.runs.process import PREEMPTED, StopSignal, ignore_stop_signals, send_to_groups
 
 LONGEST_NAME = 100  # bytes
 FOLDER = str.maketrans({" ": None, "/": "_", "[": "(", "]": ")", **dict.fromkeys("*?\\", "_")})  # see folder.make
@@ -142,7 +142,7 @@ class Launcher:
         signal, later `STOP_SIGNALS` are ignored.
         """
         todo, stopping = iter(todo), False
-        with StopSignal() as stop, Table() as table:
+        with StopSignal(self.groups) as stop, Table() as table:
             try:
                 while True:
                     for run in list(self.jobs):
@@ -167,6 +167,10 @@ class Launcher:
         if stop.received:  # the results are still to be written
             ignore_stop_signals()
 
+    def groups(self) -> list[int]:
+        """Return the process groups of the runs in progress that a sweep started."""
+        return [job.pid for job in self.jobs.values() if job.pid is not None]
+
     def stop(self) -> None:
         """Signal all runs to save and end."""
         for job in self.jobs.values():
@@ -183,6 +187,7 @@ class Launcher:
         run.folder.mkdir(parents=True, exist_ok=True)
         if held(run.folder):
             self.jobs[run] = job_in(run.folder)
+            send_to_groups(self.groups(), signal.SIGCONT)  # their launcher may have been killed while suspended
             return
         slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
         cpus, environment = self.shares[slot]

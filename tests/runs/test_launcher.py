@@ -10,7 +10,7 @@ import pytest
 from lineage.runs import sweep
 from lineage.runs.live import LOG, Run
 from lineage.runs.locks import CLAIM, locked, locked_file
-from lineage.runs.process import PREEMPTED
+from lineage.runs.process import PREEMPTED, StopSignal
 from lineage.runs.sweep import Job, Launcher, exit_code, job_in
 
 
@@ -126,6 +126,20 @@ def test_stopping_a_run_of_another_process(run, monkeypatch):
         assert job_in(run.folder) == Job()  # its process is on another machine
         (run.folder / CLAIM).write_text("3")
         assert job_in(run.folder) == Job()
+
+
+def test_run_of_another_sweep_is_continued_and_suspended_with_this_one(run, monkeypatch):
+    sent, launcher = [], Launcher([], 1)
+    monkeypatch.setattr(os, "killpg", lambda *arguments: sent.append(arguments))
+    monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
+    with locked_file(run.folder / CLAIM):
+        (run.folder / CLAIM).write_text(f"0 7 {os.uname().nodename}\n")
+        launcher.begin(run)
+    assert sent == [(7, signal.SIGCONT)]
+    with StopSignal(launcher.groups):
+        signal.raise_signal(signal.SIGTSTP)
+    assert sent[1:] == [(7, signal.SIGSTOP), (os.getpid(), signal.SIGSTOP), (7, signal.SIGCONT)]
+    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
 
 def test_error_of_the_sweep_stops_its_runs(run, monkeypatch):

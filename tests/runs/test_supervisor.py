@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -126,12 +127,43 @@ def test_exit_codes_are_known_although_the_parent_process_ignored_sigchld(run):
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_run_ends_with_its_killed_supervisor(tmp_path):
-    run = "import sys, time; print('begun', file=sys.stderr, flush=True); time.sleep(60)"
+@pytest.fixture
+def supervised(tmp_path):
+    """Yield a supervisor, in its own session, and the process id of its run."""
+    run = "import os, sys, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"
     program = "import sys; from lineage.runs.supervisor import supervise\n"
     program += f"supervise([sys.executable, '-c', {run!r}], {str(tmp_path)!r}, 3)"
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr.readline() == "begun\n"
+    settings = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", program], **settings) as process:
+        yield process, int(process.stderr.readline())
+        process.kill()
+
+
+def wait_until_suspended(*pids, suspended=True):
+    end = time.monotonic() + 30
+    while any((Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "T") != suspended for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_z_suspends_the_run_too(supervised):
+    process, run = supervised
+    for _ in range(2):
+        process.send_signal(signal.SIGTSTP)
+        wait_until_suspended(process.pid, run)
+        process.send_signal(signal.SIGCONT)
+        wait_until_suspended(process.pid, run, suspended=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+@pytest.mark.parametrize("suspended", [False, True])
+def test_run_ends_with_its_killed_supervisor(supervised, suspended):
+    process, run = supervised
+    if suspended:
+        process.send_signal(signal.SIGTSTP)
+        wait_until_suspended(process.pid, run)
+    with process:
         process.kill()
         begin = time.monotonic()
         process.stderr.read()  # until the last process that has the pipe has ended
