@@ -104,11 +104,12 @@ class Trials:
                 )
             run = self.add(optuna.trial.Trial(self.study, stored._trial_id))
             self.reported[run].update(stored.intermediate_values)
-            if stored.state == self.states.COMPLETE and not run.facts():  # its folder was lost: repeat the run
+            was_pruned = stored.state == self.states.PRUNED
+            if ended and not was_pruned and not run.facts():  # its folder was lost: repeat the run
                 self.repeated.add(run)
             elif ended:
                 run.check_config()
-                run.state = "done" if stored.state == self.states.COMPLETE else "pruned"
+                run.state = "pruned" if was_pruned else "done"
                 run.look()
 
     def _check_objective(self, known):

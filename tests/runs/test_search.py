@@ -228,7 +228,7 @@ def test_trials_have_the_results_of_their_runs(tmp_path):
     assert known[5].intermediate_values == {1: 5.0}
     (done.folder / METRICS).write_text('{"step": 1, "validation/loss": 4.0}\n')
     again = Trials(search, dict, tmp_path)
-    states = {"COMPLETE": "done", "RUNNING": "waiting"}
+    states = {"COMPLETE": "done", "FAIL": "done", "RUNNING": "waiting"}
     assert [run.state for run in again.runs] == [states.get(one.state.name, "pruned") for one in known]
     assert [run.changes for run in again.runs] == [run.changes for run in trials.runs]
     assert again.runs[0].step == 1  # the table shows the results of runs that have ended
@@ -268,6 +268,16 @@ def test_lock_of_a_killed_search_is_deleted(tmp_path, monkeypatch):
     (tmp_path / f"{module.STORAGE}.lock").symlink_to(tmp_path)
     monkeypatch.setattr("optuna.storages.journal._file.time.sleep", lambda seconds: pytest.fail("the lock is held"))
     assert len(list(Trials(Search(SPACE, trials=1), dict, tmp_path).todo())) == 1
+
+
+def test_finished_trial_whose_last_value_is_not_finite_stays_finished(tmp_path, monkeypatch):
+    null = 'loss = None if step == 4 else loss\n    with open(folder / "metrics'
+    diverging = RUN.replace('with open(folder / "metrics', null)
+    monkeypatch.setitem(globals(), "COMMAND", [sys.executable, "-c", diverging])
+    for _ in range(2):
+        assert run(tmp_path, trials=1) == 0
+        assert [(row["state"], row["validation/loss"]) for row in rows(tmp_path)] == [("done", "nan")]
+    assert len(ran(tmp_path)) == 1
 
 
 def test_metric_may_change_while_no_run_has_it(tmp_path):
