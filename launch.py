@@ -188,7 +188,7 @@ def run_predict(options: Options) -> None:
     columns = options.columns.split(",") if options.columns else ()
     inputs, files = model.inputs(options.inputs, options.split, columns, options.skip_bad)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
-    about |= prediction.identity(model.experiment, model.step, model.loader.batch_size)
+    about |= prediction.identity(model)
     settings = {"skip_bad": options.skip_bad, "as_features": options.features}
     model.write_predictions(inputs, options.output or "", about, **settings)
 

@@ -40,20 +40,19 @@ IMAGE = re.compile(r"\d{6,}_\w+\.png")  # file name of an image in a prediction
 BATCHES = 4  # number of input batches encoded and written at a time
 
 
-def identity(experiment: Any, step: int, batch_size: int) -> dict[str, Any]:
-    """Return everything that determines the predictions of a checkpoint, apart from the inputs.
+def identity(model: Any) -> dict[str, Any]:
+    """Return everything that determines the predictions of a `train.trained.Trained`, apart from the inputs.
 
-    Args:
-        experiment: `train.experiment.Experiment` of the run.
-        step: step of the checkpoint; a folder in the layout of `transformers` has none.
+    A folder in the layout of `transformers` has no step.
     """
-    folder, checksums = experiment.workdir / "checkpoints", dict[str, list[int]]()
+    experiment, step, checksums = model.experiment, model.step, dict[str, list[int]]()
+    folder = experiment.workdir / "checkpoints"
     place = folder / str(step) / "about" if folder.is_dir() else experiment.workdir
     with suppress(FileNotFoundError):  # a run in progress has deleted the checkpoint since it was read
         checksums = fingerprint([str(place)])
-    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config)).items()}
-    kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
-    return {"checkpoint": [step, *checksums.values()], "batch_size": batch_size} | kept
+    config = flatten(plain(experiment.config))
+    kept = {f"config.{key}": value for key, value in config.items() if not key.startswith(("mesh.", "cluster."))}
+    return {"checkpoint": [step, *checksums.values()], "batch_size": model.loader.batch_size} | model.others | kept
 
 
 def predictions(

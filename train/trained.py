@@ -43,10 +43,11 @@ class Trained:
         original: variables of the model, with the moving average of the parameters if one is kept.
         step: number of training steps.
         context: model, task and metadata, for evaluators and predictions.
+        experts: workdirs of the runs of which the model is a mixture, if it is one.
     """
 
-    def __init__(self, experiment: Experiment, original: dict[str, Any], step: int = 0):
-        self.experiment, self.original, self.step = experiment, original, step
+    def __init__(self, experiment: Experiment, original: dict[str, Any], step: int = 0, experts: Sequence[str] = ()):
+        self.experiment, self.original, self.step, self.experts = experiment, original, step, experts
         self.context = experiment.context()
 
     @cached_property
@@ -165,6 +166,13 @@ class Trained:
         size = loader.evaluation_batch_size or loader.batch_size
         return Loader(-(-size // parts) * parts, threads=max(loader.threads, loader.workers))
 
+    @property
+    def others(self) -> dict[str, dict[str, str]]:
+        """The files, with their SHA-256, of each other model that takes part in predictions."""
+        sampling = self.experiment.config.sampling
+        paths = {f"sampling.{role}": sampling[role] for role in ("draft", "contrast")} | {p: p for p in self.experts}
+        return {name: data_record.model_files(path) for name, path in paths.items() if path}
+
     @cached_property
     def sampler(self) -> Sampler:
         return Sampler(self.context, self.helpers)
@@ -270,11 +278,12 @@ def restore(
         data_record.check(folder)
     devices = jax.local_devices() if alone else None
     experiment = Experiment(config, folder, devices, saved_facts=facts)
-    state = experiment.restore(checkpoint)
+    state, experts = experiment.restore(checkpoint), ()
     if not alone:
         distributed.check_same("the config or the checkpoint", f"{int(state.step)} {plain(config)}")
     if any(key.startswith("experts.") for key in changes):
         prompt = config.sampling.prompt if prompted else None
         state, message = expert_mixture.choose(experiment, state, prompt)
+        experts = tuple(filter(None, (*config.experts.paths, config.experts.classifier)))
         say(message)
-    return Trained(experiment, state.variables(average=True), int(state.step))
+    return Trained(experiment, state.variables(average=True), int(state.step), experts)

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import tracemalloc
+import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from lineage.data import Facts, Loader, Question
@@ -20,7 +22,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, is_source
 from lineage.data.inputs.images import Readable
 from lineage.data.sources.tables import TSV
-from lineage.evaluation.prediction import with_categories
+from lineage.evaluation.prediction import identity, with_categories
 from lineage.train import trained
 from lineage.train.experiment import Experiment
 from lineage.train.trained import Trained
@@ -274,3 +276,27 @@ def test_arrays_that_are_no_images(image):
     """Check pixels from 0 to 1, which would be black."""
     with pytest.raises(ValueError, match=r"An image is an array \w+ \[8, 8.*\]: it must be uint8 \[h, w, c\]"):
         from_memory([image], "images", 3).rows[0]
+
+
+def test_checkpoint_that_a_run_in_progress_deletes_is_identified_by_its_step(tmp_path):
+    model = SimpleNamespace(step=6, others={}, loader=SimpleNamespace(batch_size=1))
+    model.experiment = SimpleNamespace(workdir=tmp_path, config=ConfigDict())
+    (tmp_path / "checkpoints" / "6" / "about").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "6" / "about" / "metadata").write_text("{}")
+    assert identity(model)["checkpoint"] == [6, [2, zlib.crc32(b"{}")]]
+    model.step = 4
+    assert identity(model)["checkpoint"] == [4]  # other files of the run, which change, are not read
+
+
+def test_other_models_of_predictions_are_identified_by_their_checkpoints(tmp_path):
+    config, expert = ConfigDict({"sampling": {"draft": "", "contrast": f"{tmp_path}/weaker"}}), f"{tmp_path}/expert"
+    model, seen = SimpleNamespace(experts=[expert], experiment=SimpleNamespace(config=config)), []
+    for name in ("weaker", "weaker", "expert"):
+        record = tmp_path / name / "checkpoints" / str(len(seen)) / "about" / "metadata"
+        record.parent.mkdir(parents=True)
+        record.write_text(f"{{{len(seen)}}}")
+        seen.append(Trained.others.fget(model))
+    first, second, third = seen
+    assert first.keys() == third.keys() == {"sampling.contrast", expert}
+    assert first["sampling.contrast"] != second["sampling.contrast"] == third["sampling.contrast"]
+    assert first[expert] == second[expert] != third[expert]

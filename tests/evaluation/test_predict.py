@@ -3,8 +3,6 @@
 import json
 import os
 import tracemalloc
-import zlib
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ml_collections import ConfigDict
 from scipy.special import softmax
 
 from lineage.configs import cli
 from lineage.data import Loader
-from lineage.evaluation.prediction import Output, identity
+from lineage.evaluation.prediction import Output
 from lineage.evaluation.sampling import Sampler
 from lineage.models.decoding import continuous
 from lineage.train.experiment import Experiment
@@ -306,14 +303,6 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     assert final.read_text() == "mine"
     message = refused(folder, f"--inputs={prompts}", f"--output={tmp_path / 'a.txt'}")
     assert "a.txt': it must end with .jsonl, .json, .npz or .parquet." in message
-
-
-def test_checkpoint_that_a_run_in_progress_deletes_is_identified_by_its_step(tmp_path):
-    experiment = SimpleNamespace(workdir=tmp_path, config=ConfigDict())
-    (tmp_path / "checkpoints" / "6" / "about").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "6" / "about" / "metadata").write_text("{}")
-    assert identity(experiment, 6, 1)["checkpoint"] == [6, [2, zlib.crc32(b"{}")]]
-    assert identity(experiment, 4, 1)["checkpoint"] == [4]  # other files of the run, which change, are not read
 
 
 @pytest.mark.thorough
