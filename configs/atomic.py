@@ -43,7 +43,8 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
                 os.fsync(written.fileno())
             temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that is read-only, the error of which has been raised
+            temporary.unlink()
 
 
 def _locked(path: Path) -> BinaryIO:

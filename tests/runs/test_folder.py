@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -205,6 +206,16 @@ def test_errors_name_the_file(tmp_path):
     with pytest.raises(OSError, match=r"^a sentence$"), replacing(tmp_path / "a"):
         raise OSError("a sentence")
     assert not [*tmp_path.iterdir()]
+
+
+def test_read_only_file_system_is_reported_with_the_file(tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))  # also for a file that does not exist
+
+    monkeypatch.setattr("lineage.configs.atomic.without_links", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match=r"Read-only file system: '.*/a'"):
+        write_atomic(tmp_path / "a", "new")
 
 
 def test_files_do_not_get_the_numbers_of_closed_streams(tmp_path):
