@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lineage.configs.atomic import regular, replacing, write_atomic
+from lineage.configs.atomic import naming, regular, replacing, write_atomic
 from lineage.data import Facts, Loader
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs
@@ -219,17 +219,22 @@ class Output:
 
     def write(self, parts: Iterable[list[dict[str, Any]]]) -> None:
         """Add predictions; images are written to .png files in a folder beside the file."""
-        with self._file as file:
+        file = self._file
+        try:
             for part in parts:
                 lines = [self._line(number, prediction) for number, prediction in enumerate(part, self.count)]
-                file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes
-                file.flush()
-                os.fsync(file.fileno())
+                with naming(self.path):
+                    file.write("".join(lines).encode(errors="backslashreplace"))  # lone surrogates become JSON escapes
+                    file.flush()
+                    os.fsync(file.fileno())
                 if not (self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat())):
                     raise ValueError(
                         f"{self.path} was moved, deleted or replaced while it was written: run the command again."
                     )
                 self.count += len(part)
+        finally:
+            with naming(self.path):  # what could not be written is written again, and fails again
+                file.close()
 
     @cached_property
     def _folder(self) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import tracemalloc
 
 import jax
@@ -391,6 +392,17 @@ def test_output_that_another_process_writes_raises(tmp_path):
         with pytest.raises(ValueError, match=r"another process is writing .*out\.jsonl: wait for it"):
             Output(str(tmp_path / "out.jsonl"), about)
     first.write([[{"label": "a"}]])
+    assert Output(str(tmp_path / "out.jsonl"), {"a": 1}).count == 1
+
+
+def test_full_disk_is_reported_with_the_output(tmp_path):
+    output, limits = Output(str(tmp_path / "out.jsonl"), {"a": 1}), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))  # as on a full disk, writing raises an OSError
+    try:
+        with pytest.raises(OSError, match=r"too large: '.*out\.jsonl'"):
+            output.write([[{"label": "a"}], [{"label": "b"}]])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert Output(str(tmp_path / "out.jsonl"), {"a": 1}).count == 1
 
 
