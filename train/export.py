@@ -1,8 +1,10 @@
 """Export of a trained model: in the layout of `transformers`, or as a StableHLO program that needs only JAX."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.step import make_forward_step
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+LAST = CONFIG, "model.json"  # files without which an export cannot be loaded
 OWNER = ".exported"  # file with a hash of the path of the run whose export a folder is
 
 
@@ -45,30 +48,50 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(mark, owner)
-    if kind == "safetensors":
-        convert.save(folder, experiment.model, variables)
-        companions.save_labels(folder, experiment.facts.class_names, experiment.task.problem_type)
-        if experiment.facts.mean:  # images
-            companions.save_preprocessing(folder, experiment.model, vars(experiment.task))
-        if experiment.tokenizer and experiment.model.is_decoder:
-            tokenizer, facts = experiment.tokenizer, experiment.facts
-            ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token, tokenizer.excluded
-            companions.save_token_ids(folder, *ids)
-    else:
-        _write_program(experiment, variables, folder)
-    if experiment.tokenizer:
-        content, task, facts = experiment.tokenizer.to_str(marked=False), experiment.task, experiment.facts
-        if task.generates or any(task.ends):
-            first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
-            content = experiment.tokenizer.exported(facts.begin_token if first is None else first, last)
-        write_atomic(folder / tokenizers.FILE, content)
-        added = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
-        roles = {role: getattr(experiment.tokenizer, role) for role in tokenizers.SPECIAL}
-        roles["begin_of_text"] = facts.begin_token
-        names = {role: added[id] for role, id in roles.items() if id in added}
-        longest = None if facts.start_token is None else facts.sequence_length  # of an encoder-decoder's input
-        companions.save_tokenizer(folder, names, experiment.model, experiment.model.max_length or longest)
+    with _together(folder) as place:
+        if kind == "safetensors":
+            convert.save(place, experiment.model, variables)
+            companions.save_labels(place, experiment.facts.class_names, experiment.task.problem_type)
+            if experiment.facts.mean:  # images
+                companions.save_preprocessing(place, experiment.model, vars(experiment.task))
+            if experiment.tokenizer and experiment.model.is_decoder:
+                tokenizer, facts = experiment.tokenizer, experiment.facts
+                ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token, tokenizer.excluded
+                companions.save_token_ids(place, *ids)
+        else:
+            _write_program(experiment, variables, place)
+        if experiment.tokenizer:
+            content, task, facts = experiment.tokenizer.to_str(marked=False), experiment.task, experiment.facts
+            if task.generates or any(task.ends):
+                first, last = (getattr(experiment.tokenizer, role) if role else None for role in task.ends)
+                content = experiment.tokenizer.exported(facts.begin_token if first is None else first, last)
+            write_atomic(place / tokenizers.FILE, content)
+            added = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
+            roles = {role: getattr(experiment.tokenizer, role) for role in tokenizers.SPECIAL}
+            roles["begin_of_text"] = facts.begin_token
+            names = {role: added[id] for role, id in roles.items() if id in added}
+            longest = None if facts.start_token is None else facts.sequence_length  # of an encoder-decoder's input
+            companions.save_tokenizer(place, names, experiment.model, experiment.model.max_length or longest)
     return sorted(path for path in folder.iterdir() if path != mark)
+
+
+@contextlib.contextmanager
+def _together(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder whose files are moved to `folder` if the block succeeds, `LAST` after all others.
+
+    If the process is killed meanwhile, the export cannot be loaded, instead of being loaded without some of its files.
+    """
+    place = folder / ".export.partial"
+    shutil.rmtree(place, ignore_errors=True)  # of a killed process
+    place.mkdir()
+    try:
+        yield place
+        paths = sorted(place.iterdir(), key=lambda path: path.name in LAST)
+        (folder / paths[-1].name).unlink(missing_ok=True)  # of an earlier export
+        for path in paths:
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _check_folder(folder, workdir):

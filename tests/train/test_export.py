@@ -331,6 +331,21 @@ def test_normalization_of_other_channels_raises(tmp_path):
         facts_of(tmp_path, task, model)
 
 
+def test_interrupted_export_cannot_be_loaded(exported, tmp_path, monkeypatch):
+    *_, experiment, state = exported["vit"]
+    arguments = experiment, state.variables(average=True), "safetensors", tmp_path / "out"
+    names = [path.name for path in export.write(*arguments)]
+    with monkeypatch.context() as patched:
+        patched.setattr(companions, "save_labels", lambda *_: sys.exit())
+        with pytest.raises(SystemExit):
+            export.write(*arguments)
+        assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [export.OWNER, *names]
+        with pytest.raises(SystemExit):
+            export.write(*arguments[:3], tmp_path / "new")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [export.OWNER]
+    assert [path.name for path in export.write(*arguments[:3], tmp_path / "new")] == names
+
+
 def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
     message = r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
