@@ -1,6 +1,7 @@
 """Evaluators of image tasks: COCO metrics, and probes (classifiers of the frozen features of a model)."""
 
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,10 @@ from lineage.tasks.object_detection import objects_of
 @EVALUATORS.register("detection")
 @dataclass(frozen=True)
 class Detection(Evaluator):
-    """COCO's average precisions, except those by object size, which need the original image sizes."""
+    """COCO's average precisions, except those by object size, which need the original image sizes.
+
+    All are nan if an output of the model is not finite.
+    """
 
     returns = ("ap", "ap_50", "ap_75")
 
@@ -26,6 +30,9 @@ class Detection(Evaluator):
             answer = step(variables, batch)
             del batch["image"]
             batch, answer = to_host((batch, answer))
+            if not all(np.isfinite(values[-1, batch["mask"]]).all() for values in answer):
+                context.artifacts.pop(f"precision_{split.label}", None)
+                return dict.fromkeys(self.returns, nan)
             for true, predicted in zip(*objects_of(batch, *answer, split.facts.num_classes)):
                 truth = {f"true_{name}": values for name, values in true.items()}
                 state = state.update(len(state.images), **predicted, **truth)
@@ -38,6 +45,8 @@ class Detection(Evaluator):
 @dataclass(frozen=True)
 class Probe(Evaluator):
     """Base class of probes: a classifier of features, fitted to the training set without augmentation.
+
+    The accuracy is nan if a feature is not finite.
 
     Class attributes:
         metric: prefix of the name of the accuracy.
@@ -63,8 +72,10 @@ class Probe(Evaluator):
 
         training_set = replace(split.batches, source=context.train().source)
         training = context.once("training features", lambda: features_of(training_set))
-        fitted = context.once(self, lambda: self.fit(*training))
         evaluated = context.once(("features", split.label), lambda: features_of(split.batches))
+        if not all(np.isfinite(features).all() for features, _ in (training, evaluated)):
+            return {f"{self.metric}_accuracy": nan}
+        fitted = context.once(self, lambda: self.fit(*training))
         return {f"{self.metric}_accuracy": float(fitted.score(*evaluated))}
 
 

@@ -1,6 +1,7 @@
 """Evaluators of text tasks."""
 
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -103,12 +104,17 @@ class PooledAccuracy(Evaluator):
 @EVALUATORS.register("regression")
 @dataclass(frozen=True)
 class Regression(Evaluator):
-    """Pearson's and Spearman's correlation of predicted and true values, and their mean squared error."""
+    """Pearson's and Spearman's correlation of predicted and true values, and their mean squared error.
+
+    All are nan if a predicted value is not finite.
+    """
 
     returns = ("pearson", "spearman", "mse")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, source = [row["value"] for row in predicted(context, variables, split)], split.batches.source
+        if not np.isfinite(values).all():
+            return dict.fromkeys(self.returns, nan)
         return regression(values, source.per_sequence["label"][source.firsts])
 
 

@@ -8,10 +8,12 @@ import pytest
 
 from lineage.configs import base, cli, schema
 from lineage.data import Images
+from lineage.data.sources import shapes
 from lineage.evaluation import EVALUATORS
 from lineage.evaluation.images import FewShot, LinearProbe, Neighbors
 from lineage.train import loop
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RANDOM = np.random.default_rng(0)
@@ -104,6 +106,29 @@ def test_invalid_probes_raise(tiny):
         Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
     with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):
         Experiment(tiny("vit", {"evaluators.knn": "knn", "evaluators.knn.split": "tests"})).evaluation()
+
+
+DETECTION = {"source": "shapes", "source.image_size": 16, "task.name": "object_detection", "task.image_size": 16}
+DETECTION |= {f"model.{name}": value for name, value in {"decoder_depth": 1, "num_queries": 8, "mlp_dim": 16}.items()}
+DETECTION |= {"task.max_boxes": 8}
+DETECTION |= {f"model.backbone.{name}": value for name, value in {"depths": (1,), "widths": (8,)}.items()}
+REGRESSION = {"task.name": "text_regression", "task.sequence_length": 8, "tokenizer": "bytes"}
+
+
+@tiered("model", ["vit", "bert", "detr"], first=2)
+def test_outputs_that_are_not_finite(model, tiny, tmp_path, monkeypatch):
+    """Check that a model whose parameters have diverged is evaluated, so that the run goes on to its own error."""
+    (tmp_path / "numbers.tsv").write_text("a\t0.5\nb\t1\n" * 4)
+    file = f"{tmp_path}/numbers.tsv"
+    changes = {"vit": {"evaluators.knn": "knn"}, "detr": DETECTION}
+    changes["bert"] = {"source": f"labels:{file}", "source.validation_path": file} | REGRESSION
+    monkeypatch.setattr(shapes, "SIZES", {"train": 8, "validation": 4})
+    experiment = Experiment(tiny(model, changes[model]), devices=jax.devices()[:1])
+    variables = jax.tree.map(lambda leaf: leaf * np.nan, jax.jit(experiment.make_state)().variables())
+    metrics = experiment.evaluation()(variables)
+    expected = {"vit": ["test/knn_accuracy"], "detr": ["validation/ap", "validation/ap_50", "validation/ap_75"]}
+    expected["bert"] = ["validation/pearson", "validation/spearman", "validation/mse"]
+    assert all(np.isnan(metrics[name]) for name in expected[model])
 
 
 def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
