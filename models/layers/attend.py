@@ -177,8 +177,8 @@ def dense(
     mask = mask or Mask()
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
-    grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = _add_bias(weighting.score(grouped, key).reshape(batch, heads, length, -1), mask)
+    grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, query.shape[-1])
+    scores = _add_bias(weighting.score(grouped, key).reshape(batch, heads, length, key.shape[1]), mask)
     visible = mask.materialize(*scores.shape[2:])
     if isinstance(dropout := weighting.transform, DropWeights) and weighting.sow is None:
         return dropped_mean(dropout.rate, scores, value, visible, dropout.seed)
@@ -195,8 +195,8 @@ def _mean(weights: Weights, value: Values) -> Outputs:
     batch, heads, length, keys = weights.shape
     if heads == value.shape[2]:
         return jnp.einsum("BHTS,BSHE->BTHE", weights, value)
-    weights = weights.reshape(batch, value.shape[2], -1, length, keys)
-    return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+    weights = weights.reshape(batch, value.shape[2], heads // value.shape[2], length, keys)
+    return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, value.shape[-1])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

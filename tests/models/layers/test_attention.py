@@ -100,6 +100,13 @@ def test_query_without_keys_gets_the_mean(normal):
     np.testing.assert_allclose(out[0, 0, 0], value[0, :, 0].mean(axis=0), atol=1e-6)
 
 
+@pytest.mark.parametrize(("batch", "length"), [(0, 4), (2, 0)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_empty_batches_and_sequences(batch, length, kv_heads):
+    query, key = jnp.ones((batch, length, 4, 3)), jnp.ones((batch, length, kv_heads, 3))
+    assert dense(query, key, key, Mask(causal=True)).shape == query.shape
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_query_attention_equals_repeated_heads(kv_heads, variables, normal):
     x = normal(2, 5, 16)
