@@ -130,6 +130,7 @@ class Conv(nn.Module):
         if self.standardized:
             rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), None, None, 1e-8)
             kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
+        x, kernel = nn.dtypes.promote_dtype(x, kernel)
         return convolve(x, kernel, self.stride, _pads(x, self.size, self.stride, self.padding)[1:3])
 
 

@@ -16,6 +16,14 @@ from tests.tolerance import assert_close
 TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
 
 
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16")])
+def test_dtypes_of_images_and_parameters_are_promoted(dtypes):
+    model, image = build("resnet", **TINY), jnp.arange(2 * 16 * 16 * 3).reshape(2, 16, 16, 3) % 256 / 256
+    variables = jax.tree.map(lambda leaf: leaf.astype(dtypes[1]), model.init(jax.random.key(0), image))
+    expected = model.apply(jax.tree.map(jnp.float32, variables), image)
+    assert_close(model.apply(variables, image.astype(dtypes[0])), expected, n=4000)
+
+
 @pytest.mark.thorough
 def test_multiply_adds_match_published_models():
     """Check 4.1 G multiply-adds at 224, which include those with zero padding; the budget excludes these."""
