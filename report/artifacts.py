@@ -79,8 +79,8 @@ def _confusion(path: Path, folder: Path) -> Markup:
         for i, j in worst
         if wrong[i, j]
     ]
-    head = html.table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
-    table = Markup("<div class=card><h3>Confused most often</h3>{}</div>").format(html.table([head, *rows]))
+    head = html.table_head("true", "predicted", numbers=("count", "of the class"))
+    table = Markup("<div class=card>{}</div>").format(html.table("Confused most often", [head, *rows]))
     about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colors show the share of the true class."
     alt = f"Confusion matrix of {len(names)} classes: {np.trace(counts):,} of {counts.sum():,} correct."
     data = [("true", *names), *((name, *row) for name, row in zip(names, counts.tolist()))]
@@ -182,10 +182,10 @@ def _samples(path: Path, folder: Path) -> Markup:
 def _generated_texts(path: Path, folder: Path) -> Markup:
     """Return BLEU by the length of the input, and the first generated texts next to their references."""
     written = read_json(path)
-    head = html.table_row("input", "generated", "reference", tag="th")
+    head = html.table_head("input", "generated", "reference")
     texts = [[str(text)[: LIMITS["characters"]] for text in row[:3]] for row in written["rows"][: LIMITS["written"]]]
     rows = [html.table_row(*row) for row in texts]
-    shown = Markup("<div class='card scroll'>{}</div>").format(html.table([head, *rows]))
+    shown = html.wide_table("Generated texts and their references", [head, *rows], around="card")
     about = html.note(f"BLEU {written['bleu']:.2f}, {str(written['signature'])[:1000]}.")
     alt = f"BLEU by the length of the input, {written['bleu']:.2f} for all lengths."
     data = [("shortest", "longest", "inputs", "BLEU"), *written["by_length"][:MAX_LENGTHS]]

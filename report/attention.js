@@ -58,7 +58,7 @@ document.querySelectorAll('.attend').forEach(box => {
     if (now.image) queries = queries.concat(patches());
     keys = now.keys ? line(now.keys) : queries;
     queries.forEach((token, i) => {
-      token.tabIndex = 0;
+      token.tabIndex = 0; token.role = 'button';
       token.onpointerenter = token.onclick = token.onfocus = () => { picked = i; draw(); };
     });
     picked = now.image && now.queries.length ? 0 : queries.length - 1;

@@ -11,12 +11,15 @@ const value = text => /^(\d+d )?[\d:]+:\d\d$/.test(text)
   ? text.split(/d |:/).reduce((sum, part, i, all) => sum * (all.length - i === 3 ? 24 : 60) + +part, 0) : text;
 const order = (a, b, sign) =>
   (a === "") - (b === "") || sign * (value(a) - value(b) || a.localeCompare(b, "en", {numeric: true}));
-document.querySelectorAll(".runs th").forEach((head, column) => {
-  head.tabIndex = 0;
-  head.onkeydown = ({key}) => key === "Enter" && head.click();
-  head.onclick = () => {
+const heads = document.querySelectorAll(".runs [scope=col]");
+heads.forEach((head, column) => {
+  const button = document.createElement("button");
+  button.append(...head.childNodes); head.append(button);
+  button.onclick = () => {
     const rows = [...document.querySelectorAll("tr.run")];
     head.sign = -(head.sign || -1);
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.ariaSort = head.sign > 0 ? "ascending" : "descending";
     rows.sort((a, b) => order(cell(a, column), cell(b, column), head.sign));
     rows.forEach(row => row.parentNode.append(row));
   };

@@ -155,8 +155,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         _header(title, runs, metric),
         html.section("Curves", html.join(charts), "cards"),
         html.section("Overrides and results", overview),
-        html.section(f"Runs{order}", _table(runs, modes, keys if few else [], page.parent), "card scroll"),
-        html.section("Differences between the configs", Markup() if few else _settings(runs, keys), "card scroll"),
+        html.section(f"Runs{order}", _table(runs, modes, keys if few else [], page.parent)),
+        html.section("Differences between the configs", Markup() if few else _settings(runs, keys)),
         html.section("Commands", html.details(f"All {len(runs)} runs{order}", lines)),
     ]
     return html.write(page, title, parts, styles=("comparison.css",), script="comparison.js")
@@ -208,7 +208,7 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
 def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], folder: Path) -> Markup:
     """Return the table of the runs, with links from the page in `folder` to their reports."""
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
-    rows = [html.table_row("run", "state", *keys, numbers=[*metrics, "steps", "time"], tag="th")]
+    rows = [html.table_head("run", "state", *keys, numbers=[*metrics, "steps", "time"])]
     for place, run in enumerate(runs):
         values, times = results(run), [run.facts().get("seconds", math.nan), run.last("time/seconds")]
         numbers = [html.number(values[key]) if key in values else "" for key in metrics]
@@ -216,18 +216,16 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str], fold
         name, report = run.name, run.folder / "report.html"
         if report.is_file():
             name = Markup('<a href="./{}">{}</a>').format(quote(os.fsencode(os.path.relpath(report, folder))), name)
-        cells = [
-            Markup("<i style='background:{}'></i>{}").format(colors[place], name),
-            run.state,
-            *(run.settings.get(key) for key in keys),
-        ]
-        rows.append(html.table_row(*cells, numbers=numbers, kind=f"run run{place}"))
-    return html.table(rows, "runs")
+        name = Markup("<i style='background:{}'></i>{}").format(colors[place], name)
+        cells = [run.state, *(run.settings.get(key) for key in keys)]
+        rows.append(html.table_row(*cells, name=name, numbers=numbers, kind=f"run run{place}"))
+    return html.wide_table("Runs", rows, "runs", around="card")
 
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
-    head = html.table_row("", *(run.name for run in runs), tag="th")
-    return html.table([head, *(html.table_row(key, *(run.settings.get(key) for run in runs)) for key in keys)])
+    head = html.table_head("key", *(run.name for run in runs))
+    rows = [html.table_row(*(run.settings.get(key) for run in runs), name=key) for key in keys]
+    return html.wide_table("Differences between the configs", [head, *rows], around="card")
 
 
 def results(run: Run) -> dict[str, float]:

@@ -154,16 +154,30 @@ def header(title: str, facts: Iterable[str], below: Markup, tiles: Iterable[Mark
     return Markup("<header>{}<div class=tiles>{}</div></header>").format(head, join(tiles))
 
 
-def table_row(*cells: Any, numbers: Sequence[str] = (), tag: str = "td", kind: str = "") -> Markup:
-    """Return a row of a table; the numbers, which follow the cells, are right-aligned."""
-    shown = [Markup("<{}>{}").format(tag, cell) for cell in cells]
-    shown += [Markup("<{} class=n>{}").format(tag, value) for value in numbers]
+def table_head(*names: str, numbers: Sequence[str] = ()) -> Markup:
+    """Return the row with the names of the columns of a table; those of `numbers` are right-aligned."""
+    shown = [Markup("<th scope=col>{}").format(name) for name in names]
+    shown += [Markup("<th scope=col class=n>{}").format(name) for name in numbers]
+    return Markup("<tr>{}").format(join(shown))
+
+
+def table_row(*cells: Any, numbers: Sequence[str] = (), name: Any = None, kind: str = "") -> Markup:
+    """Return a row of a table: its `name`, if it has one, its cells and its numbers, which are right-aligned."""
+    shown = [] if name is None else [Markup("<th scope=row>{}").format(name)]
+    shown += [Markup("<td>{}").format(cell) for cell in cells]
+    shown += [Markup("<td class=n>{}").format(value) for value in numbers]
     return Markup("<tr class='{}'>{}").format(kind, join(shown))
 
 
-def table(rows: Iterable[Markup], kind: str = "") -> Markup:
-    """Return a table."""
-    return Markup("<table class='{}'>{}</table>").format(kind, join(rows))
+def table(title: str, rows: Iterable[Markup], kind: str = "") -> Markup:
+    """Return a table with its title above."""
+    return Markup("<table class='{}'><caption>{}</caption>{}</table>").format(kind, title, join(rows))
+
+
+def wide_table(title: str, rows: Iterable[Markup], kind: str = "", around: str = "") -> Markup:
+    """Return a table that can be scrolled, also by keyboard; screen readers read its title, which is not visible."""
+    region = Markup("<div class='{} scroll' tabindex=0 role=region aria-label='{}'>{}</div>")
+    return region.format(around, title, table(title, rows, kind))
 
 
 def section(title: str, body: Markup, kind: str = "") -> Markup:

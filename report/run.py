@@ -172,12 +172,12 @@ def _cost(cost: Mapping[str, Any]) -> Markup:
         for key, value in rows.items():
             has_bar = key in parts and (len(parts) < len(rows) or group.startswith("flops"))
             bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
-            line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
+            label = Markup("{}{}").format(LABELS.get(key, key), bar)
             kind, amount = "" if key in parts else "total", _amount(key if group == "textbook" else group, value)
-            lines.append(line.format(kind, LABELS.get(key, key), bar, amount))
+            lines.append(html.table_row(name=label, numbers=[amount], kind=kind))
         name = COSTS.get(group, html.title(html.words(group)) or "Other")
         if lines:
-            cards.append(Markup("<div class=card><h3>{}</h3>{}</div>").format(name, html.table(lines, "cost")))
+            cards.append(Markup("<div class=card>{}</div>").format(html.table(name, lines, "cost")))
     return html.join(cards)
 
 
@@ -190,10 +190,9 @@ def _groups(tree: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, dict
 
 
 def _config(settings: Mapping[str, Any]) -> Markup:
-    line = Markup("<tr><td>{}<td><code>{}</code>")
-    rows = [line.format(key, json.dumps(value)) for key, value in settings.items()]
-    table = Markup("<div class=scroll>{}</div>").format(html.table(rows))
-    return html.details(f"All {len(rows)} keys", table) if rows else Markup()
+    code = Markup("<code>{}</code>")
+    rows = [html.table_row(code.format(json.dumps(value)), name=key) for key, value in settings.items()]
+    return html.details(f"All {len(rows)} keys", html.wide_table("Config", rows)) if rows else Markup()
 
 
 def _amount(group: str, value: Any) -> str:

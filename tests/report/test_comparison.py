@@ -59,7 +59,7 @@ def test_figure_of_an_earlier_sweep_is_deleted(runs, tmp_path):
 def test_report_contains_every_run(runs, tmp_path):
     commands = {run: f"python launch.py {run.name} >" for run in runs}
     page = write_page(tmp_path / "sweep.html", runs, commands, target_of(runs)).read_text()
-    assert re.findall(r"<tr class='run run\d'><td><i[^>]*></i>([^<]+)<td>([^<]+)", page) == [
+    assert re.findall(r"<tr class='run run\d'><th scope=row><i[^>]*></i>([^<]+)<td>([^<]+)", page) == [
         ("rate=0.001", "done"),
         ("rate=0.01", "done"),
         ("rate=0.0001", "done"),
@@ -114,11 +114,11 @@ def test_sweep_without_results(tmp_path):
 def test_browser_highlights_a_run_and_sorts(runs, browse, tmp_path):
     page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs))
     point = 'document.querySelectorAll("tr.run")[1].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));'
-    shown = browse(page.read_text(), point + 'document.querySelectorAll(".runs th")[2].click();')
+    shown = browse(page.read_text(), point + 'document.querySelectorAll(".runs button")[2].click();')
     assert len(re.findall(r'<g class="run run1 on">', shown)) == 5
     assert len(re.findall(r'<tr class="run run1 on">', shown)) == 1
     assert '<main class="chosen">' in shown
-    names = re.findall(r'<tr class="run run\d[^>]*><td><i[^>]*></i>rate=([^<]+)', shown)
+    names = re.findall(r'<tr class="run run\d[^>]*><th scope="row"><i[^>]*></i>rate=([^<]+)', shown)
     assert names == ["0.0001", "0.001", "0.01", "0.1"]
 
 
@@ -132,12 +132,12 @@ def test_compare_arbitrary_runs(runs, tmp_path, capsys):
     assert launch.main(["report", f"--workdir={first}", *rest]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "compare.html")
     page = (tmp_path / "compare.html").read_text()
-    assert re.findall(r"<tr class='run run\d'><td><i[^>]*></i>rate=([^<]+)<td>done<td>([^<]+)", page) == [
+    assert re.findall(r"<tr class='run run\d'><th scope=row><i[^>]*></i>rate=([^<]+)<td>done<td>([^<]+)", page) == [
         ("0.001", "0.001"),
         ("0.01", "0.01"),
         ("0.0001", "0.0001"),
     ]
-    assert "<th>schedule.learning_rate" in page
+    assert "<th scope=col>schedule.learning_rate" in page
     assert "model.name" not in page  # equal in all runs
     assert "python launch.py --workdir=rate=0.01<" in page
     # All runs of a sweep folder; many differing keys are shown in a separate table.
@@ -147,7 +147,7 @@ def test_compare_arbitrary_runs(runs, tmp_path, capsys):
     assert launch.main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "compare.html").read_text()
     assert page.count("<tr class='run") == 3
-    assert "<tr class=''><td>data.key12<td>12rate=" in page
+    assert "<tr class=''><th scope=row>data.key12<td>12rate=" in page
     assert "3 stopped" in page  # the metadata belong to another config
     assert launch.main(["report", str(tmp_path / "none"), first]) == 1
     assert "there is no run in" in capsys.readouterr().err
@@ -162,4 +162,4 @@ def test_runs_in_different_folders_are_compared_in_the_current_folder(runs, tmp_
     for run in runs[:2]:
         (run.folder / "config.json").write_text(json.dumps(run.config))
     assert compare([run.folder for run in runs[:2]]) == tmp_path / "compare.html"
-    assert "<td><i" in (tmp_path / "compare.html").read_text()
+    assert "<th scope=row><i" in (tmp_path / "compare.html").read_text()

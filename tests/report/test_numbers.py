@@ -49,7 +49,7 @@ def test_direction_and_unit_follow_from_the_metric_and_not_from_its_split(tmp_pa
         ("test exact match", "25.00%", "at step 3"),
     ]
     assert not any("%" in text for text in texts(body)[0])
-    assert compare([tmp_path]).read_text().count("<th class=n>stepwise/loss") == 1
+    assert compare([tmp_path]).read_text().count("<th scope=col class=n>stepwise/loss") == 1
 
 
 def test_value_that_equals_the_best_is_the_best(tmp_path):
@@ -106,7 +106,7 @@ def test_units_of_costs_do_not_depend_on_names_of_modules(tmp_path):
     parameters = {"time_embed": 3192, "memory": 2048, "total": 5240}
     flops, textbook = {"parts": {"time_mix": 10**9, "memory": 10**6}}, {"parameters": 10**9, "flops": 10**12}
     run = write_run(tmp_path, [], parameters=parameters, flops=flops, textbook=textbook)
-    cells = re.findall("<tr class='[a-z]*'><td>([^<]*).*?<td class=n>([^<]*)", write_report(run).read_text())
+    cells = re.findall("<tr class='[a-z]*'><th scope=row>([^<]*).*?<td class=n>([^<]*)", write_report(run).read_text())
     assert cells == [
         ("time_embed", "3,192"),
         ("memory", "2,048"),
@@ -201,7 +201,7 @@ def test_comparison_shows_which_runs_are_in_progress_or_failed(tmp_path):
     with (tmp_path / "running/.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         body = compare([tmp_path]).read_text()
-    rows = re.findall(r"<tr class='run run\d'><td><i[^>]*></i>([^<]+)<td>([^<]+)", body)
+    rows = re.findall(r"<tr class='run run\d'><th scope=row><i[^>]*></i>([^<]+)<td>([^<]+)", body)
     assert rows == [(name, name) for name in ("done", "failed", "running", "stopped")]
 
 
@@ -219,9 +219,12 @@ def test_browser_sorts_durations_and_leaves_missing_values_last(tmp_path, browse
         (3, 2, [3723, 3540, 5, 187_200, 185, 36_000]),
     ):
         shown = browse(
-            body, f'for (let i = 0; i < {clicks}; i++) [...document.querySelectorAll(".runs th")].at({column}).click();'
+            body,
+            f'for (let i = 0; i < {clicks}; i++) [...document.querySelectorAll(".runs button")].at({column}).click();',
         )
-        assert re.findall(r'<tr class="run run\d[^>]*><td><i[^>]*></i>(\d+)', shown) == list(map(str, expected))
+        assert re.findall(r'<tr class="run run\d[^>]*><th scope="row"><i[^>]*></i>(\d+)', shown) == list(
+            map(str, expected)
+        )
 
 
 def test_comparison_says_how_many_metrics_have_no_chart(tmp_path):

@@ -264,12 +264,12 @@ def test_names_in_costs_are_kinds_of_flops_or_paths_of_modules(tmp_path):
     parts = {"patch_embed": 3, "decoder_stack/mlp_norm": 2, "unembed": 1}
     (tmp_path / "artifacts/cost.json").write_text(json.dumps({"flops": flops | {"parts": parts}}))
     body = write_report(tmp_path).read_text()
-    assert re.findall("<h3>(.*?)</h3>", body) == [
+    assert re.findall("<caption>(.*?)</caption>", body) == [
         "FLOPs of the forward pass of a batch",
         "FLOPs of a training step",
         "FLOPs of matrix products of the forward pass",
     ]
-    assert re.findall("<tr class=''><td>([^<]*)", body) == [
+    assert re.findall("<tr class=''><th scope=row>([^<]*)", body) == [
         "matrix products",
         "element-wise operations",
         "matrix products",
