@@ -21,13 +21,13 @@ FIXED = {"do_rescale": True, "rescale_factor": 1 / 255}  # fields with only one 
 _HALF = {"image_mean": (0.5,), "image_std": (0.5,), "resample": 2}
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225), "resample": 2}
 _CLIP = {"image_mean": (0.48145466, 0.4578275, 0.40821073), "image_std": (0.26862954, 0.26130258, 0.27577711)}
-_CLIP |= {"resample": 3, "do_center_crop": True, "crop_size": 224}
+_CLIP |= {"resample": 3, "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
 # Start of the name of a processor in `transformers` -> its values of fields that a file may omit.
 PROCESSORS: dict[str, dict[str, Any]] = {
-    "ViT": _HALF,
-    "DeiT": {**_HALF, "resample": 3, "do_center_crop": True, "crop_size": 224},
-    "Beit": {**_HALF, "resample": 3},
-    "ConvNext": {**_HALF, "resample": 3},
+    "ViT": {**_HALF, "size": 224},
+    "DeiT": {**_HALF, "resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
+    "Beit": {**_HALF, "resample": 3, "size": 224, "crop_size": 224},
+    "ConvNext": {**_HALF, "resample": 3, "size": 384},
     "Bit": _CLIP,
     "CLIP": _CLIP,
     "Detr": _IMAGENET,
