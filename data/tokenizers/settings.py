@@ -20,6 +20,9 @@ NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# Settings of ALBERT -> the value with which its normalizer lacks steps, and these steps.
+OMITTED = {"do_lower_case": (False, ("Lowercase",)), "keep_accents": (True, ("NFKD", "StripAccents"))}
+ADDED = "added_tokens_decoder"
 CLEAN_UP = "clean_up_tokenization_spaces"
 CLEANED = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")
 CLEANED += (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")  # replaced in this order
@@ -37,19 +40,34 @@ def read_settings(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a JSON object: {error}.") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is not a JSON object: it is a {type(settings).__name__}.")
-    for name in (*NORMALIZER, "add_prefix_space", CLEAN_UP):
+    for name in (*NORMALIZER, "keep_accents", "add_prefix_space", CLEAN_UP):
         if settings.get(name) not in (None, False, True):
             raise ValueError(f"{path}: {name} is {str(settings[name])[:60]!r}: it must be true or false.")
     if not isinstance(settings.get(INPUTS) or [], list):
         raise ValueError(f"{path}: {INPUTS} is {str(settings[INPUTS])[:60]!r}: it must be a list.")
+    added = settings.get(ADDED) or {}
+    if not isinstance(added, dict) or not all(isinstance(token, dict) for token in added.values()):
+        raise ValueError(f"{path}: {ADDED} is {str(added)[:60]!r}: it must map ids to the properties of tokens.")
     return settings
+
+
+def check_added(path: str, settings: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Raise ValueError if a token that the settings at `path` add is not in an older `tokenizer.json`.
+
+    The names of special tokens are not read in texts.
+    """
+    known = {token["content"]: str(token["id"]) for token in json.loads(tokenizer.to_str())["added_tokens"]}
+    for number, token in (settings.get(ADDED) or {}).items():
+        if not token.get("special") and known.get(name := str(token.get("content"))) != number:
+            given = f"{path} adds the token {name[:60]!r} with the id {number[:60]}"
+            raise ValueError(f"{given}, which tokenizer.json must have: save it again with `transformers`.")
 
 
 def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     """Return a tokenizer with these settings.
 
-    They change BERT's normalizer, the space before a text of byte-level tokenizers, the segments of pairs, the spaces
-    in decoded texts, and the end of text.
+    They change the normalizer of BERT and ALBERT, the space before a text of byte-level tokenizers, the segments of
+    pairs, the spaces in decoded texts, and the end of text.
     """
     if not settings:
         return tokenizer
@@ -66,7 +84,10 @@ def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _preprocessing(spec, settings):
-    """Return the parts of a tokenizer that change with the settings of BERT and of byte-level tokenizers."""
+    """Return the parts of a tokenizer that change with the settings of BERT, ALBERT and byte-level tokenizers."""
+    if spec["model"]["type"] == "Unigram" and (steps := (spec["normalizer"] or {}).get("normalizers")):
+        omitted = [step for name, (value, found) in OMITTED.items() if settings.get(name) is value for step in found]
+        return {"normalizer": spec["normalizer"] | {"normalizers": [s for s in steps if s["type"] not in omitted]}}
     fields = {field: settings[name] for name, field in NORMALIZER.items() if name in settings}
     fields = {field: value for field, value in fields.items() if value is not None or field == "strip_accents"}
     space = {"add_prefix_space": settings["add_prefix_space"]} if settings.get("add_prefix_space") is not None else {}

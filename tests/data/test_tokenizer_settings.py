@@ -44,6 +44,34 @@ def test_normalization(lowercase, settings, tmp_path):
     assert TokenizerFile(str(tmp_path)).train([]).encode(TEXT).tolist() == expected
 
 
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"keep_accents": True}])
+def test_normalization_of_albert(settings, tmp_path):
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [(piece, -1.0) for piece in [*special, "\u2581", *sorted({*(TEXT + TEXT.lower() + "e")} - {" "})]]
+    transformers.AlbertTokenizer(vocab=pieces).save_pretrained(tmp_path)
+    content = json.loads((path := tmp_path / "tokenizer_config.json").read_text())
+    for name in ("do_lower_case", "keep_accents"):
+        content.pop(name, None)
+    path.write_text(json.dumps(content | settings))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(TEXT, add_special_tokens=False)["input_ids"]
+    assert TokenizerFile(str(tmp_path)).train([]).encode(TEXT).tolist() == expected
+
+
+def test_token_that_is_only_in_the_settings_is_refused(tmp_path):
+    bert(tmp_path, True)
+    content = {"added_tokens_decoder": {"17": {"content": "<new>", "special": False}}}
+    (path := tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"^{path} adds the token '<new>' with the id 17, which tokenizer.json must"):
+        TokenizerFile(str(tmp_path)).train([])
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    content["added_tokens_decoder"]["4"] = {"content": "[MASK]", "special": True}
+    path.write_text(json.dumps(content))
+    assert TokenizerFile(str(tmp_path)).train([]).encode("fine <new>").tolist() == [7, 17]
+    path.write_text('{"added_tokens_decoder": ["<new>"]}')
+    with pytest.raises(ValueError, match="it must map ids to the properties of tokens"):
+        TokenizerFile(str(tmp_path)).train([])
+
+
 def test_space_before_a_text(tmp_path):
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     backend = tokenizers.ByteLevelBPETokenizer()
