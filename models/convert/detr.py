@@ -1,7 +1,7 @@
 """DETR: `DetrForObjectDetection` with a ResNet as its backbone, by a `ResNetConfig` or, in old files, by timm's name.
 
 The dropout rates are the same, but the reference, unlike the paper's code, has no dropout on attention weights and
-hidden layers.
+hidden layers. With `auxiliary_loss`, the reference normalizes the input of each decoder layer; ours does not.
 """
 
 import re
@@ -28,7 +28,7 @@ class DETR(Family):
         "dropout": ("dropout", 0.1),
     }
     synonyms = bart.SYNONYMS
-    fixed = {"position_embedding_type": "sine", "dilation": False}
+    fixed = {"position_embedding_type": "sine", "dilation": False, "auxiliary_loss": False}
     unread = r".*\.num_batches_tracked"
 
     def example(self, model):

@@ -223,6 +223,7 @@ def transposed(tensors):
             {**DETR, "backbone_config": {"backbone": "resnet18", "out_indices": [1, 3]}},
             r"backbone_config has out_indices \[1, 3\]: the last must be 4",
         ),
+        (TINY_GPT, {**DETR, "auxiliary_loss": True}, "auxiliary_loss is True: it must be False"),
         (TINY_GPT, {**SWIN, "window_size": 1000}, "window is 1,000: its pairs of tokens are too many for the weights"),
         (
             TINY_GPT,
