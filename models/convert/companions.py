@@ -128,7 +128,12 @@ def _preprocessing(config):
     kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
     if (start := next(filter(kind.startswith, PROCESSORS), None)) is None:
         raise ValueError(f"its class is {kind[:60]!r}, which must be one of {', '.join(PROCESSORS)}")
-    config = PROCESSORS[start] | {name: value for name, value in config.items() if value is not None}
+    defaults = PROCESSORS[start] | dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
+    if unclear := [name for name, value in config.items() if value is None and defaults.get(name) is True]:
+        raise ValueError(f"{unclear[0]} is null: it must be true or false")
+    config = defaults | {name: value for name, value in config.items() if value is not None}
+    if config.get("do_pad") and config.get("pad_size") and not kind.startswith("Detr"):
+        raise ValueError(f"pad_size is {str(config['pad_size'])[:60]}: images must not be padded")
     for name, value in FIXED.items():
         if config.get(name) not in (None, value):
             raise ValueError(f"{name} is {str(config[name])[:60]}: it must be {value}")
@@ -171,6 +176,8 @@ def _resizing(config, side, kind):
     if kind.startswith("ConvNext"):  # of ResNets too; it crops images below 384 pixels and squashes larger ones
         if not 0 < (fraction := config.get("crop_pct") or 224 / 256) <= 1:
             raise ValueError(f"crop_pct is {str(fraction)[:60]}: it must be above 0 and at most 1")
+        if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))) not in (None, side):
+            raise ValueError(f"crop_size is {crop}: it must be the size, {side}")
         resized = max(int(side / fraction), side)
         return {"image_size": side, "evaluation_crop": side / resized if side < 384 else 1.0, "squash": side >= 384}
     # A single number as the size means both sides in some processors.
