@@ -83,6 +83,6 @@ def beam_search(
     finished = _Hypotheses(copies, scores, jnp.zeros((batch, num_beams), jnp.int32))
     # The beams start equal: only the first one may be continued in the first step.
     running = finished._replace(scores=finished.scores.at[:, 0].set(0))
-    start = 0, running, finished, jnp.ones(batch, bool), cache
+    start = jnp.int32(0), running, finished, jnp.ones(batch, bool), cache
     _, _, finished, _, _ = jax.lax.while_loop(unfinished, advance, start)
     return finished.tokens[:, 0], starts + finished.new[:, 0], finished.scores[:, 0]

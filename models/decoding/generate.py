@@ -319,7 +319,8 @@ def sample(
             token = jax.vmap(jax.random.categorical)(row_keys(seed, new, running.indices), processed)
         lengths = lengths + ~done
         running = running._replace(
-            tokens=tokens.at[rows, running.lengths].set(token),  # never read after the end of a finished sequence
+            # Never read after the end of a finished sequence.
+            tokens=tokens.at[rows, running.lengths].set(token.astype(tokens.dtype)),
             lengths=lengths,
             scores=running.scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token]),
             done=done | processors.stops(token) | (lengths == running.ends),

@@ -50,6 +50,15 @@ def test_greedy_matches_argmax_of_the_uncached_model(gpt, prompts):
         assert len(np.unique(out.tokens[row, length:])) > 2  # the text is not repetitive
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0.0, "num_beams": 2}, {"temperature": 0.0}, {}])
+def test_generation_with_64_bits(gpt, prompts, options):
+    model, variables = gpt
+    expected = generate(model, variables, *prompts, max_new_tokens=4, **options)
+    with jax.enable_x64(True):
+        out = generate(model, variables, *prompts, max_new_tokens=4, **options)
+    np.testing.assert_array_equal(out.tokens, expected.tokens)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"no_repeat_ngram_size": 2, "min_new_tokens": 5}, {"num_beams": 3, "length_penalty": 0.5}],
