@@ -43,7 +43,7 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
                 os.fsync(written.fileno())
             temporary.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # on a read-only file system, whose error has been raised
+        with contextlib.suppress(OSError):  # it was renamed, or the file system is read-only
             temporary.unlink()
 
 

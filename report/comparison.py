@@ -138,6 +138,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
             charts.append(adapted(curves.card(key, histories, ids, folder, **options)))
     if len(quantities) > MAX_CHARTS:
         charts.append(html.note(f"Charts of {MAX_CHARTS} of {len(quantities)} metrics; the table of runs has all."))
+    if changed := _data_note(runs):
+        say(f"note: {changed}")
     keys = differing(runs)
     done = [run for run in runs if math.isfinite(result(run, metric))]
     overview = Markup()
@@ -152,7 +154,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     title, few, order = page.resolve().parent.name, len(keys) <= MAX_AXES, ", best first" if done else ""
     lines = html.join(html.command(commands[run]) for run in runs)
     parts = [
-        _header(title, runs, metric),
+        _header(title, runs, metric, changed),
         html.section("Curves", html.join(charts), "cards"),
         html.section("Overrides and results", overview),
         html.section(f"Runs{order}", _table(runs, modes, keys if few else [], page.parent)),
@@ -189,19 +191,17 @@ def _data_note(runs: Sequence[Run]) -> str:
     """Return a note with the data files that changed between the starts of runs, "" if there are none."""
     names = data_record.differing_between(run.folder for run in runs)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"The runs have other data: {', '.join(names[:3])}{more} changed between their starts." if names else ""
+    return f"The runs have different data: {', '.join(names[:3])}{more} changed between their starts." if names else ""
 
 
-def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
+def _header(title: str, runs: Sequence[Run], metric: str, changed: str) -> Markup:
     facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
     shown = results(best) if math.isfinite(result(best, metric)) else {}
     tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
     biased = " The test split selects it: its result is too optimistic." if curves.is_test(metric) else ""
     about = html.note(f"The best run by the last {metric} is {best.name}.{biased}") if tiles else Markup()
-    if changed := _data_note(runs):
-        about += html.alert(changed)
-        say(f"note: {changed}")
+    about += html.alert(changed) if changed else Markup()
     return html.header(title, facts, about, tiles)
 
 

@@ -175,7 +175,7 @@ def table(title: str, rows: Iterable[Markup], kind: str = "") -> Markup:
 
 
 def wide_table(title: str, rows: Iterable[Markup], kind: str = "", around: str = "") -> Markup:
-    """Return a table that can be scrolled, also by keyboard; screen readers read its title, which is not visible."""
+    """Return a table that can be scrolled, also by keyboard, with a title that only screen readers read."""
     region = Markup("<div class='{} scroll' tabindex=0 role=region aria-label='{}'>{}</div>")
     return region.format(around, title, table(title, rows, kind))
 

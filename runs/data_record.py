@@ -39,9 +39,9 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def differing_between(workdirs: Iterable[Path]) -> list[str]:
-    """Return the names of data files, and of those of a teacher, that changed between runs which read the same files.
+    """Return the names of the files of data and of teachers that changed between runs that read the same files.
 
-    Records that are damaged are ignored. Of large files, parts are compared that depend on the other files of a run.
+    Damaged records are ignored.
     """
     names, first = dict[str, None](), dict[frozenset[str], Mapping[str, Any]]()
     for workdir in workdirs:

@@ -241,7 +241,7 @@ def handle_signals(
 
 
 def _suspend(groups: Callable[[], Iterable[int]], number: int, frame: Any) -> None:
-    """Suspend process groups, which would ignore a SIGTSTP in another session, and this process until a SIGCONT."""
+    """Suspend process groups and this process until it gets SIGCONT; groups in other sessions ignore SIGTSTP."""
     send_to_groups(groups(), signal.SIGSTOP)
     os.kill(os.getpid(), signal.SIGSTOP)
     send_to_groups(groups(), signal.SIGCONT)

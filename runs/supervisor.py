@@ -74,7 +74,7 @@ def supervise(command: Sequence[str], workdir: str | os.PathLike, max_restarts: 
 
 
 def _begin() -> None:
-    """Prepare the process of a run, which may write to the terminal, although it is in the background."""
+    """Let the process of a run end with the supervisor, and write to the terminal from the background."""
     end_with_parent()
     for number in (signal.SIGTTOU, signal.SIGTTIN):
         signal.signal(number, signal.SIG_IGN)

@@ -79,7 +79,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
 def _together(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder whose files are moved to `folder` if the block succeeds, `LAST` after all others.
 
-    If the process is killed meanwhile, the export cannot be loaded, instead of being loaded without some of its files.
+    If the process is killed before the last file is moved, the export cannot be loaded.
     """
     place = folder / ".export.partial"
     shutil.rmtree(place, ignore_errors=True)  # of a killed process

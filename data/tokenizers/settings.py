@@ -20,7 +20,7 @@ NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# Settings of ALBERT -> the value with which its normalizer lacks steps, and these steps.
+# Setting of ALBERT -> the value that removes steps of its normalizer, and the types of these steps.
 OMITTED = {"do_lower_case": (False, ("Lowercase",)), "keep_accents": (True, ("NFKD", "StripAccents"))}
 ADDED = "added_tokens_decoder"
 CLEAN_UP = "clean_up_tokenization_spaces"
@@ -54,7 +54,7 @@ def read_settings(path: str) -> dict[str, Any]:
 def check_added(path: str, settings: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     """Raise ValueError if a token that the settings at `path` add is not in an older `tokenizer.json`.
 
-    The names of special tokens are not read in texts.
+    Special tokens need not be: their names are not recognized in texts.
     """
     known = {token["content"]: str(token["id"]) for token in json.loads(tokenizer.to_str())["added_tokens"]}
     for number, token in (settings.get(ADDED) or {}).items():

@@ -169,10 +169,9 @@ def _detection(config, resample):
 
 
 def _resizing(config, side, kind):
-    """Return the options that resize images to `side` pixels, if it is not None, and crop them."""
+    """Return the options that resize images to `side` pixels and crop them; raise ValueError if it is None."""
     if side is None:
-        crop = config.get("do_center_crop") and _side(config.get("crop_size"))
-        return {"image_size": crop, "evaluation_crop": 1.0} if crop else {}
+        raise ValueError(f"size is {str(config['size'])[:60]}: it must be a number, or have shortest_edge or height")
     if kind.startswith("ConvNext"):  # of ResNets too; it crops images below 384 pixels and squashes larger ones
         if not 0 < (fraction := config.get("crop_pct") or 224 / 256) <= 1:
             raise ValueError(f"crop_pct is {str(fraction)[:60]}: it must be above 0 and at most 1")

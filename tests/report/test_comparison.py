@@ -97,7 +97,7 @@ def test_changed_data_between_runs_are_reported(runs, tmp_path, capsys):
         (run.folder / "data.json").write_text(json.dumps(files | {other: [5, 0]}))
     assert "changed between" not in write()  # the third run reads other files
     (runs[2].folder / "data.json").write_text(json.dumps(files | {"same": [5, 0]}))
-    text = "The runs have other data: /data/a.txt changed between their starts."
+    text = "The runs have different data: /data/a.txt changed between their starts."
     assert f"<p class=alert>{text}</p>" in write()
     assert capsys.readouterr().err == f"note: {text}\n"
     (runs[2].folder / "data.json").write_text("{")
