@@ -254,9 +254,19 @@ def test_unknown_targets_are_refused(text):
         targets.parse(text)
 
 
-def test_several_hosts_of_gpus_are_full():
-    with pytest.raises(ValueError, match="several hosts have 8 GPUs each"):
-        targets.parse("h100x12")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("h100x12", "several hosts have 8 GPUs each"),
+        ("h100x0", "it needs at least one device, and at most those of its topology"),
+        ("v5e:2x2/5", "it needs at least one device, and at most those of its topology"),
+        ("v5p:2x2x1/0", "it needs at least one device, and at most those of its topology"),
+        ("v6e:2x2x2", "topologies of TPU v6e have 2 axes"),  # libtpu aborts the process
+    ],
+)
+def test_devices_that_do_not_exist_are_refused(text, reason):
+    with pytest.raises(ValueError, match=f"target is '{text}': {reason}"):
+        targets.parse(text)
 
 
 def test_config_of_a_gpu():
@@ -279,6 +289,14 @@ def test_programs_that_need_too_much_memory_are_refused(text, reason, monkeypatc
     monkeypatch.setattr(compile, "lower", lambda experiment, step: (Mock(**{"compile.side_effect": error}), 0))
     with pytest.raises(MemoryError, match=f"^{re.escape(f'gpt does not fit: {reason}')}$"):
         compile.compile_step(Experiment.__new__(Experiment), targets.parse("v5e:2x2/1"), title="gpt")
+
+
+def test_batch_of_a_compiled_step_is_that_of_its_config(tiny):
+    experiment = Experiment(tiny("gpt", {"loader.evaluation_batch_size": 4}), devices=jax.devices()[:3])
+    lowered, _ = compile.lower(dataclasses.replace(experiment, devices=jax.devices()[:2]), "evaluate")
+    assert lowered.in_avals[0][1]["tokens"].shape[0] == 4
+    with pytest.raises(ValueError, match=r"a batch of 4 examples cannot be split evenly over 3 devices"):
+        compile.lower(experiment, "evaluate")
 
 
 def test_other_errors_of_the_compiler_are_raised(monkeypatch):

@@ -27,6 +27,7 @@ class Chip:
     # Bytes per second that a chip receives from other chips: both directions of a ring over one axis of a TPU slice, or
     # NVLink in one direction.
     link: float = 0.0
+    axes: int = 3  # largest number of axes of a TPU's topology
     clock: float | None = None  # Hz, for the compiler's estimates in cycles; None for GPUs, which have no estimates
     gpu: dict[str, Any] | None = None  # fields of XLA's `GpuTargetConfigProto` that differ between GPUs; None for TPUs
 
@@ -58,9 +59,9 @@ CHIPS = (  # the first chip whose `kind` matches a device is used
     _gpu("b200", 180, 2250e12, 191514411008, bandwidth=7672e9, link=900e9, gpu=B200),
     Chip("RTX 4090", "RTX 4090$", 24, 165.2e12, 82.6e12),
     _tpu("v4", "TPU v4$", 32, 275e12, 31.75, bandwidth=1228e9, link=90e9, clock=1.05e9),
-    _tpu("v5e", "TPU v5 ?(lite|e)$", 16, 197e12, 15.75, bandwidth=819e9, link=90e9, clock=1.503e9),
+    _tpu("v5e", "TPU v5 ?(lite|e)$", 16, 197e12, 15.75, bandwidth=819e9, link=90e9, axes=2, clock=1.503e9),
     _tpu("v5p", "TPU v5p?$", 95, 459e12, 95.0, bandwidth=2765e9, link=180e9, clock=1.75e9),
-    _tpu("v6e", "TPU v6 ?(lite|e)$", 32, 918e12, 31.25, bandwidth=1640e9, link=180e9, clock=1.75e9),
+    _tpu("v6e", "TPU v6 ?(lite|e)$", 32, 918e12, 31.25, bandwidth=1640e9, link=180e9, axes=2, clock=1.75e9),
 )
 
 

@@ -18,7 +18,7 @@ from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import jit_step
 from lineage.train.profiling.estimates import RESOURCE_EXHAUSTED, experiment_budget
-from lineage.train.sharding import batch_sharding, placed, shardings
+from lineage.train.sharding import batch_sharding, check_batch, placed, shardings
 from lineage.train.step import cast, make_forward_step
 
 # Needed and available memory in the two error messages of the TPU compiler; the first one excludes arguments.
@@ -135,7 +135,7 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
 
     Raises:
         MemoryError: no program fits in the memory of the target.
-        ValueError: the model has no such step.
+        ValueError: the model has no such step, or the batch cannot be split over the devices.
     """
     start = time.monotonic()
     lowered, leaves = lower(experiment, step)
@@ -154,11 +154,19 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
     host, plan = memory.host_argument_size_in_bytes, Plan(compiled.as_text(), target.chip)
     peak = max(arguments + temporaries, memory.peak_memory_in_bytes - host)
-    flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
-    flops = None if step == "decode" else flops / experiment.mesh.size
+    flops = None
+    if step != "decode":
+        total = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
+        flops = total * _batch_size(experiment, step) / experiment.loader.batch_size / experiment.mesh.size
     sizes = {"arguments": arguments, "temporaries": temporaries, "host": host, "peak": peak}
     cost = {"flops": flops, "precision": experiment.run.precision}
     return Compiled(title, plan, **sizes, **cost, leaves=leaves, seconds=time.monotonic() - start)
+
+
+def _batch_size(experiment: Experiment, step: str) -> int:
+    """Return the global batch size of a training or evaluation step."""
+    loader = experiment.loader
+    return (step == "evaluate" and loader.evaluation_batch_size) or loader.batch_size
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
@@ -169,8 +177,11 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     """
     mesh, precision = experiment.mesh, experiment.run.precision
     state = placed(experiment.abstract_state, experiment.state_shardings)
-    batch = jax.eval_shape(experiment.zeros)
-    batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
+    if step != "decode":
+        size = _batch_size(experiment, step)
+        check_batch(size, mesh, experiment.run.grad_accum_steps if step == "train" else 1)
+        batch = jax.eval_shape(partial(experiment.zeros, size))
+        batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
     if step == "train":
         return jit_step(experiment).lower(state, batch), _arrays(state)
     variables = jax.eval_shape(experiment.variables, state)

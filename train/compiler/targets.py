@@ -1,5 +1,7 @@
 """Targets of ahead-of-time compilation: chip topologies for which XLA compiles without a device."""
 
+import importlib.util
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -38,10 +40,13 @@ class Target:
 
         Raises:
             ModuleNotFoundError: the compiler is not installed.
-            ValueError: the compiler does not know the topology.
+            ValueError: the compiler does not support the topology.
         """
         from jax.experimental import topologies
 
+        package, extra = ("jax_cuda13_plugin", "gpu-compile") if self.chip.gpu else ("libtpu", "tpu-compile")
+        if not importlib.util.find_spec(package):
+            raise ModuleNotFoundError(f"the compiler for {self} is not installed: `pip install 'lineage[{extra}]'`.")
         if self.chip.gpu is None:
             options = {"chip_config_name": "megacore"} if self.chip.target == "v4" else {}
             arguments = {"platform": "tpu", "topology_name": f"{self.chip.target}:{self.topology}", **options}
@@ -55,12 +60,8 @@ class Target:
             topology = topologies.get_topology_desc(**arguments)
             devices = list(topology.devices)
         except Exception as error:  # raised by the plugin, which is found by name
-            extra = "tpu-compile" if self.chip.gpu is None else "gpu-compile"
             message = " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"The compiler for {self} is not available ({message}): "
-                f"`pip install 'lineage[{extra}]'` installs it. Topologies are, for example, v5e:4x4 or h100x8."
-            ) from error
+            raise ValueError(f"the compiler for {self.chip.name} does not support {self}: {message}") from error
         return devices[: self.count]
 
 
@@ -68,7 +69,7 @@ def parse(text: str) -> Target:
     """Parse a target: "v5e:4x4", "v5p:2x2x1", "v5e:2x2/1" (one chip of four), "h100x8", "h100x64".
 
     Raises:
-        ValueError: the text is not of this form, or the chip is unknown.
+        ValueError: the text is not of this form, or there are no such chips or topologies.
     """
     tpu = re.fullmatch(r"(v\d\w*):(\d+(?:x\d+){1,2})(?:/(\d+))?", text)
     gpu = re.fullmatch(r"([a-z]+\d+)x(\d+)", text)
@@ -78,11 +79,16 @@ def parse(text: str) -> Target:
             f"target is {text!r}: it must be a chip and a topology, such as v5e:4x4, v5e:2x2/1 (one chip of it) or "
             f"h100x8. Chips: {', '.join(BY_TARGET)}."
         )
-    if gpu and int(gpu.group(2)) > GPUS_PER_HOST and int(gpu.group(2)) % GPUS_PER_HOST:
+    chip, topology, used = BY_TARGET[name], (tpu or gpu).group(2), int(tpu.group(3)) if tpu and tpu.group(3) else None
+    sizes = [int(size) for size in topology.split("x")]
+    number = math.prod(sizes)
+    if gpu and number > GPUS_PER_HOST and number % GPUS_PER_HOST:
         raise ValueError(f"target is {text!r}: several hosts have {GPUS_PER_HOST} GPUs each.")
-    if tpu:
-        return Target(BY_TARGET[name], tpu.group(2), int(tpu.group(3)) if tpu.group(3) else None)
-    return Target(BY_TARGET[name], gpu.group(2))
+    if len(sizes) > chip.axes:
+        raise ValueError(f"target is {text!r}: topologies of {chip.name} have {chip.axes} axes, such as 4x4.")
+    if not 0 < (number if used is None else used) <= number:
+        raise ValueError(f"target is {text!r}: it needs at least one device, and at most those of its topology.")
+    return Target(chip, topology, used)
 
 
 def prepare(target: Target) -> None:
