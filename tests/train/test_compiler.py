@@ -152,8 +152,9 @@ def test_collectives_are_hidden_by_the_work_between_start_and_done(plan):
     assert plan.seconds == pytest.approx(plan.estimated + plan.roofline + plan.exposed)
 
 
-def test_a_kernel_takes_the_time_of_the_blocks_that_it_visits():
-    (row,) = Plan(KERNEL, V5E).rows
+@pytest.mark.parametrize("channels", [64, 48])
+def test_a_kernel_takes_the_time_of_the_blocks_that_it_visits(channels):
+    (row,) = Plan(KERNEL.replace("64]", f"{channels}]"), V5E).rows
     assert row.label == "visits_of_blocks/splash_fwd/call"
     assert row.seconds == pytest.approx(3 / 4 * 4 * 8 * 12 * 1024**2 * 128 / V5E.peak / ATTENTION_EFFICIENCY)
 

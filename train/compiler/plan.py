@@ -213,7 +213,7 @@ class Plan:
             flops, moved = map(int, cost.groups())
         elif kind == "tpu_custom_call" and re.search("splash|flash", operation.name):
             # Heads fill the 128 lanes; blocks that the mask excludes are skipped.
-            (*batch, queries, channels), (*_, keys, _) = [s for s in shapes if len(s) >= 3 and s[-1] >= 64][:2]
+            (*batch, queries, channels), (*_, keys, _) = [s for s in shapes if len(s) >= 3][:2]
             flops = (4 if "fwd" in operation.name else 10) * prod(batch) * queries * keys * max(channels, 128)
             if visits := re.search(r"visits_(\d+)_of_(\d+)_blocks", operation.attributes):
                 flops = flops * int(visits[1]) // int(visits[2])
