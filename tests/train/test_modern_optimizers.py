@@ -167,6 +167,14 @@ def test_prodigy_finds_a_learning_rate():
     assert minimized(make("prodigy", lambda n: 1.0)) < 0.3
 
 
+def test_prodigy_is_unchanged_by_gradients_of_zero():
+    optimizer = make("prodigy", lambda n: 1.0)
+    updates, state = optimizer.update(jax.tree.map(jnp.zeros_like, PARAMS), optimizer.init(PARAMS), PARAMS)
+    assert not any(np.asarray(update).any() for update in jax.tree.leaves(updates))
+    updates, _ = optimizer.update(gradients(0), state, PARAMS)
+    assert all(np.isfinite(update).all() for update in jax.tree.leaves(updates))
+
+
 def test_schedule_free_matches_optax():
     adam = optax.chain(optax.scale_by_adam(0.0, 0.999), optax.scale_by_learning_rate(0.1))
     ours, theirs = schedule_free(adam, lambda n: 0.1, 0.8), contrib.schedule_free(adam, 0.1, 0.8)

@@ -167,6 +167,10 @@ class Prodigy(AdamW):
 
         def update(updates, state, params, **_):
             new, after = adaptive.update(updates, state, params)
+            # Before the first gradient that is not 0, optax divides 0 by 0.
+            idle = optax.tree.norm(after.grad_sum) == 0
+            new = jax.tree.map(lambda u: jnp.where(idle, 0, u), new)
+            after = after._replace(estim_lr=jnp.where(idle, state.estim_lr, after.estim_lr))
             factor = self.weight_decay * state.estim_lr * rate(state.count)
             decayed = self.is_decayed(params)
             return jax.tree.map(lambda u, p, decays: u - factor * p if decays else u, new, params, decayed), after
