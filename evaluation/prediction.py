@@ -20,6 +20,7 @@ import numpy as np
 
 from lineage.configs.atomic import naming, regular, replacing, write_atomic
 from lineage.data import Facts, Loader
+from lineage.data.examples.encoded import Encoded
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs
 from lineage.data.inputs.images import BOXES, Readable
@@ -102,8 +103,10 @@ def predictions(
         if cut is not None:
             cut.append(batches.source.cut)
         if as_features:
-            rows = context.rows(task.features, variables, batches)
-            predicted = [{"features": row} for row in rows.astype(np.float32).tolist()]
+            rows = context.rows(task.features, variables, batches).astype(np.float32)
+            if isinstance(batches.source, Encoded):  # a long text may have several sequences
+                rows = batches.source.means(rows).astype(np.float32)
+            predicted = [{"features": row} for row in rows.tolist()]
         elif sampler:
             predicted = task.predict(list(islice(texts, len(batches.source))), batches.source, facts)
         else:

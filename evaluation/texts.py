@@ -16,7 +16,6 @@ from lineage.metrics.classification import regression
 from lineage.metrics.tagging import Spans, is_chunk
 from lineage.metrics.translation import bleu, bleu_by_length
 from lineage.tasks.prediction import probabilities_of
-from lineage.tasks.text_classification import pooled
 from lineage.tasks.token_classification import tags_of
 
 
@@ -151,6 +150,6 @@ def predicted(context: Context, variables: Any, split: Split) -> list[dict[str, 
 def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded, binary: bool = False) -> dict[str, float]:
     """Return the accuracies of `PooledAccuracy`."""
     probabilities, first = probabilities_of(logits, binary), source.firsts
-    labels = {"mean": pooled(probabilities, source), "max": np.maximum.reduceat(probabilities, first)}
+    labels = {"mean": source.means(probabilities), "max": np.maximum.reduceat(probabilities, first)}
     truth = source.per_sequence["label"][first]
     return {f"{name}_pooled_accuracy": float((rows.argmax(axis=-1) == truth).mean()) for name, rows in labels.items()}

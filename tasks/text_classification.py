@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
 from lineage.configs.registry import Natural
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
@@ -109,7 +108,7 @@ class TextClassification(LabeledTextTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return the classes, with mean probabilities over the windows of a long text."""
-        return ranked(pooled(probabilities_of(outputs, self.binary), inputs), facts.class_names)
+        return ranked(inputs.means(probabilities_of(outputs, self.binary)), facts.class_names)
 
 
 def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> list[str]:
@@ -124,12 +123,6 @@ def class_names(splits: dict[str, LabeledTexts], known: Sequence[str] = ()) -> l
         if unknown:
             raise ValueError(f"The label {unknown[0]!r} of the {split} split is not one of {', '.join(names[:20])}.")
     return names
-
-
-def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarray, "texts V"]:
-    """Return the mean of the values of the sequences of each text."""
-    first = source.firsts
-    return np.add.reduceat(values, first) / np.diff(first, append=len(values))[:, None]
 
 
 @dataclass(frozen=True)
@@ -242,4 +235,4 @@ class TextRegression(LabeledTextTask):
         return sums((values - label) ** 2, mask)
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
-        return [{"value": value} for value in pooled(outputs, inputs)[:, 0].tolist()]
+        return [{"value": value} for value in inputs.means(outputs)[:, 0].tolist()]

@@ -47,6 +47,10 @@ class Encoded(ExampleSource):
         """Index of the first sequence of each text."""
         return np.flatnonzero(np.diff(self.origins, prepend=-1))
 
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean [texts, D] of the values [N, D] of the sequences of each text."""
+        return np.add.reduceat(values, self.firsts) / np.diff(self.firsts, append=len(values))[:, None]
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each sequence, int64 [N]."""

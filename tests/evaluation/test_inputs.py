@@ -17,6 +17,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
+from lineage import load
 from lineage.data import Facts, Loader, Question
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, is_source
@@ -34,6 +35,17 @@ def test_tasks_without_predictions_are_refused(tiny):
         experiment.context().inputs(["a"], Loader(batch_size=8))
     with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
         experiment.task.predict([], experiment.data.train.source, experiment.data.facts)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_features_of_a_long_text_are_the_mean_of_its_sequences(trained, tmp_path):
+    (tmp_path / "labels.tsv").write_text("ab\tyes\ncd\tno\n")
+    changes = {"task.name": "text_classification", "source": f"labels:{tmp_path / 'labels.tsv'}", "model.dropout": 0.0}
+    changes |= {"tokenizer": "bytes", "task.sequence_length": 6, "task.long_text": "segments"}
+    model = load(trained("bert", changes, steps=1)[0])
+    features = model.embed(["ab", "cdefabbacdcd", "cd", "cdef", "abba", "cdcd"])
+    np.testing.assert_allclose(features[1], features[3:].mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(features[2], model.embed(["cd"])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(
