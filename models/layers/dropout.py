@@ -26,7 +26,7 @@ class Dropout(nn.Module):
 
 def seed_of(key: Key[Array, ""]) -> Int[Array, ""]:
     """Return 32 random bits."""
-    return jax.lax.bitcast_convert_type(jax.random.bits(key), jnp.int32)
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, dtype=jnp.uint32), jnp.int32)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -60,6 +60,13 @@ def test_dropout_needs_a_rate_and_a_key():
     assert Dropout(0.5).apply({}, x.astype(jnp.bfloat16), rngs=KEY).dtype == jnp.bfloat16
 
 
+def test_dropout_drops_the_same_values_with_64_bit_types():
+    x = jnp.ones((8, 16), jnp.float32)
+    expected = Dropout(0.5).apply({}, x, rngs=KEY)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(Dropout(0.5).apply({}, x, rngs=KEY), expected)
+
+
 def test_two_layers_and_two_steps_drop_different_values():
     x, other = jnp.ones((8, 512)), {"dropout": jax.random.key(1)}
     first, second = (np.asarray(Dropout(0.5).apply({}, x, rngs=rngs)) for rngs in (KEY, other))
