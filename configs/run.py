@@ -163,7 +163,7 @@ class Sampling(Options):
         forced_first_token: token id with which a text starts; None: of encoder-decoders, the token before targets, if
             there is one.
         best_of: number of samples from which the one with the highest mean log-probability is kept.
-        contrast: workdir of a weaker run whose log-probability is subtracted (not at evaluations).
+        contrast: workdir of a weaker run whose log-probability is subtracted (not at evaluations); needs `best_of`.
         draft: workdir of a smaller run for speculative decoding (not at evaluations).
         num_drafted: tokens that the draft model proposes at a time.
         num_beams: number of beams; above 1, beam search, which needs temperature 0.

@@ -26,6 +26,10 @@ class Sampler:
     """
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
+        count, temperature = context.sampling.best_of, context.sampling.temperature
+        if "contrast" in helpers and (count == 1 or not temperature):
+            given = f"sampling.best_of is {count} and sampling.temperature {temperature}"
+            raise ValueError(f"{given}: with sampling.contrast, they must be at least 2 and above 0.")
         self.context, self.helpers = context, helpers
         self.acceptance_rate: float | None = None  # acceptance of draft tokens in the last call; None without draft
 

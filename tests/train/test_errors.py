@@ -55,6 +55,8 @@ def test_invalid_commands(error, trained):
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
     long = error("generate", f"--workdir={trained}/gpt", f"--prompt={'b' * 16}")
     assert long == "the prompt has 16 tokens: it must have fewer than model.max_length, 16, so that a token can follow."
+    said = "sampling.best_of is 1 and sampling.temperature 1.0: with sampling.contrast, they must be at least 2"
+    assert said in error("generate", f"--workdir={trained}/gpt", f"--config.sampling.contrast={trained}/gpt")
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     for folder in ("absent", f"{trained}/model"):

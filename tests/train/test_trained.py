@@ -161,7 +161,7 @@ def test_runs_that_a_run_names_execute_nothing(tiny, tmp_path):
     config = json.loads((run / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"imports": [str(module)]}))
     for role in ("draft", "contrast"):
-        sampling = config["sampling"] | {role: str(other)}
+        sampling = config["sampling"] | {role: str(other), "best_of": 2}
         (run / "config.json").write_text(json.dumps(config | {"sampling": sampling}))
         with pytest.raises(ValueError, match=r"the run in .*other would execute '.*own\.py': give --config\.imports="):
             lineage.load(run).predict(["a"])
