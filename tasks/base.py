@@ -162,8 +162,8 @@ class Task:
 
     def feature_extractor(self, model: Model) -> Model:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
-        have = "those of labeled images have, and except for probes, those of texts with an encoder"
-        raise ValueError(f"The task {self.name!r} has no features: {have}.")
+        need = "probes need a task of labeled images; `embed` and `predict --features` also take texts with an encoder"
+        raise ValueError(f"The task {self.name!r} has no features: {need}.")
 
     def labeled_features(self, model: Model, batch: Batch) -> tuple[Array, Array]:
         """Return the outputs of a model from `feature_extractor` for a batch, and the labels."""

@@ -102,7 +102,7 @@ def test_invalid_probes_raise(tiny):
     for name, key, allowed in options:
         with pytest.raises(ValueError, match=rf"evaluators\.{name}\.{key} is 0.*: it must be {allowed}"):
             schema.build(EVALUATORS, schema.section(EVALUATORS, name, **{key: 0}))
-    with pytest.raises(ValueError, match="'causal_lm' has no features: those of labeled images have, and except for"):
+    with pytest.raises(ValueError, match="'causal_lm' has no features: probes need a task of labeled images"):
         Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
     with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):
         Experiment(tiny("vit", {"evaluators.knn": "knn", "evaluators.knn.split": "tests"})).evaluation()

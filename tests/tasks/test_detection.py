@@ -142,7 +142,7 @@ def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
         ImageClassification().check_model(DETR(backbone=ResNet()))
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
-    with pytest.raises(ValueError, match="'object_detection' has no features: those of labeled images have"):
+    with pytest.raises(ValueError, match="'object_detection' has no features: probes need a task of labeled images"):
         experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with feature maps"):
         jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
