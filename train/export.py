@@ -17,6 +17,7 @@ from lineage.data import tokenizers
 from lineage.models import convert
 from lineage.models.convert import companions
 from lineage.runs.folder import CONFIG, is_run_config, read_json
+from lineage.runs.locks import locked_file
 from lineage.train.experiment import Experiment
 from lineage.train.step import make_forward_step
 
@@ -35,8 +36,8 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             outputs.
 
     Raises:
-        ValueError: the folder has files other than those of an earlier export of the run, or `transformers` has no such
-            model.
+        ValueError: the folder has files other than those of an earlier export of the run, another process is exporting
+            to it, or `transformers` has no such model.
         OSError: the folder cannot be used.
     """
     owner, mark = _check_folder(folder, experiment.workdir.resolve()), folder / OWNER
@@ -46,9 +47,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(mark, owner)
-    with _together(folder) as place:
+    with _together(folder, owner) as place:
         if kind == "safetensors":
             convert.save(place, experiment.model, variables)
             companions.save_labels(place, experiment.facts.class_names, experiment.task.problem_type)
@@ -76,28 +75,34 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
 
 
 @contextlib.contextmanager
-def _together(folder: Path) -> Iterator[Path]:
+def _together(folder: Path, owner: str) -> Iterator[Path]:
     """Yield a temporary folder whose files are moved to `folder` if the block succeeds, `LAST` after all others.
 
-    If the process is killed before the last file is moved, the export cannot be loaded.
+    If the process is killed before the last file is moved, the export cannot be loaded. Raises ValueError if another
+    process is exporting to the folder.
     """
-    place = folder / ".export.partial"
-    shutil.rmtree(place, ignore_errors=True)  # of a killed process
-    place.mkdir()
-    try:
-        yield place
-        paths = sorted(place.iterdir(), key=lambda path: path.name in LAST)
-        (folder / paths[-1].name).unlink(missing_ok=True)  # of an earlier export
-        for path in paths:
-            path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    place, mark = folder / ".export.partial", folder / OWNER
+    with locked_file(mark) as is_free:
+        if not is_free:
+            raise ValueError(f"another process is exporting to {folder}: wait for it, or choose another --output.")
+        if mark.read_text(errors="replace") != owner:
+            mark.write_text(owner)
+        shutil.rmtree(place, ignore_errors=True)  # of a killed process
+        place.mkdir()
+        try:
+            yield place
+            paths = sorted(place.iterdir(), key=lambda path: path.name in LAST)
+            (folder / paths[-1].name).unlink(missing_ok=True)  # of an earlier export
+            for path in paths:
+                path.replace(folder / path.name)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _check_folder(folder, workdir):
     """Raise ValueError if the folder has other files than an export of the run; return what identifies the run."""
     owner = hashlib.sha256(bytes(workdir)).hexdigest()
-    is_empty = not folder.is_dir() or all(path.match(".*.partial") for path in folder.iterdir())
+    is_empty = not folder.is_dir() or all(path.match(".*.partial") or path.name == OWNER for path in folder.iterdir())
     if is_empty or folder.resolve() == workdir / "export":
         return owner
     if is_run_config(read_json(folder / CONFIG)):

@@ -350,6 +350,22 @@ def test_interrupted_export_cannot_be_loaded(exported, tmp_path, monkeypatch):
     assert [path.name for path in export.write(*arguments[:3], tmp_path / "new")] == names
 
 
+def test_concurrent_export_to_the_same_folder_is_refused(exported, tmp_path, monkeypatch):
+    """Check that a second process neither deletes the files that the first one is writing nor adds its own."""
+    *_, experiment, state = exported["vit"]
+    save = export.convert.save
+
+    def save_during_another_export(*args):
+        save(*args)
+        with pytest.raises(ValueError, match=r"another process is exporting to .*: wait for it"):
+            export.write(experiment, state.variables(), "stablehlo", tmp_path)
+
+    monkeypatch.setattr(export.convert, "save", save_during_another_export)
+    names = [path.name for path in export.write(experiment, state.variables(), "safetensors", tmp_path)]
+    assert "model.safetensors" in names
+    assert "model.stablehlo" not in names
+
+
 def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
     message = r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
