@@ -33,6 +33,14 @@ from lineage.runs.process import ERROR, StopSignal, end_at_once
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
 
 PER_PROCESS = ("coordinator", "process", "line", "traceback")  # options that may differ between the processes of a run
+# Options of JAX, which environment variables set, that change the numbers that a program computes.
+NUMERICS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_random_seed_offset",
+    "jax_threefry_partitionable",
+)
 RESUME = "Run the same command on every host to resume from the last checkpoint."
 
 
@@ -70,7 +78,7 @@ def joined(
 
     Raises:
         ValueError: the arguments are incomplete, the port is in use, or the processes differ in their options, their
-            code or their numbers of devices.
+            code, the options of JAX in `NUMERICS` or their numbers of devices.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -101,8 +109,7 @@ def joined(
         _check_counts(jax.devices())
         # Results are the same in all processes; process 0 prints them.
         with open(os.devnull, "a") as null, contextlib.redirect_stdout(null if jax.process_index() else sys.stdout):
-            check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
-            check_same("the code of Lineage or the version of a package", provenance.fingerprint())
+            _check_programs(options)
             yield
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
@@ -134,6 +141,14 @@ def _check_counts(devices):
                 "all processes of a run must have the same number of devices, but process 0 has "
                 f"{counts[0]} and process {process} has {count}."
             )
+
+
+def _check_programs(options):
+    """Raise ValueError unless all processes run the same command with the same code and options of JAX."""
+    check_same("the command", str({key: options[key] for key in options if key not in PER_PROCESS}))
+    check_same("the code of Lineage or the version of a package", provenance.fingerprint())
+    for name in NUMERICS:
+        check_same(f"JAX's option {name}", str(getattr(jax.config, name)))
 
 
 def is_lost_process(error: BaseException | None) -> bool:

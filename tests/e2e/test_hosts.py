@@ -248,6 +248,19 @@ def test_processes_with_different_numbers_of_devices_end(start_all):
 
 
 @pytest.mark.thorough
+def test_processes_with_different_options_of_jax_end(start_all):
+    """Check an option that environment variables set: the initial parameters of the processes would differ silently."""
+    script = (
+        "import jax; from lineage.train import distributed\n"
+        "jax.config.update('jax_default_prng_impl', ('threefry2x32', 'rbg')[{number}])\n"
+        "with distributed.joined('{coordinator}', {count}, {number}): pass"
+    )
+    outputs = outputs_of(start_all(2, "-c", script))
+    message = "JAX's option jax_default_prng_impl of process 1 differs from that of process 0."
+    assert all(message in output for output in outputs), outputs
+
+
+@pytest.mark.thorough
 def test_processes_with_different_initial_models_end(start_all, tiny, tmp_path):
     """Check copies of a folder on local disks, of which one is old."""
     for number in range(2):
