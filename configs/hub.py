@@ -15,6 +15,8 @@ MODEL = (
     "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "preprocessor_config.json",
 )
 UNSAFE = tuple(f"*.{kind}" for kind in ("bin", "ckpt", "pickle", "pkl", "pt", "pth", "py"))

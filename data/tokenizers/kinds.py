@@ -19,7 +19,7 @@ from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Natural, Registry, check_ranges
 from lineage.configs.storage import local
 from lineage.data.content import Documents, are_several
-from lineage.data.tokenizers.settings import SETTINGS, check_added, configured, read_settings
+from lineage.data.tokenizers.settings import check_added, configured, read_settings
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -247,8 +247,8 @@ class TokenizerFile(TokenizerKind):
         if not self.path:
             raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
         path = self.path if self.path.endswith(".json") else f"{self.path}/{FILE}"
-        settings = read_settings(about := f"{path.rpartition('/')[0] or '.'}/{SETTINGS}")
-        check_added(about, settings, tokenizer := Tokenizer.load(local(path)))
+        settings = read_settings(folder := path.rpartition("/")[0] or ".")
+        check_added(folder, settings, tokenizer := Tokenizer.load(local(path)))
         return configured(tokenizer, settings)
 
 

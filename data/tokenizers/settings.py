@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,21 @@ NORMALIZER = {
 # Setting of ALBERT -> the value that removes steps of its normalizer, and the types of these steps.
 OMITTED = {"do_lower_case": (False, ("Lowercase",)), "keep_accents": (True, ("NFKD", "StripAccents"))}
 ADDED = "added_tokens_decoder"
+LEGACY = "special_tokens_map.json", "added_tokens.json"  # read in folders whose settings do not have `ADDED`
 CLEAN_UP = "clean_up_tokenization_spaces"
 CLEANED = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")
 CLEANED += (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")  # replaced in this order
 
 
-def read_settings(path: str) -> dict[str, Any]:
-    """Return the settings in a `tokenizer_config.json`; {} if there is no such file."""
-    try:
-        content = regular(Path(local(path)), MAX_JSON).read_bytes() if is_present(local(path)) else b"{}"
-    except FileNotFoundError:  # on the Hub
-        return {}
-    try:
-        settings = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a JSON object: {error}.") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is not a JSON object: it is a {type(settings).__name__}.")
+def read_settings(folder: str) -> dict[str, Any]:
+    """Return the settings in the `tokenizer_config.json` and the old files in a folder; {} if it has none of them."""
+    settings = _read(path := f"{folder}/{SETTINGS}")
+    if ADDED not in settings:
+        special, added = (_read(f"{folder}/{name}") for name in LEGACY)
+        settings |= special
+        names = [*map(_name, chain(*(value if isinstance(value, list) else [value] for value in settings.values())))]
+        if added:
+            settings[ADDED] = {str(id): {"content": name, "special": name in names} for name, id in added.items()}
     for name in (*NORMALIZER, "keep_accents", "add_prefix_space", CLEAN_UP):
         if settings.get(name) not in (None, False, True):
             raise ValueError(f"{path}: {name} is {str(settings[name])[:60]!r}: it must be true or false.")
@@ -51,15 +50,35 @@ def read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
-def check_added(path: str, settings: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """Raise ValueError if a token that the settings at `path` add is not in an older `tokenizer.json`.
+def _read(path):
+    """Return the object in a JSON file; {} if there is no such file."""
+    try:
+        content = regular(Path(local(path)), MAX_JSON).read_bytes() if is_present(local(path)) else b"{}"
+    except FileNotFoundError:  # on the Hub
+        return {}
+    try:
+        settings = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a JSON object: {error}.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is not a JSON object: it is a {type(settings).__name__}.")
+    return settings
+
+
+def _name(token):
+    """Return the name of a token, which may be given with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def check_added(folder: str, settings: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """Raise ValueError if a token that the settings in a folder add is not in an older `tokenizer.json`.
 
     Special tokens need not be: their names are not recognized in texts.
     """
     known = {token["content"]: str(token["id"]) for token in json.loads(tokenizer.to_str())["added_tokens"]}
     for number, token in (settings.get(ADDED) or {}).items():
         if not token.get("special") and known.get(name := str(token.get("content"))) != number:
-            given = f"{path} adds the token {name[:60]!r} with the id {number[:60]}"
+            given = f"{folder} adds the token {name[:60]!r} with the id {number[:60]}"
             raise ValueError(f"{given}, which tokenizer.json must have: save it again with `transformers`.")
 
 
@@ -73,12 +92,11 @@ def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
         return tokenizer
     spec = json.loads(tokenizer.to_str(marked=False))
     changed = spec | ({} if settings.get("tokenizer_class") in GENERIC else _preprocessing(spec, settings))
-    names, token = settings.get(INPUTS), settings.get("eos_token")
+    names, end = settings.get(INPUTS), _name(settings.get("eos_token"))
     if names and "token_type_ids" not in names and tokenizer.encloses and tokenizer.segments > 1:
         changed |= {"post_processor": _one_segment(spec["post_processor"])}
     if settings.get(CLEAN_UP) and spec["model"]["type"] != "BPE":  # as in the reference
         changed |= {"decoder": _cleaning(spec["decoder"])}
-    end = token.get("content") if isinstance(token, dict) else token
     tokenizer = tokenizer if changed == spec else tokenizer.rebuilt(changed)
     return tokenizer.ending([end] if isinstance(end, str) else [])
 

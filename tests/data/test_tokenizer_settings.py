@@ -61,7 +61,7 @@ def test_token_that_is_only_in_the_settings_is_refused(tmp_path):
     bert(tmp_path, True)
     content = {"added_tokens_decoder": {"17": {"content": "<new>", "special": False}}}
     (path := tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"^{path} adds the token '<new>' with the id 17, which tokenizer.json must"):
+    with pytest.raises(ValueError, match=f"^{tmp_path} adds the token '<new>' with the id 17, which tokenizer.json"):
         TokenizerFile(str(tmp_path)).train([])
     transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
     content["added_tokens_decoder"]["4"] = {"content": "[MASK]", "special": True}
@@ -70,6 +70,23 @@ def test_token_that_is_only_in_the_settings_is_refused(tmp_path):
     path.write_text('{"added_tokens_decoder": ["<new>"]}')
     with pytest.raises(ValueError, match="it must map ids to the properties of tokens"):
         TokenizerFile(str(tmp_path)).train([])
+
+
+def test_old_files(tmp_path):
+    """Check `added_tokens.json` and `special_tokens_map.json`, which `added_tokens_decoder` has replaced."""
+    bert(tmp_path, True)
+    (settings := tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    (added := tmp_path / "added_tokens.json").write_text('{"<new>": 17, "<also>": 18}')
+    (special := tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<new>"]}')
+    with pytest.raises(ValueError, match=f"^{tmp_path} adds the token '<also>' with the id 18, which tokenizer.json"):
+        TokenizerFile(str(tmp_path)).train([])
+    added.write_text('{"<new>": 17}')
+    special.write_text('{"additional_special_tokens": ["<new>"], "eos_token": {"content": "[MASK]"}}')
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert TokenizerFile(str(tmp_path)).train([]).end_of_text == reference.eos_token_id == 4
+    added.write_text('{"<also>": 17}')
+    settings.write_text('{"added_tokens_decoder": {}}')
+    assert TokenizerFile(str(tmp_path)).train([]).end_of_text == 3
 
 
 def test_space_before_a_text(tmp_path):
