@@ -196,8 +196,9 @@ class Output:
             if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
                 if not before:  # it could be the file of the inputs
                     raise ValueError(f"{self.path} is not a file of predictions: choose another --output.")
-                what = f"predictions of another {', '.join(changed[:3])}"
-                raise ValueError(f"{self.path} has {what}: choose another --output, or delete it.")
+                source = "" if self.final == self.path else f", from which {self.final.name} is made,"
+                given = f"{self.path}{source} has predictions with other settings ({', '.join(changed[:3])})"
+                raise ValueError(f"{given}: choose another --output, or delete it.")
         else:
             write_atomic(beside, json.dumps(about, indent=2))
         self.count, self.errors = 0, dict[int, str]()

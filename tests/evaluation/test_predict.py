@@ -292,9 +292,11 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     changes |= {"--batch-size=16": "batch_size, config.loader.evaluation_batch_size"}
     for option, what in changes.items():
         message = refused(*files, option)
-        assert f"out.jsonl has predictions of another {what}: choose another --output, or delete it." in message
+        assert f"out.jsonl has predictions with other settings ({what}): choose another --output, or delete" in message
     prompts.write_text("b\n")
-    assert "has predictions of another inputs" in refused(*files)
+    assert "out.jsonl has predictions with other settings (inputs)" in refused(*files)
+    message = refused(*files[:2], f"--output={tmp_path / 'out.json'}", "--batch-size=8")
+    assert "out.jsonl, from which out.json is made, has predictions with other settings (inputs): choose" in message
     (tmp_path / "out.jsonl.about.json").unlink()
     assert "out.jsonl is not a file of predictions: choose another --output." in refused(*files)
     assert path.read_bytes() == whole
