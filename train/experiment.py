@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.registry import check_matches
 from lineage.configs.run import Run
-from lineage.configs.storage import is_present, local
+from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model, quantization
@@ -144,12 +144,8 @@ class Experiment:
         if (channels := self.facts.channels) and channels != self.model.channels:
             given = f"The images of the source {self.source.name!r} have {channels} channels"
             raise ValueError(f"{given}, the model {self.model.channels}: set model.channels or that of its backbone.")
-        file, tokenizer = self.run.teacher and Path(local(self.run.teacher)) / tokenizers.FILE, self.tokenizer
-        theirs = pretrained.tokenizer_of(file.parent, self.task) if tokenizer and file and is_present(file) else None
-        if theirs and theirs.load().to_str() != tokenizer.to_str():
-            raise ValueError(
-                f"tokenizer must be the tokenizer of the teacher, {file}: the configured one produces other tokens."
-            )
+        if self.run.teacher and self.task.needs_teacher:
+            pretrained.check_teacher(self)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -154,6 +154,27 @@ def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) 
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
+def check_teacher(experiment: Any) -> None:
+    """Raise ValueError unless the teacher of an `Experiment` has its tokenizer, normalization and order of classes."""
+    folder = Path(local(path := experiment.run.teacher))
+    facts, tokenizer, file = experiment.facts, experiment.tokenizer, folder / tokenizers.FILE
+    theirs = tokenizer_of(folder, experiment.task).load() if tokenizer and is_present(file) else None
+    if theirs and theirs.to_str() != tokenizer.to_str():
+        given = f"tokenizer must be the tokenizer of the teacher, {file}"
+        raise ValueError(f"{given}: the configured one produces other tokens.")
+    known = vars(Facts.load(folder / FACTS)) if is_run(folder) else companions.preprocessing(folder)
+    for name in ("mean", "std") if facts.mean and known.get("mean") else ():
+        ours, theirs = getattr(facts, name), known[name]
+        if len({len(ours), len(theirs)} - {1}) > 1 or not np.allclose(ours, theirs, atol=1e-6):
+            raise ValueError(f"task.{name} is {ours}: it must be {theirs}, with which the teacher {path} was trained.")
+    names = facts.class_names, class_names(path) if facts.class_names else ()
+    ours, theirs = ([name.lower() for name in classes] for classes in names)
+    if ours != theirs and sorted(ours) == sorted(theirs):
+        first = next(number for number, (one, other) in enumerate(zip(ours, theirs)) if one != other)
+        given = f"class {first} is {ours[first]!r} in the data and {theirs[first]!r} in the teacher {path}"
+        raise ValueError(f"{given}: the classes must be in the same order.")
+
+
 def check(experiment: Any, force: bool = False) -> None:
     """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data.
 

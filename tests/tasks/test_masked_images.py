@@ -1,5 +1,7 @@
 """Masked autoencoders and linear probes on them, resampled position embeddings, and image distillation."""
 
+import dataclasses
+import shutil
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import lineage
 from lineage.configs import cli
 from lineage.configs.adoption import adopt
 from lineage.configs.run import Init
+from lineage.data import Facts
 from lineage.models import Model, convert
 from lineage.models.deit import DeiT
 from lineage.models.mae import MAE
@@ -146,6 +149,20 @@ def test_teacher_logits_match_the_teacher(teacher, tiny):
         state, experiment.with_teacher(jax.tree.map(jnp.asarray, experiment.data.train[0]))
     )
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
+
+
+@pytest.mark.thorough
+def test_teacher_of_other_images_is_refused(teacher, tiny, tmp_path):
+    student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
+    changes = student | {"teacher": str(teacher), "task.std": (0.3,)}
+    with pytest.raises(ValueError, match=rf"^task.std is \(0.3,\): it must be \(.*, with which the teacher {teacher}"):
+        Experiment(tiny("deit", changes), **ONE).check()
+    shutil.copytree(teacher, copy := tmp_path / "copy")
+    facts = Facts.load(copy / "facts.json")
+    dataclasses.replace(facts, class_names=facts.class_names[::-1]).save(copy / "facts.json")
+    with pytest.raises(ValueError, match=f"^class 0 is '0' in the data and '9' in the teacher {copy}: the classes"):
+        Experiment(tiny("deit", student | {"teacher": str(copy)}), **ONE).check()
+    Experiment(tiny("deit", student | {"teacher": str(teacher)}), **ONE).check()
 
 
 @pytest.mark.thorough
