@@ -102,7 +102,8 @@ def _entries(metric, predictions, references):
         return given, columns, 0
     for path, column in [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
-            raise ValueError(f"{path} must be a list of texts.")
+            other = ", or --predictions a .json of answers by id" if dict in metric.unpaired else ""
+            raise ValueError(f"{path} has a JSON object: it must be a list of texts{other}.")
         if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
         if not given:
