@@ -36,7 +36,8 @@ def read_settings(folder: str) -> dict[str, Any]:
     if ADDED not in settings:
         special, added = (_read(f"{folder}/{name}") for name in LEGACY)
         settings |= special
-        names = [*map(_name, chain(*(value if isinstance(value, list) else [value] for value in settings.values())))]
+        values = map(_name, chain(*(value if isinstance(value, list) else [value] for value in settings.values())))
+        names = {name for name in values if isinstance(name, str)}
         if added:
             settings[ADDED] = {str(id): {"content": name, "special": name in names} for name, id in added.items()}
     for name in (*NORMALIZER, "keep_accents", "add_prefix_space", CLEAN_UP):
