@@ -120,7 +120,11 @@ def _opened(file: str | Path | bytes | Image.Image, where: str, stamp: int = 0) 
                 raise OSError("it is not a regular file")  # opening a pipe would wait forever
             if stamp not in (0, status.st_mtime_ns):
                 raise OSError("it has changed since the data were opened")
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+        # Given a path, Pillow maps some TIFF files into memory, and rotates gray ones wrongly.
+        with (
+            io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as content,
+            Image.open(content, formats=FORMATS) as image,
+        ):
             _check_size(image, len(file) if isinstance(file, bytes) else os.stat(file).st_size)
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # depends on the format

@@ -144,6 +144,18 @@ def test_image_without_pixels_is_refused():
         decode(Image.new("L", (0, 0)), 3, "A Pillow image")
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_tiff_files_are_rotated_as_they_say(orientation, mode, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, len(mode)), np.uint8)
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(pixels.squeeze()).save(tmp_path / "a.tif", exif=exif)
+    turned = np.rot90(pixels, {3: 2, 4: 2, 5: -1, 6: -1, 7: 1, 8: 1}.get(orientation, 0))
+    expected = turned[:, ::-1] if orientation in (2, 4, 5, 7) else turned
+    np.testing.assert_array_equal(decode(tmp_path / "a.tif", len(mode)), expected)
+
+
 def test_16_bit_images_raise(tmp_path):
     Image.fromarray(np.full((4, 5), 1000, np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match="its pixels are I;16, not of 8 bits"):
