@@ -33,11 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.excepthook = process.print_error
     process.open_streams()
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
-        # Files are UTF-8 in any locale; names that are not are escaped.
-        sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
     with process.brief_errors("--traceback" in given, arguments is None), process.interruptible_imports():
-        return execute(given)
+        code = execute(given)
+    if code == process.INTERRUPTED and arguments is None:
+        process.end_at_once(code)  # Python's shutdown would crash the process if JAX is still compiling
+    return code
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def execute(arguments: Sequence[str]) -> int:
         return process.exit_code(error)
     except KeyboardInterrupt:
         process.say("\ninterrupted")
-        return 130
+        return process.INTERRUPTED
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Options, str]:

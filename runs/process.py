@@ -30,6 +30,7 @@ NOT_FINITE = 77  # exit code of a run whose loss or gradient was not finite
 NO_MEMORY = 78  # exit code of a run that needs more memory than there is
 UNKNOWN_METRIC = 79  # exit code of a run that has no metric of the name `checkpoint.best`
 MOVED = 80  # exit code of a run or sweep whose folder was moved, deleted or replaced
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended at once
 GRACE = 5.0  # seconds after a second Ctrl-C in which the process may still end in order
 # Signals that clusters send before they reclaim a machine, and that terminals send when they are closed.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -55,11 +56,16 @@ def end_with_parent() -> None:
 
 
 def open_streams() -> None:
-    """Open the null device for closed standard streams, so that files of the run do not get their descriptors."""
+    """Open the null device for closed standard streams, so that files of the run do not get their descriptors.
+
+    Standard output becomes UTF-8 in any locale, unless it is a terminal; what cannot be encoded is escaped.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
+    with contextlib.suppress(AttributeError):  # not a text file, as in notebooks
+        sys.stdout.reconfigure(encoding=None if sys.stdout.isatty() else "utf-8", errors="backslashreplace")
 
 
 def check_current_folder() -> None:
@@ -207,7 +213,7 @@ def interruptible_imports() -> Iterator[None]:
     def interrupt(number, frame):
         while frame:
             if frame.f_globals.get("__name__") == "importlib._bootstrap":
-                end_at_once(130, "\ninterrupted\n")
+                end_at_once(INTERRUPTED, "\ninterrupted\n")
             frame = frame.f_back
         raise KeyboardInterrupt
 
@@ -298,7 +304,7 @@ class StopSignal(contextlib.AbstractContextManager):
                 if self._sent > 1 and self._handled < 2:
                     time.sleep(GRACE)
                     if self._handled < 2:
-                        end_at_once(130, "\ninterrupted\n")
+                        end_at_once(INTERRUPTED, "\ninterrupted\n")
 
     def __exit__(self, *_):
         if self._before:

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,3 +238,26 @@ def test_prepare_encodes_what_runs_read(say, capsys, tmp_path, monkeypatch):
     for name in (tiny, "--config=vit_digits"):
         assert launch.main(["prepare", name]) == 1
         assert "task.cache_dir is '': it must be a folder, for a task on documents" in capsys.readouterr().err
+
+
+def test_interrupt_while_jax_compiles_ends_a_command_with_its_exit_code():
+    code = """
+import os, signal, sys, threading
+import jax, jax.numpy as jnp
+from lineage import launch
+
+def compile_slowly(options):
+    for number in range(1500):
+        options = jnp.sort(jnp.sin(options * number))
+    return options
+
+def run_list(options):
+    lowered = jax.jit(compile_slowly).lower(jnp.ones(9))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    lowered.compile()
+
+launch.run_list, sys.argv = run_list, ["lineage", "list"]
+sys.exit(launch.main())
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (130, "\ninterrupted\n")
