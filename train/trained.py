@@ -22,7 +22,7 @@ from lineage.data.facts import FACTS
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source
 from lineage.data.inputs.rows import skip
-from lineage.data.sources.folder import image_files
+from lineage.data.sources.folder import ImageFiles
 from lineage.data.sources.tables import CSV
 from lineage.evaluation import prediction
 from lineage.evaluation.likelihood import LanguageModel
@@ -149,11 +149,14 @@ class Trained:
         """
         source, kind = self.experiment.source, self.experiment.task.reads
         if text is not None and not is_source(text := os.fspath(text)):
-            folder = Path(local(text, ()))  # which may also have the output
-            # Files are read after their fingerprints are taken, as they could change meanwhile.
-            files = fingerprint(map(str, image_files(folder)) if folder.is_dir() else [text])
+            # Files are read after their fingerprints are taken, as they could change meanwhile. Of images, which are
+            # read later, the modification times are checked then. A folder may also have the output.
+            listed = text if Path(text).exists() else text.partition(",")[0]  # after the comma is a folder of images
+            files = fingerprint([] if Path(local(text, ())).is_dir() else [listed])
             quotes = source.quotes if isinstance(source, CSV) else True
-            return from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes), files
+            inputs = from_files(text, kind, columns, self.experiment.facts.channels, bad, quotes)
+            images = inputs.rows.files if isinstance(inputs.rows, ImageFiles) else ()
+            return inputs, files | fingerprint(map(str, images))
         if text not in (None, source.name):
             source = schema.build(SOURCES, schema.parse(SOURCES, text))
         files = fingerprint(source.files())

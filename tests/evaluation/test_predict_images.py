@@ -126,6 +126,23 @@ def test_classes_of_images(trained, predict, score, call, refused, tmp_path):
 
 
 @pytest.mark.thorough
+def test_other_images_of_a_list_are_refused(trained, predict, refused, tmp_path):
+    """Check that predictions are not continued with a changed image, and that an output may be beside the images."""
+    folder, _ = trained("vit", {})
+    images, _ = write_digits(tmp_path)
+    (images / "list.txt").write_text("000.png\n001.png\n")
+    content = [{"id": number, "file_name": f"00{number}.png"} for number in range(2)]
+    (tmp_path / "coco.json").write_text(json.dumps({"images": content}))
+    lists = images / "list.txt", f"{tmp_path / 'coco.json'},{images}"
+    for number, inputs in enumerate([*lists, *lists]):
+        predict(folder, inputs, output=f"digits/{number % 2}.jsonl")
+    shutil.copy(images / "002.png", images / "001.png")
+    for number, inputs in enumerate(lists):
+        said = refused(folder, f"--inputs={inputs}", f"--output={images / f'{number}.jsonl'}")
+        assert f"{number}.jsonl has predictions of another inputs: choose another --output" in said
+
+
+@pytest.mark.thorough
 def test_features(trained, predict, refused, tmp_path):
     """Check the features of images against those of probes, and those of texts against the hidden states."""
     folder, _ = trained("vit", {}, steps=1)
