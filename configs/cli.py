@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,11 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
 def _overrides(module, path, argument):
     """Return the overrides that the function `sweep()` of a config file yields; [] if there is no such function."""
     with _described(path):
-        overrides = list(_call(module, "sweep", argument) or [])
+        overrides = _call(module, "sweep", argument) or []
+        if not isinstance(overrides, Iterable):
+            needed = "it must yield dictionaries of config keys"
+            raise ValueError(f"sweep() of {path} returns {str(overrides)[:60]}: {needed}.")
+        overrides = list(overrides)
     for changes in overrides:
         if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
             needed = "it must yield dictionaries of config keys"

@@ -54,6 +54,8 @@ def samples(space: Mapping[str, "Range"], count: int, seed: int = 0) -> Iterator
 
 
 def _merged(parts):
+    if wrong := [part for part in parts if not isinstance(part, Mapping)]:
+        raise ValueError(f"a sweep has the run {str(wrong[0])[:60]!r}: it must be a dictionary of config keys.")
     return {key: value for part in parts for key, value in part.items()}
 
 

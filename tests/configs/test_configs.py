@@ -359,6 +359,7 @@ def test_sweep_yields_overrides(tmp_path):
     [
         ("sweep():\n    yield 'seed'", r"sweep\(\) of .*x\.py yields seed: it must yield dictionaries of config keys"),
         ("sweep():\n    yield {1: 2}", r"sweep\(\) of .*x\.py yields \{1: 2\}: it must yield dictionaries"),
+        ("sweep():\n    return 5", r"sweep\(\) of .*x\.py returns 5: it must yield dictionaries of config keys"),
         ("sweep():\n    yield {'seed': [][1]}", r"x\.py, line 3: list index out of range"),
         ("search():\n    return {'seed': 1}", r"search\(\) of .*x\.py returns .*: it must return a Search"),
         ("search():\n    return seed", r"x\.py, line 3: name 'seed' is not defined"),

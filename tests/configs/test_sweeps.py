@@ -54,6 +54,10 @@ def test_samples_are_deterministic_and_in_range():
         (lambda: Floats(-1e308, 1e308), "Floats has the bounds .*: their difference must be finite."),
         (lambda: Floats("0", "1"), "Floats has the bounds '0' and '1': they must be numbers."),
         (lambda: Integers(1.5, 4), "Integers has the bounds 1.5 and 4: they must be whole numbers."),
+        (
+            lambda: list(product(["seed"], axis("depth", (1,)))),
+            "the run 'seed': it must be a dictionary of config keys.",
+        ),
         (lambda: Choice(), "Choice.. has no values: it must have at least one."),
         (lambda: Choice(1, "1").suggest(None, "seed"), "seed has the choices 1 and '1': their texts must differ."),
     ],
