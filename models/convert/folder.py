@@ -226,7 +226,8 @@ def _settings(family, config, names, overrides):
     fixed += [("is_causal", config.get("is_causal", family.causal), (family.causal,))]
     for name, value, allowed in [("architectures", architecture, family.architectures), *fixed]:
         if value not in allowed:
-            raise ValueError(f"{name} is {_short(value)}: it must be {' or '.join(map(repr, allowed))}.")
+            texts = ("null or absent" if option is None else repr(option) for option in allowed)
+            raise ValueError(f"{name} is {_short(value)}: it must be {' or '.join(texts)}.")
     settings, origin = {**family.settings(config, architecture, names), **family.kind, **overrides}, {}
     for name, (setting, default) in family.fields.items():
         if setting in overrides:

@@ -237,7 +237,11 @@ def transposed(tensors):
         ),
         (TINY_GPT, {"is_causal": False}, "is_causal is False: it must be True"),
         (TINY_GPT, {**ROBERTA, "is_causal": True}, "is_causal is True: it must be False"),
-        (TINY_GPT, {"model_type": "t5", "architectures": None, "is_causal": True}, "is_causal is True: it must"),
+        (
+            TINY_GPT,
+            {"model_type": "t5", "architectures": None, "is_causal": True},
+            "is_causal is True: it must be null",
+        ),
         (TINY_GPT, {**ROBERTA, "max_position_embeddings": [0] * 500}, "max_position_embeddings .*: they"),
         (TINY_GPT, {"n_embd": 40_000}, "describes a model of .* weights: the files have"),
         (TINY_GPT, {"n_embd": 1000, "n_layer": 1000}, "describes a model of .* weights: the files have"),
