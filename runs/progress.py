@@ -93,7 +93,8 @@ class ProgressBar(AbstractContextManager):
 
     def _line(self, width: int | None = None) -> str:
         """Return the line with a bar for a terminal of this width, or the whole line without a bar."""
-        fraction, percent = (min(part * self.step / max(self.total, 1), part) for part in (1, 100))
+        done, total = (self.step, self.total) if self.total else (1, 1)
+        fraction, percent = (min(part * done / total, part) for part in (1, 100))
         head = f"step {self.step:,}/{self.total:,} {math.floor(percent):3}%"  # 100% only at the end
         fields = {"bar": " " * MIN_BAR} if width else {}
         for name in ("loss", "accuracy"):

@@ -361,7 +361,7 @@ def test_time_left_excludes_the_first_step(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("step", "total", "shown"), [(2696, 2697, " 99%"), (29, 100, " 29%"), (9, 9, "100%"), (0, 0, "  0%")]
+    ("step", "total", "shown"), [(2696, 2697, " 99%"), (29, 100, " 29%"), (9, 9, "100%"), (0, 0, "100%")]
 )
 def test_percentage_is_100_only_at_the_end(step, total, shown):
     bar = ProgressBar(total, stream=io.StringIO(), log_seconds=0)
