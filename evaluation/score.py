@@ -162,6 +162,8 @@ def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
         like, where = known[key], f"the option {key} of {name}"
         if isinstance(like, tuple):
             given[key] = tuple(typed(where, part, type(like[0])) for part in text.split(","))
+        elif key == "tokenize":  # of sacreBLEU, whose tokenizer "none" is not None, its default
+            given[key] = text
         else:
             given[key] = typed(where, text, type(like), optional=like is None)
     return known | given

@@ -227,6 +227,7 @@ def test_options_are_converted_to_the_types_of_the_defaults():
     assert parse("rouge", ["kinds=L", "beta=2", "stem=false"])["kinds"] == ("L",)
     assert parse("distinct", ["orders=1,5"])["orders"] == (1, 5)
     assert parse("bleu", ["smooth_value=0.5", "tokenize=13a"])["smooth_value"] == 0.5
+    assert parse("bleu", ["tokenize=none"])["tokenize"] == "none"  # a tokenizer, not the default None
     assert parse("bleu", ["lowercase=True"])["lowercase"] is True
     assert parse("bleu", ["lowercase=false", "force=True"])["lowercase"] is False
     assert all(parse(name, []) is not None for name in METRICS)
