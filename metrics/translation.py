@@ -155,6 +155,11 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
     for key, known in (("tokenize", BLEU.TOKENIZERS), ("smooth_method", BLEU.SMOOTH_DEFAULTS)):
         if settings.get(key) not in (None, *known):
             raise ValueError(f"{key} is {settings[key]!r}: it must be one of {', '.join(known)}.")
+    for key in ("max_ngram_order", "char_order"):
+        if settings.get(key, 1) < 1:
+            raise ValueError(f"{key} is {settings[key]}: it must be at least 1.")
+    if not isinstance(value := settings.get("smooth_value"), int | float | None):
+        raise ValueError(f"smooth_value is {value!r}: it must be a number.")
     try:
         return SACREBLEU[name](**settings)
     except (ImportError, RuntimeError) as error:  # a tokenizer that needs an optional package
