@@ -14,7 +14,8 @@ from lineage.data.tokenizers.tokenizer import Tokenizer
 
 SETTINGS = "tokenizer_config.json"
 INPUTS = "model_input_names"
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that use `tokenizer.json` as it is
+NEWEST = "TokenizersBackend"  # class of transformers 5, which has no segments unless `model_input_names` has them
+GENERIC = ("PreTrainedTokenizerFast", NEWEST)  # classes that use `tokenizer.json` as it is
 # Setting -> field of BERT's normalizer.
 NORMALIZER = {
     "do_lower_case": "lowercase",
@@ -92,8 +93,9 @@ def configured(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     if not settings:
         return tokenizer
     spec = json.loads(tokenizer.to_str(marked=False))
-    changed = spec | ({} if settings.get("tokenizer_class") in GENERIC else _preprocessing(spec, settings))
-    names, end = settings.get(INPUTS), _name(settings.get("eos_token"))
+    kind, end = settings.get("tokenizer_class"), _name(settings.get("eos_token"))
+    changed = spec | ({} if kind in GENERIC else _preprocessing(spec, settings))
+    names = settings.get(INPUTS) or (["input_ids"] if kind == NEWEST else [])
     if names and "token_type_ids" not in names and tokenizer.encloses and tokenizer.segments > 1:
         changed |= {"post_processor": _one_segment(spec["post_processor"])}
     if settings.get(CLEAN_UP) and spec["model"]["type"] != "BPE":  # as in the reference

@@ -108,8 +108,9 @@ def test_space_before_a_text(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "template", "sequence"])
 @pytest.mark.parametrize("names", [None, ["input_ids", "attention_mask"], ["input_ids", "token_type_ids"]])
-def test_segments_of_pairs(names, kind, tmp_path):
-    """Check that both texts have segment 0 if `model_input_names` omits the segments."""
+@pytest.mark.parametrize("cls", ["BertTokenizer", "TokenizersBackend"])
+def test_segments_of_pairs(cls, names, kind, tmp_path):
+    """Check that both texts have segment 0 if `model_input_names`, or the default of the class, omits the segments."""
     bert(tmp_path, True)
     backend = tokenizers.Tokenizer.from_file(str(path := tmp_path / "tokenizer.json"))
     step = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -118,7 +119,7 @@ def test_segments_of_pairs(names, kind, tmp_path):
         step = processors.TemplateProcessing(*layout, [("[CLS]", 2), ("[SEP]", 3)])
     backend.post_processor = processors.Sequence([step]) if kind == "sequence" else step
     backend.save(str(path))
-    content = {"tokenizer_class": "BertTokenizer"} | ({} if names is None else {"model_input_names": names})
+    content = {"tokenizer_class": cls} | ({} if names is None else {"model_input_names": names})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("hello fine", "film")
     tokenizer = TokenizerFile(str(tmp_path)).train([])

@@ -255,6 +255,7 @@ def run_list(options):
     lowered = jax.jit(compile_slowly).lower(jnp.ones(9))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     lowered.compile()
+    signal.pause()
 
 launch.run_list, sys.argv = run_list, ["lineage", "list"]
 sys.exit(launch.main())

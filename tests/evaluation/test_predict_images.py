@@ -139,7 +139,7 @@ def test_other_images_of_a_list_are_refused(trained, predict, refused, tmp_path)
     shutil.copy(images / "002.png", images / "001.png")
     for number, inputs in enumerate(lists):
         said = refused(folder, f"--inputs={inputs}", f"--output={images / f'{number}.jsonl'}")
-        assert f"{number}.jsonl has predictions of another inputs: choose another --output" in said
+        assert f"{number}.jsonl has predictions with other settings (inputs): choose another --output" in said
 
 
 @pytest.mark.thorough
