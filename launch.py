@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with process.brief_errors("--traceback" in given, arguments is None), process.interruptible_imports():
         code = execute(given)
     if code == process.INTERRUPTED and arguments is None:
-        process.end_at_once(code)  # Python's shutdown would crash the process if JAX is still compiling
+        process.end_interrupted()
     return code
 
 

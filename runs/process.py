@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from multiprocessing import process
+from multiprocessing import process, util
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
@@ -147,6 +147,12 @@ def end_at_once(code: int, text: str = "") -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os._exit(code)
+
+
+def end_interrupted() -> NoReturn:
+    """End the process after a Ctrl-C without Python's shutdown, which crashes if JAX is still compiling in a thread."""
+    util._run_finalizers(0)  # deletes semaphores, which Python would otherwise report as leaked
+    end_at_once(INTERRUPTED)
 
 
 def show(text: Any) -> None:
