@@ -238,7 +238,7 @@ def facts_of(folder: Path, task: Task, model: Model) -> Facts:
 
     Raise ValueError if its images have another number of channels than their normalization.
     """
-    options = task.known_facts(model, tokenizer_of(folder, task).load)
+    options = task.known_facts(model, lambda: _present_tokenizer(folder, task).load())
     if task.generates:
         options["stop_tokens"] = companions.end_tokens(folder)
     options["category_ids"] = companions.category_ids(folder)
@@ -283,12 +283,17 @@ def initial_tokenizer(folder: Path, task: Task, init: Init) -> PretrainedTokeniz
         FileNotFoundError: a folder in the layout of `transformers` has no tokenizer, and all its parameters are to be
             loaded, which were trained with the tokens of that tokenizer.
     """
-    if is_present(file := folder / tokenizers.FILE):
-        return tokenizer_of(folder, task)
-    if not (is_run(folder) or init.skip or init.rename):
+    if (init.skip or init.rename or is_run(folder)) and not is_present(folder / tokenizers.FILE):
+        return None
+    return _present_tokenizer(folder, task, ", or name another with tokenizer=file:PATH")
+
+
+def _present_tokenizer(folder, task, other=""):
+    """Return the tokenizer of a folder; without one, raise FileNotFoundError, which says how to write it."""
+    if not is_present(file := folder / tokenizers.FILE):
         how = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}) of transformers"
-        raise FileNotFoundError(f"There is no {file}: write it with {how}, or name another with tokenizer=file:PATH.")
-    return None
+        raise FileNotFoundError(f"There is no {file}: write it with {how}{other}.")
+    return tokenizer_of(folder, task)
 
 
 def _flat(variables):

@@ -179,6 +179,8 @@ def test_no_other_tokenizer_is_trained_if_the_model_has_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no .*/base/tokenizer\.json: write it with AutoTokenizer"):
         _ = fine_tuned(*arguments, changes).tokenizer
     assert fine_tuned(*arguments, changes | {"init.skip": ("^embed/",)}).tokenizer.vocab_size == 257
+    with pytest.raises(FileNotFoundError, match=r"There is no .*/base/tokenizer\.json: write it with AutoTokenizer"):
+        lineage.load(tmp_path / "base", task="causal_lm")
 
 
 @pytest.mark.thorough
