@@ -73,11 +73,16 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
     return Path(path)
 
 
+def check_output(path: str | os.PathLike) -> None:
+    """Raise ValueError if the path of a file to write is that of a folder, pipe or device."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"--output is {os.path.realpath(path)}, which is not a file: choose another one.")
+
+
 def write_output(path: str | os.PathLike, content: str) -> None:
-    """Write a file that a user names, atomically and through a link; raise ValueError for a folder, pipe or device."""
+    """Write a file that a user names, atomically and through a link; raise ValueError as `check_output`."""
+    check_output(path)
     path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        raise ValueError(f"--output is {path}, which is not a file: choose another one.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, content)
 

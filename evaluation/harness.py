@@ -12,7 +12,7 @@ from lm_eval.models.utils import Collator, normalize_gen_kwargs, postprocess_gen
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 
-from lineage.configs.atomic import write_output
+from lineage.configs.atomic import check_output, write_output
 from lineage.data.content import padded
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.models.decoding.generate import generate
@@ -38,8 +38,11 @@ def evaluate(
         include_path: folder with the .yaml files of additional tasks.
 
     Raises:
-        ValueError: a task is unknown.
+        ValueError: a task is unknown, the limit is 0, or the output is not a file.
     """
+    check_output(output)  # before the computation
+    if limit == 0:
+        raise ValueError("--limit is 0: it must be at least 1.")
     manager = TaskManager(include_path=include_path)
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
         raise ValueError(f"The harness has no task {unknown[0]!r}.")

@@ -10,7 +10,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from lineage.configs.atomic import write_output
+from lineage.configs.atomic import check_output, write_output
 from lineage.configs.registry import typed
 from lineage.data.sources.folder import image_files
 from lineage.evaluation.likelihood import LanguageModel
@@ -32,6 +32,7 @@ def write_scores(
     load: Callable[[str], LanguageModel] | None = None,
 ) -> str:
     """Write the result of `score_files` to a file; return a table of the scores."""
+    check_output(output)  # before the computation
     result = score_files(name, predictions, references, options, load) | {"command": command}
     path = Path(output)
     if path.exists() and any(path.samefile(place(file)) for file in result["files"]):

@@ -265,6 +265,9 @@ metric_list: [{{metric: perplexity, aggregation: perplexity}}]
     for arguments, message in (
         (["harness", "--tasks=own_lambada"], "--model (a run or folder) and --tasks"),
         (["harness", "--tasks=none", f"--model={folder}"], "The harness has no task 'none'"),
+        (["harness", "--tasks=none", f"--model={folder}", "--limit=0"], "--limit is 0: it must be at least 1"),
+        (["harness", "--tasks=none", f"--model={folder}", f"--output={tmp_path}"], "which is not a file: choose"),
+        (["score", "--metric=perplexity", "--predictions=none", f"--output={tmp_path}"], "which is not a file: choose"),
         (["score", "--metric=bleu", f"--predictions={rows}", "--model=x"], "bleu has no option 'model'"),
     ):
         assert launch.main(arguments) == 1
