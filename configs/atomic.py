@@ -80,7 +80,7 @@ def check_output(path: str | os.PathLike) -> None:
 
 
 def write_output(path: str | os.PathLike, content: str) -> None:
-    """Write a file that a user names, atomically and through a link; raise ValueError as `check_output`."""
+    """Write a file that a user names, atomically and through a link; raise ValueError as `check_output` does."""
     check_output(path)
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
