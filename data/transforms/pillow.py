@@ -120,7 +120,7 @@ def _opened(file: str | Path | bytes | Image.Image, where: str, stamp: int = 0) 
                 raise OSError("it is not a regular file")  # opening a pipe would wait forever
             if stamp not in (0, status.st_mtime_ns):
                 raise OSError("it has changed since the data were opened")
-        # Given a path, Pillow maps some TIFF files into memory, and rotates gray ones wrongly.
+        # Given a path, Pillow maps uncompressed gray TIFF files into memory and applies their EXIF orientation wrongly.
         with (
             io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as content,
             Image.open(content, formats=FORMATS) as image,

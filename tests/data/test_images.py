@@ -146,7 +146,7 @@ def test_image_without_pixels_is_refused():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_tiff_files_are_rotated_as_they_say(orientation, mode, tmp_path):
+def test_exif_orientation_of_tiff_files(orientation, mode, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, len(mode)), np.uint8)
     exif = Image.Exif()
     exif[274] = orientation

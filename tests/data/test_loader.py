@@ -172,7 +172,7 @@ assert all(blocked >> number - 1 & 1 for number in HANDLED), hex(blocked)
 class Fault:
     """Transform whose fourth call, when the run has read the first batch, sends a signal to its process.
 
-    A signal at any other moment may leave a lock of Grain locked, for which the run would wait forever.
+    A signal at any other moment may leave one of Grain's locks held, and the run would wait for it forever.
     """
 
     def __init__(self, number):

@@ -259,9 +259,9 @@ def test_unknown_targets_are_refused(text):
     ("text", "reason"),
     [
         ("h100x12", "several hosts have 8 GPUs each"),
-        ("h100x0", "it needs at least one device, and at most those of its topology"),
-        ("v5e:2x2/5", "it needs at least one device, and at most those of its topology"),
-        ("v5p:2x2x1/0", "it needs at least one device, and at most those of its topology"),
+        ("h100x0", "it must have at least one device, and no more than its topology"),
+        ("v5e:2x2/5", "it must have at least one device, and no more than its topology"),
+        ("v5p:2x2x1/0", "it must have at least one device, and no more than its topology"),
         ("v6e:2x2x2", "topologies of TPU v6e have 2 axes"),  # libtpu aborts the process
     ],
 )

@@ -87,7 +87,7 @@ def parse(text: str) -> Target:
     if len(sizes) > chip.axes:
         raise ValueError(f"target is {text!r}: topologies of {chip.name} have {chip.axes} axes, such as 4x4.")
     if not 0 < (number if used is None else used) <= number:
-        raise ValueError(f"target is {text!r}: it needs at least one device, and at most those of its topology.")
+        raise ValueError(f"target is {text!r}: it must have at least one device, and no more than its topology.")
     return Target(chip, topology, used)
 
 
