@@ -54,7 +54,7 @@ def check_imports(path: str | Path) -> None:
         raise ValueError(f"the run in {path} would execute {unknown[0]!r}: give {named} if you trust it.")
 
 
-def model_of(path: str, trusted: bool = False) -> Model:
+def model_of(path: str | Path, trusted: bool = False) -> Model:
     """Return the model of a run, or in a folder in the layout of `transformers`; see `check_imports` for `trusted`.
 
     Raises:

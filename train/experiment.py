@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.registry import check_matches
 from lineage.configs.run import Run
-from lineage.configs.storage import local
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model, quantization
@@ -98,12 +97,13 @@ class Experiment:
         A tokenizer in the workdir takes precedence, see `data.load`.
         """
         tokenizer = schema.build(TOKENIZERS, self.config.tokenizer)
-        origin = self.run.init.path or (self.run.teacher if self.task.needs_teacher else "")
+        teacher = self.run.teacher if self.task.needs_teacher else ""
+        key, origin = ("init.path", self.run.init.path) if self.run.init.path else ("teacher", teacher)
         saved = self.workdir and (self.workdir / tokenizers.FILE).is_file()
         given, has_tokens = isinstance(tokenizer, tokenizers.TokenizerFile), "vocab_size" in self.config.model
         if not origin or saved or given or not has_tokens:
             return tokenizer
-        return pretrained.initial_tokenizer(Path(local(origin)), self.task, self.run.init) or tokenizer
+        return pretrained.initial_tokenizer(pretrained.existing(key, origin), self.task, self.run.init) or tokenizer
 
     @property
     def facts(self) -> Facts:

@@ -145,18 +145,18 @@ def load_teacher(path: str, mesh: Mesh, teach: Callable[[Model, Batch], Batch]) 
 
     The teacher is replicated on all devices of the mesh.
     """
-    path = local(path)
-    if is_run(path):
-        model, variables = model_of(path), read_variables(Path(path))
+    folder = existing("teacher", path)
+    if is_run(folder):
+        model, variables = model_of(folder), read_variables(folder)
     else:
-        model, variables = convert.load(path)
+        model, variables = convert.load(folder)
     outputs = jax.jit(nn.apply(teach, model))
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
 def check_teacher(experiment: Any) -> None:
     """Raise ValueError unless the teacher of an `Experiment` has its tokenizer, normalization and order of classes."""
-    folder = Path(local(path := experiment.run.teacher))
+    folder = existing("teacher", path := experiment.run.teacher)
     facts, tokenizer, file = experiment.facts, experiment.tokenizer, folder / tokenizers.FILE
     theirs = tokenizer_of(folder, experiment.task).load() if tokenizer and is_present(file) else None
     if theirs and theirs.to_str() != tokenizer.to_str():
@@ -175,6 +175,16 @@ def check_teacher(experiment: Any) -> None:
         raise ValueError(f"{given}: the classes must be in the same order.")
 
 
+def existing(key: str, path: str) -> Path:
+    """Return the local folder of the model that a config's `key` names; raise FileNotFoundError if there is none."""
+    if not (folder := Path(local(path))).exists():
+        raise FileNotFoundError(
+            f"{key} is {path!r}, which is not a folder: it must be the workdir of a run, a folder in the layout of "
+            "transformers, or hf:ORG/NAME."
+        )
+    return folder
+
+
 def check(experiment: Any, force: bool = False) -> None:
     """Raise ValueError if the model in `init.path` does not fit an `Experiment`, without opening the data.
 
@@ -183,20 +193,15 @@ def check(experiment: Any, force: bool = False) -> None:
     init = experiment.run.init
     if not init.path:
         return
-    folder = local(init.path)
-    if not Path(folder).exists():
-        raise FileNotFoundError(
-            f"init.path is {init.path!r}, which is not a folder: it must be the workdir of a run, a folder in the "
-            "layout of transformers, or hf:ORG/NAME."
-        )
+    folder = existing("init.path", init.path)
     if is_run(folder) and not force:
-        data_record.check(Path(folder))
+        data_record.check(folder)
     model = model_of(folder)
     known = _facts(model, num_classes=model.data_options["num_classes"] or 1)  # without a classifier, any number
     trial = dataclasses.replace(experiment, saved_facts=known)
     expected = _flat(jax.eval_shape(TrainState.variables, trial.abstract_state))
     if is_run(folder):
-        loaded = _flat(read_variables(Path(folder)))
+        loaded = _flat(read_variables(folder))
     else:
         loaded = {name: np.broadcast_to(np.float32(0), shape) for name, shape in convert.describe(folder)[1].items()}
     loaded = _renamed(loaded, init.rename, init.path)

@@ -132,12 +132,13 @@ def test_control_characters_in_errors_are_escaped(error):
     assert error("watch", "a\x1b[2J\x07") == "there is no run in a\\x1b[2J\\x07."
 
 
-def test_initial_parameters_from_no_folder(error, tmp_path):
+def test_models_that_do_not_exist(error, tmp_path):
+    folder = "which is not a folder: it must be the workdir of a run, a folder in the layout of transformers, or"
     said = error(GPT, "--config.init.path=bert-base-uncased", f"--workdir={tmp_path}")
-    assert said == (
-        "init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run, a folder in the "
-        "layout of transformers, or hf:ORG/NAME."
-    )
+    assert said == f"init.path is 'bert-base-uncased', {folder} hf:ORG/NAME."
+    assert error("describe", GPT, "--config.init.path=nowhere") == f"init.path is 'nowhere', {folder} hf:ORG/NAME."
+    student = "distilbert_stdlib:nowhere"
+    assert error("describe", student, "--config.init.path=") == f"teacher is 'nowhere', {folder} hf:ORG/NAME."
 
 
 def test_platform_without_devices(error, tmp_path, monkeypatch):
