@@ -56,10 +56,8 @@ class Jitter(Checked, PerImage):
             change = random.uniform(max(-limit, -1.0), limit)
             if number < 3:
                 picture = enhancers[number](picture).enhance(1 + change)
-            elif limit and picture.mode == "RGB":
-                hue, *others = picture.convert("HSV").split()
-                turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # wraps around at 256
-                picture = Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
+            elif limit and picture.mode != "L":
+                picture = _colors(_turn_hue)(picture, change, random)
         return from_pillow(picture)
 
 
@@ -117,25 +115,48 @@ def _cutout(image: Image.Image, strength: float, random: np.random.Generator) ->
     return image
 
 
+Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]  # see `Geometry`
+
+
+def _colors(operation: Operation) -> Operation:
+    """Return an operation that is applied to the colors of an image, without its alpha channel."""
+
+    def applied(image, strength, random):
+        if image.mode != "RGBA":
+            return operation(image, strength, random)
+        changed = operation(image.convert("RGB"), strength, random)
+        changed.putalpha(image.getchannel("A"))
+        return changed
+
+    return applied
+
+
+def _turn_hue(image: Image.Image, fraction: float, random: np.random.Generator) -> Image.Image:
+    hue, *others = image.convert("HSV").split()
+    turned = np.asarray(hue) + np.uint8(int(fraction * 255) % 256)  # wraps around at 256
+    return Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
+
+
 def _posterize(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
     mask = 256 - (1 << (8 - int(4 * strength)))
     return image.point(lambda value: value & mask)
 
 
-Operation = Callable[[Image.Image, float, np.random.Generator], Image.Image]  # see `Geometry`
 _EFFICIENTNET = Geometry(
     Image.Resampling.NEAREST, (128, 128, 128), lambda strength, side: int(strength * 100 / 224 * side)
 )
 _TIMM = Geometry(Image.Resampling.BICUBIC, (124, 116, 104), lambda strength, side: 0.45 * strength * side)
 OPERATIONS: dict[str, Operation] = {
-    "autocontrast": lambda image, strength, random: ImageOps.autocontrast(image),
-    "equalize": lambda image, strength, random: ImageOps.equalize(image),
-    "invert": lambda image, strength, random: ImageOps.invert(image),
+    "autocontrast": _colors(lambda image, strength, random: ImageOps.autocontrast(image)),
+    "equalize": _colors(lambda image, strength, random: ImageOps.equalize(image)),
+    "invert": _colors(lambda image, strength, random: ImageOps.invert(image)),
     "rotate": _EFFICIENTNET.rotate,
-    "posterize": _posterize,
-    "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
-    "solarize_add": lambda image, strength, random: image.point(
-        lambda value: min(value + int(110 * strength), 255) if value < 128 else value
+    "posterize": _colors(_posterize),
+    "solarize": _colors(lambda image, strength, random: ImageOps.solarize(image, int(256 * strength))),
+    "solarize_add": _colors(
+        lambda image, strength, random: image.point(
+            lambda value: min(value + int(110 * strength), 255) if value < 128 else value
+        )
     ),
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
@@ -157,7 +178,7 @@ def _either(name: str) -> Operation:
 INCREASING: dict[str, Operation] = OPERATIONS | {
     **{name: getattr(_TIMM, name) for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")},
     **{name: _either(name) for name in ("color", "contrast", "brightness", "sharpness")},
-    "posterize": lambda image, strength, random: _posterize(image, 1 - int(4 * strength) / 4, random),
-    "solarize": lambda image, strength, random: ImageOps.solarize(image, 256 - int(256 * strength)),
+    "posterize": _colors(lambda image, strength, random: _posterize(image, 1 - int(4 * strength) / 4, random)),
+    "solarize": _colors(lambda image, strength, random: ImageOps.solarize(image, 256 - int(256 * strength))),
 }
 del INCREASING["cutout"]  # timm erases a rectangle after the normalization instead

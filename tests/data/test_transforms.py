@@ -176,7 +176,7 @@ def test_randaugment_draws_all_operations():
     np.testing.assert_array_equal(RandAugment(0, 10)(RGB, KEYS), RGB)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("strength", [0, 0.5, 1])
 def test_operations_keep_size_and_mode(name, mode, strength):
@@ -187,6 +187,23 @@ def test_operations_keep_size_and_mode(name, mode, strength):
             result = operations[name](image, strength, shuffle.generator(KEYS[0]))
             assert (result.size, result.mode) == (image.size, mode)
             assert image.tobytes() == before
+
+
+@pytest.mark.parametrize("name", ["autocontrast", "equalize", "invert", "posterize", "solarize", "solarize_add"])
+def test_operations_on_colors_leave_alpha_unchanged(name):
+    alpha = np.arange(RGB[0, :, :, 0].size, dtype=np.uint8).reshape(RGB[0, :, :, 0].shape)
+    image = Image.fromarray(np.dstack([RGB[0], alpha]))
+    for operations in (OPERATIONS, INCREASING):
+        result = np.asarray(operations[name](image, 0.6, shuffle.generator(KEYS[0])))
+        colors = operations[name](Image.fromarray(RGB[0]), 0.6, shuffle.generator(KEYS[0]))
+        np.testing.assert_array_equal(result, np.dstack([np.asarray(colors), alpha]))
+
+
+def test_jitter_turns_the_hue_of_images_with_alpha():
+    alpha = np.full((*RGB.shape[:3], 1), 7, np.uint8)
+    jitter = Jitter(0, 0, 0, 0.5)
+    turned = jitter(np.concatenate([RGB, alpha], axis=-1), KEYS)
+    np.testing.assert_array_equal(turned, np.concatenate([jitter(RGB, KEYS), alpha], axis=-1))
 
 
 def apply(name, pixels, strength, operations=OPERATIONS):
