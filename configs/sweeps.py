@@ -29,6 +29,8 @@ chain = itertools.chain
 
 def axis(key: str, values: Iterable[Any]) -> list[dict[str, Any]]:
     """Return a run for each value of one key."""
+    if not isinstance(values, Iterable):
+        raise ValueError(f"axis() of {key} has the values {str(values)[:60]}: they must be in a list.")
     return [{key: value} for value in values]
 
 
@@ -49,6 +51,9 @@ def repeat(sweep: Sweep, seeds: int) -> Iterator[dict[str, Any]]:
 
 def samples(space: Mapping[str, "Range"], count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Return `count` random points of a space, the same ones for the same seed."""
+    for key, values in space.items():
+        if not isinstance(values, Range):
+            raise ValueError(f"samples() of {key} has {str(values)[:60]}: it must be Floats, Integers or a Choice.")
     rng = random.Random(seed)
     return ({key: values.draw(rng) for key, values in space.items()} for _ in range(count))
 

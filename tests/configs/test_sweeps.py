@@ -58,6 +58,8 @@ def test_samples_are_deterministic_and_in_range():
             lambda: list(product(["seed"], axis("depth", (1,)))),
             "the run 'seed': it must be a dictionary of config keys.",
         ),
+        (lambda: axis("seed", 5), "axis.. of seed has the values 5: they must be in a list."),
+        (lambda: samples({"seed": 3}, 2), "samples.. of seed has 3: it must be Floats, Integers or a Choice."),
         (lambda: Choice(), "Choice.. has no values: it must have at least one."),
         (lambda: Choice(1, "1").suggest(None, "seed"), "seed has the choices 1 and '1': their texts must differ."),
     ],
