@@ -91,9 +91,11 @@ def run_names(overrides: Sequence[Mapping[str, Any]], taken: Container[str | Non
     The names differ from each other and from those that are `taken`.
     """
     keys = distinguishing(overrides)
+    label, common = dict(zip(keys, labels(keys))), set(overrides[0]).intersection(*overrides)
     names: list[str] = []
     for changes in overrides:
-        parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]
+        used = [key for key in keys if key in changes] or [key for key in changes if key not in common]
+        parts = [f"{label.get(key, key)}={changes[key]}" for key in used]
         name = ",".join(parts).translate(FOLDER) or "base"
         if len(name.encode()) > LONGEST_NAME or name in taken or name in names:
             name = name.encode()[:LONGEST_NAME].decode(errors="ignore")

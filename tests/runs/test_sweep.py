@@ -407,8 +407,8 @@ def test_run_names_contain_differing_keys_only():
     both = [{"model.name": m, "optimizer.name": o} for m, o in product("ab", "cd")]
     assert run_names(both)[0] == "model.name=a,optimizer.name=c"
     assert run_names([{"seed": 1}, {"seed": 1, "model.depth": 2}]) == ["base", "depth=2"]
-    assert run_names([{}]) == ["base"]
-    assert run_names([{"seed": 3}]) == ["base"]
+    assert run_names([{"seed": 1}, {"model.depth": 2}]) == ["seed=1", "model.depth=2"]
+    assert run_names([{}]) == run_names([{"seed": 3}]) == ["base"]
 
 
 def test_run_names_are_valid_folder_names():
