@@ -221,7 +221,7 @@ def _fill_mask(predictions, references):
 
 
 def _reconstruction(predictions, references):
-    """Compute the mean squared error of pixels from 0 to 1, and the peak signal-to-noise ratio in dB."""
+    """Compute the mean squared error of pixels from 0 to 1, and the PSNR in dB (inf for equal images)."""
     errors = []
     for ours, theirs in zip(predictions, _single(references)):
         image, truth = (decode(file, 3).astype(float) / 255 for file in (ours, theirs))
@@ -229,7 +229,7 @@ def _reconstruction(predictions, references):
             raise ValueError(f"{ours} has {image.shape[:2]} pixels and {theirs} {truth.shape[:2]}: they must be equal.")
         errors.append(np.mean((image - truth) ** 2))
     error = float(np.mean(errors))
-    return {"mse": error, "psnr": 10 * math.log10(1 / error) if error else math.nan}
+    return {"mse": error, "psnr": 10 * math.log10(1 / error) if error else math.inf}
 
 
 def _coco(predictions, references):

@@ -18,6 +18,7 @@ from lineage.data.inputs.rows import skip
 from lineage.data.sources import shapes
 from lineage.data.sources.packages import Digits
 from lineage.data.transforms import boxes
+from lineage.evaluation.scorers import METRICS
 from lineage.tasks.object_detection import ObjectDetection
 from lineage.train.experiment import Experiment
 from tests.evaluation.conftest import write_jsonl
@@ -191,3 +192,9 @@ def test_reconstructed_images(trained, predict, score, refused, tmp_path):
     assert score("reconstruction", "out.jsonl", tmp_path / "out.jsonl") == {"mse": 0, "psnr": None}
     said = refused(folder, "--split=test")
     assert "The predictions have images (masked, reconstructed): give an --output to write them beside." in said
+
+
+def test_equal_images_have_an_infinite_psnr(tmp_path):
+    images, _ = write_digits(tmp_path)
+    files = [str(images / "000.png"), str(images / "001.png")]
+    assert METRICS["reconstruction"].compute(files, [files]) == {"mse": 0, "psnr": np.inf}
