@@ -100,6 +100,8 @@ def test_time_and_pictures_of_a_run_that_has_continued(tmp_path):
     body = write_report(run).read_text()
     assert ("training time", "1:01", "30 steps") in tiles(body)
     assert "has continued" not in body
+    short = write_run(tmp_path / "short", [{"step": 1, "train/loss": 1.0}], seconds=60)
+    assert ("training time", "1:00", "1 step") in tiles(write_report(short).read_text())
 
 
 def test_units_of_costs_do_not_depend_on_names_of_modules(tmp_path):
