@@ -187,10 +187,9 @@ class Sampler:
         if tokenizer is None or not self.context.model.is_decoder:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
             raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
-        tokens = tokenizer.encode(prompt)
-        if not len(tokens) and self.context.facts.begin_token is None:
+        request = self.context.task.request(tokenizer.encode(prompt), tokenizer, self.context.facts)
+        if not request.prompts.size:
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
-        request = self.context.task.request(tokens, tokenizer, self.context.facts)
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     def _new_tokens(self, used, name="the prompt"):
