@@ -119,13 +119,12 @@ def chart(
         for step in steps[np.diff(np.isfinite(values) * 1, prepend=1) < 0][:50]:
             axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":", gid=split)
         shown.append(values[np.isfinite(values)])
-        many = len(values) > 30
-        if many and smoothed:
+        if len(values) > 30 and smoothed:
             axes.plot(*points(steps, values), color=color, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
         steps, values = points(steps, values)
         finite = np.pad(np.isfinite(values), 1)  # no line leads to a value between values that are not finite
-        dots = finite[1:-1] & ~finite[:-2] & ~finite[2:] | (not many)
+        dots = finite[1:-1] & ~finite[:-2] & ~finite[2:] | (len(values) <= 30)
         marker = {"marker": "o", "markersize": 3.2, "markevery": dots} if dots.any() else {}
         axes.plot(steps, values, style, color=color, linewidth=1.7, label=split, gid=split, **marker)
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
@@ -139,7 +138,8 @@ def chart(
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(partial(_tick, digits=_digits(low, high))))
     axes.set_xlabel("step", fontsize=8.5)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+    count = max(2, min(5, 40 // len(f"{axes.dataLim.x1:,.0f}")))  # of intervals whose numbers do not overlap
+    axes.xaxis.set_major_locator(MaxNLocator(count, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     if len(curves) > 1 and legend:
         box: dict[str, Any] = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4}

@@ -1,6 +1,7 @@
 """Numbers, labels and names in pages: units, directions, ticks, legends and the order of runs."""
 
 import fcntl
+import itertools
 import json
 import re
 
@@ -270,6 +271,17 @@ def test_axis_of_one_step_has_its_number_once(step):
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert str(step) in shown
     assert len(set(shown)) == len(shown)
+
+
+@pytest.mark.parametrize("last", [999, 250_000, 10**9, 10**12])
+def test_numbers_of_steps_do_not_overlap(last):
+    curve = np.linspace(0, last, 50).astype(int), np.linspace(0, 1, 50)
+    figure = figures.chart("Loss", {"train": curve}, ["train"], percent=False, smoothed=True)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    shown = [box for box in boxes if figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1]
+    assert len(shown) > 1
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(shown))
 
 
 def test_large_numbers_are_shown_though_they_are_not_drawn(tmp_path):
