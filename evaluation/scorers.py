@@ -92,10 +92,6 @@ def _rouge(
     tokenizers = {"ascii": partial(summary.tokens, stem=stem), "words": summary.words}
     if tokenize not in tokenizers or (stem and tokenize == "words"):
         raise ValueError(f"tokenize is {tokenize!r}, stem {stem}: it must be ascii, or words without stem.")
-    if samples < 1:
-        raise ValueError(f"samples is {samples}: it must be at least 1.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "perl": perl, "confidence": confidence, "seed": seed}
     texts, rows = _texts(predictions), _all_texts(references)
     scores = {}

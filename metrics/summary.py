@@ -91,6 +91,10 @@ def corpus_rouge(
 
     The bounds are percentiles of the means of bootstrap samples. The kinds and options are those of `rouge`.
     """
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: it must be at least 1.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     check_numbers(outputs, references)
     rows = [rouge(output, group, kinds, **options) for output, group in zip(outputs, references)]
     scores = np.array([[row[kind] for kind in kinds] for row in rows])  # [N, kinds, 3]

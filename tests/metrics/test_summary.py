@@ -186,5 +186,9 @@ def test_invalid_inputs_raise():
         rouge("a", "a", beta=0.0)
     with pytest.raises(ValueError, match="2 outputs and 1 references"):
         corpus_rouge(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="samples is 0: it must be at least 1"):
+        corpus_rouge(["a"], ["a"], samples=0)
+    with pytest.raises(ValueError, match=r"confidence is 95\.0: it must be between 0 and 1"):
+        corpus_rouge(["a"], ["a"], confidence=95.0)
     with pytest.raises(ValueError, match="0 outputs and 0 references"):
         corpus_rouge([], [])
