@@ -119,7 +119,7 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     if kind not in KINDS:
         return Inputs(MemoryImages(inputs, channels), _identifiers(inputs, kind))
     reading = KINDS[kind]
-    columns = [[value] if isinstance(value, str) or reading.is_list else [*value] for value in inputs]
+    columns = [[value] if isinstance(value, str | bytes) or reading.is_list else [*value] for value in inputs]
     for number, row in enumerate(columns):
         reading.check(row, f"input {number}")
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(columns)]
@@ -127,8 +127,11 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
 
 
 def _is_iterable(value):
-    """Return whether a value can be iterated over; arrays without dimensions are `Iterable`, but cannot."""
-    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
+    """Return whether a value can be iterated over; arrays without dimensions are `Iterable`, but cannot.
+
+    Texts in an array of NumPy are instances of `str` with 0 dimensions.
+    """
+    return isinstance(value, str) or (isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0)
 
 
 def _identifiers(rows, kind):

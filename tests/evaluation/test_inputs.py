@@ -268,6 +268,9 @@ def test_series_with_another_index():
     rows = from_memory(Series(np.full((2, 2, 3), value, np.uint8) for value in range(3)), "images", 3).rows
     assert [int(rows[index]["image"].max()) for index in range(3)] == [0, 1, 2]
     assert from_memory(iter(["a", "b"]), "documents").rows == ["a", "b"]
+    assert from_memory(np.array(["a", "b"]), "documents").rows == ["a", "b"]
+    assert from_memory(np.array([["a", "b"]]), "labeled_texts").rows == [("a", "b")]
+    assert from_memory([b"a"], "labeled_texts").rows == [("a",)]
 
 
 def test_pillow_images_that_cannot_be_used_are_named():
