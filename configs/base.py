@@ -56,8 +56,8 @@ def get_config(
 
 def shorthand(part: str, text: str) -> str:
     """Return the shorthand of a part's section; the path of a tokenizer.json or its folder becomes "file:PATH"."""
-    is_path = part == "tokenizer" and ":" not in text and (text.endswith(".json") or "/" in text)
-    return f"file:{text}" if is_path else text
+    is_path = text.endswith(".json") or "/" in text
+    return f"file:{text}" if part == "tokenizer" and is_path and text.partition(":")[0] not in TOKENIZERS else text
 
 
 def default_evaluators(config: ConfigDict) -> ConfigDict:

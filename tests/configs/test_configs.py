@@ -108,8 +108,9 @@ def test_shorthands(config):
     cli.override(config, {"source": "text:a:b.txt", "tokenizer": "x/tokenizer.json", "evaluators.knn": "knn"})
     assert (config.source.name, config.source.path) == ("text", "a:b.txt")
     assert (config.tokenizer.name, config.tokenizer.path) == ("file", "x/tokenizer.json")
-    cli.override(config, {"tokenizer": "outputs/gpt"})
-    assert (config.tokenizer.name, config.tokenizer.path) == ("file", "outputs/gpt")
+    for path in ("outputs/gpt", "hf:org/name", "s3://bucket/tokenizer.json"):
+        cli.override(config, {"tokenizer": path})
+        assert (config.tokenizer.name, config.tokenizer.path) == ("file", path)
     assert config.evaluators.knn.count == 20
     with pytest.raises(ValueError, match="The source 'digits' has no options: 'digits:x' must be 'digits'"):
         cli.override(config, {"source": "digits:x"})
