@@ -187,7 +187,9 @@ class Sampler:
         if tokenizer is None or not self.context.model.is_decoder:
             why = f"{type(self.context.model).__name__} does not generate text, only decoders of texts do"
             raise ValueError(why + (": leave sampling.num_samples at 0." if self.context.sampling.num_samples else "."))
-        request = self.context.task.request(tokenizer.encode(prompt), tokenizer, self.context.facts)
+        task = self.context.task
+        (tokens,) = (tokenizer.encode_marked if task.marked else tokenizer.encode_batch)([prompt])
+        request = task.request(tokens, tokenizer, self.context.facts)
         if not request.prompts.size:
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)

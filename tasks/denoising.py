@@ -17,8 +17,10 @@ from lineage.tasks.text import DocumentTask
 class CorruptionTask(EncoderDecoderTask, DocumentTask):
     """Base class of tasks that restore a text."""
 
+    marked = True
+
     def input_examples(self, rows: Sequence[str], tokenizer: Tokenizer, facts: Facts) -> InputExamples:
-        """Encode corrupted texts, in which special tokens are written by name, such as <mask>."""
+        """Encode corrupted texts (see `marked`)."""
         settings = self.sequence_length, tokenizer.end_of_text, facts.start_token
         inputs = [pairs.after(facts.begin_token, tokens) for tokens in tokenizer.encode_marked(rows)]
         return InputExamples(pairs.encode_inputs(inputs, *settings))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.evaluation.sampling import Sampler
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 
@@ -54,6 +55,16 @@ def test_padding_of_roberta_is_that_of_its_tokenizer(tiny):
     experiment = Experiment(tiny("roberta", SMALL | changes))
     assert experiment.model.pad_id == experiment.tokenizer.pad != 1
     assert Experiment(tiny("roberta", SMALL | changes | {"model.pad_id": 7})).model.pad_id == 7
+
+
+@pytest.mark.parametrize(("model", "changes", "name"), [("bart", BART, "<mask>"), ("t5", T5, "<extra_id_0>")])
+def test_special_tokens_in_prompts_are_read_as_in_predictions(model, changes, name, tiny):
+    experiment = Experiment(tiny(model, changes))
+    tokenizer, text = experiment.data.tokenizer, f"import {name} as"
+    actual, _ = Sampler(experiment.context())._request(text).inputs
+    batch = experiment.task.input_examples([text], tokenizer, experiment.facts).source.take(np.arange(1))
+    assert actual.tolist() == [batch["inputs"][batch["inputs_mask"]].tolist()]
+    assert (tokenizer.mask if model == "bart" else tokenizer.sentinels[0]) in actual
 
 
 @pytest.mark.slow
