@@ -210,7 +210,8 @@ class Run:
             Training and export do not quantize. Requires Qwix; None disables it.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
             and meshes; "rbg" uses the hardware's generator.
-        total_steps, total_epochs, total_examples: length of the training; one of these must be set.
+        total_steps, total_epochs, total_examples: length of the training; exactly one of total_steps, total_epochs and
+            total_examples must be set.
         log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging; all None: 10
             steps.
         evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of

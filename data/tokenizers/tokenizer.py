@@ -44,7 +44,8 @@ BYTES = {chr(byte if byte in _PRINTABLE else next(_OTHERS)): byte for byte in ra
 class Tokenizer:
     """Tokenizer with a `backend` of the `tokenizers` library.
 
-    The name of a special token in a text is ordinary text. Truncation, padding and dropout are disabled.
+    The name of a special token in a text is ordinary text, unless a Unigram vocabulary has it as a piece, as that of T5
+    does. Truncation, padding and dropout are disabled.
 
     Attributes:
         vocab_size: largest id + 1.
