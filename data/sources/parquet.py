@@ -66,7 +66,7 @@ class Parquet(Table):
                     yield number, values
 
     def class_names(self, key: str) -> list[str]:
-        first, *others = [files[0] for files in self.split_files().values()]
+        first, *others = super().files()
         names = self._class_names(first, key)
         if other := next((file for file in others if self._class_names(file, key) not in ([], names)), None):
             raise ValueError(f"{other} has other names of the classes of {key!r} than {first}: they must be equal.")

@@ -205,6 +205,10 @@ def test_names_of_classes_in_another_order(tmp_path):
     (tmp_path / "test.parquet").unlink()
     write(tmp_path / "test.parquet", {"text": ["a"], "label": [1]})
     assert source.labeled_texts()["test"].labels == ["dog"]
+    write(tmp_path / "train_2.parquet", {"text": ["a"], "image": encoded([0]), "label": [0]}, ["dog", "cat"])
+    for read in (source.labeled_texts, source.images):
+        with pytest.raises(ValueError, match=r"train_2\.parquet has other names of the classes"):
+            read()
 
 
 def test_images_without_labels_are_left_out(tmp_path):
