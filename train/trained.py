@@ -18,7 +18,7 @@ from lineage.configs import adoption, base, cli, schema
 from lineage.configs.run import Mesh
 from lineage.configs.storage import is_remote, local
 from lineage.data import SOURCES, Facts, Loader
-from lineage.data.facts import FACTS
+from lineage.data.facts import FACTS, evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, from_source, is_source
 from lineage.data.inputs.rows import skip
@@ -58,14 +58,22 @@ class Trained:
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the evaluators of a run; print a note if its local data files have changed."""
         experiment, changed = self.experiment, []
-        paths = [path for path in experiment.source.files() if not is_remote(path)]
         with contextlib.suppress(OSError, ValueError):  # the training data are not needed
-            files = fingerprint(paths, cache_dir=experiment.task.cache_dir)
+            files = fingerprint(self._data_files(), cache_dir=experiment.task.cache_dir)
             changed = data_record.changed(files, experiment.workdir)
         if changed and jax.process_index() == 0:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             say(f"note: since the run in {experiment.workdir} began, {', '.join(changed[:3])}{more} changed")
         return experiment.evaluation()(self.variables)
+
+    def _data_files(self):
+        """Return the paths of the local data, without those of the training split if it was deleted."""
+        source = self.experiment.source
+        try:
+            paths = source.files()
+        except FileNotFoundError:
+            paths = evaluating(source, self.experiment.saved_facts).files()
+        return [path for path in paths if not is_remote(path)]
 
     def predict(self, inputs: Inputs | Sequence[Any]) -> list[dict[str, Any]]:
         """Return the prediction for each input, as the command `predict` writes it.

@@ -61,6 +61,17 @@ def test_evaluation_on_changed_data_prints_a_note(tiny, tmp_path, capsys):
 
 
 @pytest.mark.thorough
+def test_evaluation_without_the_training_file_of_a_table(tiny, tmp_path):
+    rows = "".join(f"{text},{label}\n" for text, label in TEXTS)
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
+    source = {"source": f"csv:{tmp_path}/train.csv", "source.validation_path": f"{tmp_path}/dev.csv"}
+    loop.train(tiny("bert", source | ENCODER), tmp_path / "run", **ONE)
+    (tmp_path / "train.csv").unlink()
+    assert launch.main(["evaluate", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["key_sentences", "head"])
 def test_classifier_without_its_training_data(rule, tiny, tmp_path, capsys):
     """Check each command after the training file is gone, and that the Python API gives what the command writes."""
