@@ -59,7 +59,7 @@ def changed(files: Mapping[str, Any], workdir: Path) -> list[str]:
     record, own = read_json(workdir / DATA), _run_files(workdir)
     before = {name: value for name, value in record.items() if isinstance(value, list)}
     compared = slice(None) if before.keys() <= files.keys() else slice(1)
-    names = [name for name, value in files.items() if name in before and before[name][compared] != value[compared]]
+    names = [name for name, value in files.items() if before and before.get(name, [])[compared] != value[compared]]
     return names + [name for name, value in record.items() if isinstance(value, str) and own.get(name) != value]
 
 

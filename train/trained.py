@@ -64,7 +64,12 @@ class Trained:
         if changed and jax.process_index() == 0:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             say(f"note: since the run in {experiment.workdir} began, {', '.join(changed[:3])}{more} changed")
-        return experiment.evaluation()(self.variables)
+        metrics = experiment.evaluation()(self.variables)
+        data, before = vars(experiment).get("evaluation_data"), experiment.saved_facts.examples  # None if not read
+        for split, count in data.facts.examples.items() if data and jax.process_index() == 0 else ():
+            if count != before.get(split, count):
+                say(f"note: the split {split} has {count:,} examples and had {before[split]:,} when the run began")
+        return metrics
 
     def _data_files(self):
         """Return the paths of the local data, without those of the training split if it was deleted."""

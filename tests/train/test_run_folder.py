@@ -319,6 +319,13 @@ def test_data_of_packages_have_fingerprints(source, name):
     assert crc
 
 
+def test_files_that_differ_from_those_of_the_run(tmp_path):
+    assert not data_record.changed({"a": [1, 2]}, tmp_path)  # there is no record
+    data_record.keep({"a": [1, 2], "b": [3, 4]}, tmp_path)
+    assert not data_record.changed({"b": [3, 0]}, tmp_path)
+    assert data_record.changed({"b": [9, 4], "c": [5, 6]}, tmp_path) == ["b", "c"]
+
+
 def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
     workdir, teacher = tmp_path / "run", tmp_path / "teacher"
     (workdir / "checkpoints" / "5").mkdir(parents=True)

@@ -61,14 +61,27 @@ def test_evaluation_on_changed_data_prints_a_note(tiny, tmp_path, capsys):
 
 
 @pytest.mark.thorough
-def test_evaluation_without_the_training_file_of_a_table(tiny, tmp_path):
-    rows = "".join(f"{text},{label}\n" for text, label in TEXTS)
-    for name in ("train", "dev"):
+def test_evaluation_on_more_or_fewer_files_prints_a_note(tiny, tmp_path, capsys):
+    """Check a new file of a glob, and a missing one; the training file of a table is not needed."""
+    run, rows = tmp_path / "run", "".join(f"{text},{label}\n" for text, label in TEXTS)
+    for name in ("train", "dev1", "dev2"):
         (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
-    source = {"source": f"csv:{tmp_path}/train.csv", "source.validation_path": f"{tmp_path}/dev.csv"}
-    loop.train(tiny("bert", source | ENCODER), tmp_path / "run", **ONE)
+    source = {"source": f"csv:{tmp_path}/train.csv", "source.validation_path": f"{tmp_path}/dev?.csv"}
+    loop.train(tiny("bert", source | ENCODER), run, **ONE)
     (tmp_path / "train.csv").unlink()
-    assert launch.main(["evaluate", str(tmp_path / "run")]) == 0
+    moved, new, began = tmp_path / "dev2.csv", tmp_path / "dev3.csv", "and had 8 when the run began"
+    changed, other = f"note: since the run in {run} began, {new} changed", "note: the split validation has {} examples"
+    changes = [
+        (lambda: None, ""),
+        (lambda: shutil.copy(moved, new), f"{changed}\n{other.format(12)} {began}"),
+        (lambda: moved.rename(tmp_path / "gone"), changed),
+        (new.unlink, f"{other.format(4)} {began}"),
+    ]
+    for change, note in changes:
+        change()
+        capsys.readouterr()
+        assert launch.main(["evaluate", str(run)]) == 0
+        assert capsys.readouterr().err.strip() == note
 
 
 @pytest.mark.thorough
