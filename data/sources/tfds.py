@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -14,12 +14,11 @@ import numpy as np
 
 from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
-from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
+from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question
 from lineage.data.fingerprint import identity
-from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import parse_json
-from lineage.data.transforms.pillow import Picture
+from lineage.data.sources.records import Records, decoded, parts, reading
 
 CLASS_KEYS = "pythonClassName", "python_class_name", "type"  # of the classes of features, in features.json
 
@@ -155,12 +154,12 @@ class TFDS(PathSource):
 
     def _columns(self, texts: Sequence[str], *features: str) -> dict[str, list[list[Any]]]:
         """Return all values of features with texts, and of other features, by split; texts are decoded."""
-        read = dict.fromkeys(texts, _text) | dict.fromkeys(features, _decoded)
+        read = dict.fromkeys(texts, _text) | dict.fromkeys(features, decoded)
         for key in read:
             self._feature(key)
         splits = {}
         for name, split in self._splits.items():
-            with _reading(source := self._records(split)):
+            with reading(source := self._records(split)):
                 rows = list(enumerate(source))
                 splits[name] = [[read[key](row[key], key, i) for i, row in rows] for key in (*texts, *features)]
         return splits
@@ -173,7 +172,7 @@ class TFDS(PathSource):
         length = len(records)
         next(_read_texts(records, key, 1))  # raises ValueError for other features
         if self.max_bytes:
-            with _reading(records):
+            with reading(records):
                 size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
             length = int(np.searchsorted(size, self.max_bytes, side="right"))
         fingerprint = partial(identity, self.files(), self._builder.info.full_name, split, key, length)
@@ -190,59 +189,11 @@ class TFDS(PathSource):
         if channels is None:
             raise ValueError(f"The images {key!r} of {self._builder.info.full_name} have no known number of channels.")
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
-        sources = {name: self._records(split, decoders) for name, split in self._splits.items()}
-        splits = {name: Records(source, key, label_key, channels, len(class_names)) for name, source in sources.items()}
+        splits = {}
+        for name, split in self._splits.items():
+            records, files = self._records(split, decoders), parts(self._builder.info.splits[split].file_instructions)
+            splits[name] = Records(records, files, key, label_key, channels, len(class_names))
         return Images(splits, [str(name) for name in class_names])
-
-
-@dataclass(frozen=True)
-class Records(ExampleSource):
-    """Images of a split with labels, or with boxes if there is no `label_key`; they are decoded on access."""
-
-    records: Any
-    image_key: str
-    label_key: str
-    channels: int
-    classes: int
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def take(self, indices: np.ndarray) -> dict[str, Any]:
-        with _reading(self.records):
-            records = self.records.__getitems__(indices.tolist())
-            images = [Picture(record[self.image_key], self.channels) for record in records]
-            if self.label_key:
-                key, rows = self.label_key, zip(records, indices)
-                return {"image": images, "label": np.array([_decoded(row[key], key, i) for row, i in rows], np.int32)}
-            rows = zip(images, records, indices)
-            return gather([self._with_boxes(np.asarray(image), row["objects"], i) for image, row, i in rows])
-
-    def _with_boxes(self, image: np.ndarray, objects: dict[str, Any], index: int) -> dict[str, np.ndarray]:
-        boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-        boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
-        classes = np.asarray(objects["label"], np.int32)
-        crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
-        if not len(boxes) == len(classes) == len(crowd):
-            raise ValueError(f"Example {index} has {len(boxes)} boxes and {len(classes)} labels.")
-        if not np.isfinite(boxes).all():
-            raise ValueError(f"Example {index} has a box that is not finite.")
-        if wrong := [label for label in classes.tolist() if not 0 <= label < self.classes]:
-            allowed = f"labels must be from 0 to {self.classes - 1}"
-            raise ValueError(f"Example {index} has a box with the label {wrong[0]}: {allowed}.")
-        return {"image": image, "boxes": boxes, "classes": classes, "crowd": crowd}
-
-
-@contextmanager
-def _reading(records: Any) -> Iterator[None]:
-    """Raise ValueError with the name of the data set if a split is damaged, or has wrong values."""
-    try:
-        yield
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # damaged files raise exceptions of many types
-        message = f"The split {records.split!r} of {records.dataset_info.full_name} cannot be read: {error}"
-        raise ValueError(message) from error
 
 
 def _check_counts(parts: Sequence[Any]) -> None:
@@ -264,7 +215,7 @@ def _check_counts(parts: Sequence[Any]) -> None:
 
 def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
     for index in range(length):
-        with _reading(records):
+        with reading(records):
             text = _text(records[index][key], key, index)
         yield text
 
@@ -273,23 +224,14 @@ def _question(index: int, text: str, context: str, answers: Any) -> Question:
     starts, texts = answers["answer_start"], answers["text"]
     if len(starts) != len(texts):
         raise ValueError(f"Example {index} has {len(texts)} answers and {len(starts)} positions of answers.")
-    pairs = [(int(start), _decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
+    pairs = [(int(start), decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
     return Question(text, context, pairs)
 
 
 def _text(value: Any, key: str, index: int) -> str:
     if not isinstance(value, bytes):
         raise ValueError(f"The feature {key!r} of example {index} is {str(value)[:60]}: it must be a text.")
-    return _decoded(value, key, index)
-
-
-def _decoded(value: Any, key: str, index: int) -> Any:
-    if value is None:
-        raise ValueError(f"Example {index} has no value of the feature {key!r}.")
-    try:
-        return value.decode("utf-8") if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The feature {key!r} of example {index} is not UTF-8 at byte {error.start}.") from None
+    return decoded(value, key, index)
 
 
 def find_builder(name: str, data_dir: str = "") -> Any:

@@ -408,3 +408,20 @@ def test_pipe_in_a_data_set_is_named(prepare, tmp_path, name):
     os.mkfifo(path)
     with pytest.raises(ValueError, match=rf"{name} is not a regular file"):
         find_builder("prose", str(tmp_path))
+
+
+def test_a_file_that_changes_while_images_are_read_raises(prepare, tmp_path):
+    """Check other labels in a file of the same size, whose checksums are right."""
+
+    def features(kinds):
+        return {"image": kinds.Image(shape=(8, 8, 1)), "label": kinds.ClassLabel(names=["no", "yes"])}
+
+    for label in (0, 1):
+        examples = [{"image": png(np.zeros((8, 8, 1), np.uint8)), "label": label}] * 4
+        prepare(tmp_path / str(label), "images", features, {"train": examples})
+    train = load(TFDS("images", f"{tmp_path}/0"), ImageClassification(), batch_size=2).train
+    assert train[0]["label"].tolist() == [0, 0]
+    file, other = (next((tmp_path / label).glob("images/1.0.0/*.array_record*")) for label in ("0", "1"))
+    file.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match=rf"^{file} has changed since the data were opened"):
+        train[1]
