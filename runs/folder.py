@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = None) -> None:
     """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`."""
     if last_step(workdir) and not force:
-        check_config(config, workdir, earlier)
+        check_config(config, workdir, earlier, also=("experts.",))  # which determine the initial parameters
     write_atomic(workdir / CONFIG, _text(config))
 
 
@@ -242,7 +242,7 @@ def check_results(config: Any, workdir: Path) -> None:
     before = {}
     with contextlib.suppress(OSError, ValueError):  # a damaged file is replaced
         before = read_json(workdir / ARTIFACTS / FACTS).get("config")
-    if changed := isinstance(before, dict) and differences(before, plain(config), length=True):
+    if changed := isinstance(before, dict) and differences(before, plain(config), also=("total_",)):
         given = f"{workdir} has the results of a run of another config ({changed}) but not its checkpoints"
         raise ValueError(f"{given}: restore them, choose another workdir, or {FORCE}.")
 
@@ -285,10 +285,13 @@ def _text(config):
     return json.dumps(plain(config), indent=2)
 
 
-def check_config(config: Any, workdir: Path, earlier: Any = None) -> None:
-    """Raise ValueError unless the run has this config, or as `earlier` versions wrote it, apart from `MAY_CHANGE`."""
+def check_config(config: Any, workdir: Path, earlier: Any = None, also: Sequence[str] = ()) -> None:
+    """Raise ValueError unless the run has this config, or as `earlier` versions wrote it.
+
+    For `also` and the keys that are not compared, see `differences`.
+    """
     # If no record is left, the checkpoints cannot be restored either.
-    if changed := differences(saved_config(workdir), plain(config), plain(earlier or config)):
+    if changed := differences(saved_config(workdir), plain(config), plain(earlier or config), also):
         raise ValueError(f"{workdir} holds a run of another config ({changed}): choose another workdir, or {FORCE}.")
 
 
@@ -296,15 +299,15 @@ def differences(
     before: Mapping[str, Any],
     config: Mapping[str, Any],
     earlier: Mapping[str, Any] | None = None,
-    length: bool = False,
+    also: Sequence[str] = (),
 ) -> str:
     """Return the first differences of a run's config from the one it had `before`, apart from `MAY_CHANGE`.
 
-    With `length`, the lengths of the run are compared, too. The result is "" if there are no differences, or if the
-    config before is not known, {}. See `check_config` for `earlier`.
+    The prefixes in `also`, which are some of `MAY_CHANGE`, are compared, too. The result is "" if there are no
+    differences, or if the config before is not known, {}. See `check_config` for `earlier`.
     """
     before, now, other = map(flatten, (before, config, earlier or config))
-    ignored = tuple(prefix for prefix in MAY_CHANGE if prefix != "total_" or not length)
+    ignored = tuple(prefix for prefix in MAY_CHANGE if prefix not in also)
     changed = [
         f"{key} was {', is '.join(_excerpts(before.get(key), now.get(key)))}"
         for key in {**before, **now}

@@ -109,7 +109,7 @@ class Run:
 
     def check_config(self) -> None:
         """Raise ValueError if the folder has a run of another config or length, whose results differ."""
-        if changed := differences(read_json(self.folder / CONFIG), self.config, length=True):
+        if changed := differences(read_json(self.folder / CONFIG), self.config, also=("total_",)):
             raise ValueError(
                 f"{self.folder} holds a run of another config ({changed}): undo the changes of the config since the "
                 "sweep began and delete the folder, or choose another workdir."

@@ -39,6 +39,10 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
+    mixed = tiny("gpt", {"model.width": 32, "seed": 1, "experts.paths": ("a",)})
+    with pytest.raises(ValueError, match=r"another config \(experts\.paths was \[\], is \['a'\]\)"):
+        folder.keep_config(mixed, tmp_path)  # they would have no effect
+    folder.check_config(mixed, tmp_path)  # an evaluation uses them
 
 
 @pytest.mark.thorough
