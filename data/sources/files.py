@@ -70,15 +70,16 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
     Links to folders are followed. Hidden files and folders in a folder are left out, and files with none of
-    the suffixes, if any are given.
+    the suffixes, if any are given. Links to missing files are included if their names match the suffixes or a glob.
     """
-    if os.path.isdir(path):
+    if is_folder := os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
         files = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
         files = [file for file in files if not suffixes or uncompressed(file.name).endswith(suffixes)]
     else:
         files = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
-    return sorted(file for file in files if file.is_file())
+    is_named = bool(suffixes) or not is_folder
+    return sorted(file for file in files if file.is_file() or (is_named and not file.exists()))
 
 
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:

@@ -132,6 +132,8 @@ def _documents(files: dict[str, list[Path]], fraction: float) -> dict[str, Docum
 
 def _within(files: Sequence[Path], where: str, max_bytes: int) -> list[Path]:
     """Return the first files with at most `max_bytes` in total (0: all files)."""
+    if missing := next((file for file in files if not file.exists()), None):
+        raise FileNotFoundError(f"There is no file {missing}.")
     sizes = [file.stat().st_size for file in files]
     kept = [file for file, size in zip(files, np.cumsum(sizes)) if not max_bytes or size <= max_bytes]
     if not files:

@@ -328,3 +328,18 @@ def test_compressed_lines_that_fill_the_memory_raise(kind, tmp_path):
 def test_lines_end_with_newlines_only(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeff one \r\ntwo\u2028 \x0b\x85three\rfour\n\nfive".encode())
     assert read_lines(f"{tmp_path}/a.txt") == [" one ", "two\u2028 \x0b\x85three\rfour", "", "five"]
+
+
+@pytest.mark.parametrize("path", ["", "*.csv"])
+def test_links_to_missing_files_are_not_left_out(path, tmp_path):
+    """Check a folder and a glob; such a link of the training split does not matter to an evaluation."""
+    (tmp_path / "train-0.csv").write_text("text,label\na,x\n")
+    (tmp_path / "train-1.csv").symlink_to(tmp_path / "gone")
+    source = CSV(str(tmp_path / path))
+    readers = [source.labeled_texts, *([SOURCES["text"](str(tmp_path / path)).documents] if path else [])]
+    for read in readers:
+        with pytest.raises(FileNotFoundError, match=rf"There is no file {tmp_path}/train-1\.csv"):
+            read()
+    (tmp_path / "test.csv").write_text("text,label\na,x\n")
+    if not path:
+        assert list(evaluating(source, Facts()).labeled_texts()) == ["test"]
