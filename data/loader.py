@@ -35,7 +35,8 @@ class Loader:
         batch_size: global batch size of a training step.
         evaluation_batch_size: global batch size of evaluation; 0: batch_size.
         order: "": shuffle the training examples; "stream": sequence b of each batch continues where sequence b of the
-            previous batch ended, for windows of text.
+            previous batch ended, for windows of text. With a memory, the metrics then depend on evaluation_batch_size:
+            the memory is empty at the beginning of each of its sequences.
         buckets: lengths in increasing order. A training batch then has sequences of similar length, padded to the
             shortest bucket that they fit in, or to the full length.
         repeats: number of copies of each training example in a batch, augmented differently (arXiv 1901.09335).
