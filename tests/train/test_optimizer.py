@@ -16,6 +16,7 @@ from optax import contrib
 from lineage.configs import cli, schema
 from lineage.configs.registry import check_matches, field_types
 from lineage.models import Layers, Model
+from lineage.models.transformer_xl import TransformerXL
 from lineage.train.experiment import Experiment
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, map_paths, paths_of
 from lineage.train.preparation import start_notes
@@ -137,6 +138,14 @@ def test_frozen_parameters_do_not_change():
     frozen = run(make("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
     np.testing.assert_array_equal(frozen["norm"]["scale"], PARAMS["norm"]["scale"])
     assert np.abs(frozen["stack"]["mlp"]["kernel"] - PARAMS["stack"]["mlp"]["kernel"]).min() > 0
+
+
+def test_biases_of_clusters_have_no_weight_decay():
+    model = TransformerXL(vocab_size=17, max_length=4, depth=1, width=16, num_heads=2, cutoffs=(5, 9), divisor=2)
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    biases = [path for path in paths_of(params) if "bias" in path]
+    assert {"embed/bias_0", "embed/bias_1", "embed/bias_2", "embed/tail_bias"} < set(biases)
+    assert not any(map(OPTIMIZERS.build("adamw").decays, biases))
 
 
 def test_first_matching_lr_multiplier_applies():

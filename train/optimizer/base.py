@@ -49,7 +49,8 @@ class Optimizer:
 
     Attributes:
         weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
-        no_decay: regular expressions; parameters whose path matches one have no weight decay.
+        no_decay: regular expressions; parameters whose path matches one have no weight decay. An expression need not
+            match the number at the end of a path such as `bias_0`.
         clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
         frozen: regular expressions; parameters whose path matches one are not trained: they have no gradients, updates,
             moments or weight decay, and do not count in the gradient's norm.
@@ -142,7 +143,7 @@ class Optimizer:
 
     def decays(self, path: str, _: Any = None) -> bool:
         """Return whether the parameter with a path has weight decay."""
-        return not matches(self.no_decay, path)
+        return not any(matches(self.no_decay, name) for name in (path, re.sub("_[0-9]+$", "", path)))
 
     def is_decayed(self, params: Any) -> Any:
         """Return for each parameter whether it has weight decay."""
