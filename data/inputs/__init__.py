@@ -110,13 +110,14 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
     inputs = [] if is_single or not _is_iterable(values) else list(values)  # a Series in its order, whatever its index
     if not inputs:
         raise ValueError(f"The inputs are {str(values)[:60]!r}: they must be a list of at least one input.")
-    types = str | bytes | os.PathLike | np.ndarray | Image.Image
+    types = str | bytes | os.PathLike | Image.Image
     for number, value in enumerate(inputs):
         is_text = _is_iterable(value) and not isinstance(value, Mapping | Set)
-        if not (is_text if kind in KINDS else isinstance(value, types)):
+        if not (is_text if kind in KINDS else isinstance(value, types) or _is_array(value)):
             allowed = "a text, or a list of texts or words" if kind in KINDS else "a path, an array or a Pillow image"
             raise ValueError(f"input {number} is {repr(value)[:60]}: it must be {allowed}.")
     if kind not in KINDS:
+        inputs = [np.asarray(value) if _is_array(value) else value for value in inputs]
         return Inputs(MemoryImages(inputs, channels), _identifiers(inputs, kind))
     reading = KINDS[kind]
     columns = [[value] if isinstance(value, str | bytes) or reading.is_list else [*value] for value in inputs]
@@ -124,6 +125,11 @@ def from_memory(values: Sequence[Any], kind: str, channels: int | None = None) -
         reading.check(row, f"input {number}")
     rows = [reading.row(row, f"input {number}") for number, row in enumerate(columns)]
     return Inputs(rows, _identifiers(rows, kind))
+
+
+def _is_array(value):
+    """Return whether a value is an array, such as one of JAX or a tensor of PyTorch; texts of NumPy are none."""
+    return hasattr(value, "__array__") and not isinstance(value, str | bytes)
 
 
 def _is_iterable(value):

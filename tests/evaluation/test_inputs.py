@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -271,6 +272,15 @@ def test_series_with_another_index():
     assert from_memory(np.array(["a", "b"]), "documents").rows == ["a", "b"]
     assert from_memory(np.array([["a", "b"]]), "labeled_texts").rows == [("a", "b")]
     assert from_memory([b"a"], "labeled_texts").rows == [("a",)]
+
+
+def test_arrays_of_jax_are_images():
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
+    for values in (jnp.asarray(pixels), [*jnp.asarray(pixels)], [pixels[0], jnp.asarray(pixels[1])]):
+        images = from_memory(values, "images", 3).rows.take(np.arange(2))["image"]
+        np.testing.assert_array_equal(images, pixels)
+    with pytest.raises(ValueError, match=r"An image is an array float32 \[2, 2, 3\]: it must be uint8"):
+        from_memory([jnp.zeros((2, 2, 3))], "images", 3).rows[0]
 
 
 def test_pillow_images_that_cannot_be_used_are_named():
