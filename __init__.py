@@ -17,6 +17,7 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
+    force_config: bool = False,
 ) -> "Trained":
     """Return the trained model in a folder, with the methods `predict`, `generate` and `embed`.
 
@@ -25,6 +26,7 @@ def load(
         task: name of the task of a folder in the layout of `transformers`, such as "text_classification".
         checkpoint: checkpoint of a run; "best" is chosen by the config's `checkpoint.best`.
         changes: config keys with their values, such as {"sampling.temperature": 0.0}.
+        force_config: accept changed keys on which the training of a run depends, such as "seed".
 
     Raises:
         FileNotFoundError: the folder has no model.
@@ -32,4 +34,4 @@ def load(
     """
     from lineage.train import trained  # imported here so that `import lineage` is fast
 
-    return trained.load(path, task=task, checkpoint=checkpoint, changes=changes)
+    return trained.load(path, task=task, checkpoint=checkpoint, changes=changes, force_config=force_config)

@@ -218,6 +218,7 @@ def load(
     task: str = "",
     checkpoint: Literal["latest", "best"] = "latest",
     changes: Mapping[str, Any] = MappingProxyType({}),
+    force_config: bool = False,
     alone: bool = False,
 ) -> Trained:
     """Return the trained model in a folder; see `lineage.load` for the arguments, and `restore` for `alone`."""
@@ -225,7 +226,7 @@ def load(
     if adoption.is_run(folder):
         if task:
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
-        return restore(folder, checkpoint, changes, alone=alone)
+        return restore(folder, checkpoint, changes, force=force_config, alone=alone)
     config, devices = with_changes(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint._src.serialization import ocdbt_utils
 
+import lineage
 from lineage import launch
 from lineage.runs.folder import read_metrics
 from lineage.runs.locks import locked
@@ -177,6 +178,9 @@ def test_full_disk_at_the_end_of_a_save_prints_no_traceback(flag, tmp_path, monk
 def test_errors_name_the_option_and_the_argument_of_python(trained, tiny):
     with pytest.raises(ValueError, match=r"another workdir, or --force-config \(in Python, force_config=True\)\.$"):
         loop.train(tiny("gpt", {"optimizer.b1": 0.8}), trained / "gpt")
+    with pytest.raises(ValueError, match=r"seed was 0, is 3.*\(in Python, force_config=True\)\.$"):
+        lineage.load(trained / "gpt", changes={"seed": 3})
+    assert lineage.load(trained / "gpt", changes={"seed": 3}, force_config=True).context.seed == 3
 
 
 def test_run_that_is_shorter_than_before(error, trained):
