@@ -169,6 +169,28 @@ def _merge(merged, states):
     return {name: merged[name].merge(state) if merged else state for name, state in states.items()}
 
 
+def _numbers(name: str, values: Any) -> dict[str, float]:
+    """Return what `measure` of the evaluator `name` returns, with each metric as a float."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"evaluators.{name} returns {values!r:.60}: it must return a dictionary of metrics.")
+    numbers = {}
+    for metric, value in values.items():
+        try:
+            if isinstance(value, str) or np.ndim(value):
+                raise TypeError
+            numbers[metric] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"evaluators.{name} returns {value!r:.60} as {metric!r}: it must be a number.") from None
+    return numbers
+
+
+def _own(owners: dict[str, str], metric: str, name: str) -> None:
+    """Add a metric of the evaluator `name`; raise ValueError if another evaluator returns the same metric."""
+    if (other := owners.setdefault(metric, name)) != name:
+        both = f"evaluators.{other} and evaluators.{name} both return {metric}"
+        raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
+
+
 class Evaluation:
     """Evaluators of a run, by name in `config.evaluators`."""
 
@@ -196,9 +218,11 @@ class Evaluation:
         """
         self.context.cache.clear()
         metrics: dict[str, float] = {}
-        for _, evaluator, split in self._enabled(number):
-            values = evaluator.measure(self.context, variables, split)
-            metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
+        owners: dict[str, str] = {}
+        for name, evaluator, split in self._enabled(number):
+            for metric, value in _numbers(name, evaluator.measure(self.context, variables, split)).items():
+                _own(owners, f"{split.label}/{metric}", name)
+                metrics[f"{split.label}/{metric}"] = value
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
 
@@ -233,9 +257,7 @@ class Evaluation:
         for name, evaluator, split in self._enabled():
             loss = isinstance(evaluator, Loss)  # whose other metrics are only found by tracing
             for metric in ("loss",) if loss else evaluator.names(self.context, split) or ():
-                if (other := owners.setdefault(f"{split.label}/{metric}", name)) != name:
-                    both = f"evaluators.{other} and evaluators.{name} both return {split.label}/{metric}"
-                    raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
+                _own(owners, f"{split.label}/{metric}", name)
 
     def _data(self, evaluator: Evaluator) -> Data:
         return self._open(evaluator.source) if evaluator.source else self.context.data

@@ -1,7 +1,10 @@
 """Names of metrics that evaluators give without computing them."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from lineage.evaluation import EVALUATORS
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
@@ -46,3 +49,37 @@ def test_two_evaluators_must_not_return_the_same_metric(changes, tiny):
         Experiment(tiny("vit", changes)).evaluation()
     allowed = {"evaluators.other": "knn", "evaluators.other.source": "digits", "evaluators.knn": "knn"}
     Experiment(tiny("vit", allowed | {"evaluators.few_shot": "few_shot", "evaluators.loss.every": 0})).evaluation()
+
+
+def measured(tiny, monkeypatch, values):
+    monkeypatch.setattr(EVALUATORS["knn"], "measure", lambda *_: values)
+    monkeypatch.setattr(EVALUATORS["knn"], "names", lambda *_: None)
+    experiment = Experiment(tiny("vit", {"evaluators.knn": "knn"}))
+    return experiment.evaluation()(experiment.variables(experiment.make_state()))
+
+
+@tiered(
+    "values",
+    [
+        {"m": np.arange(3.0)},
+        {"m": "1.5"},
+        {"m": None},
+        {"m": 10**400},
+        {"m": {"a": 1.0}},
+        1.0,
+        None,
+    ],
+    first=3,
+)
+def test_evaluators_must_return_numbers(values, tiny, monkeypatch):
+    with pytest.raises(ValueError, match=r"^evaluators\.knn returns .*: it must (be a number|return a dictionary)"):
+        measured(tiny, monkeypatch, values)
+
+
+def test_numbers_of_evaluators_are_plain_and_belong_to_one_evaluator(tiny, monkeypatch):
+    values = {"a": np.bool_(True), "b": np.int64(2), "c": jnp.bfloat16(0.5)}
+    metrics = measured(tiny, monkeypatch, values)
+    assert {type(value) for value in metrics.values()} == {float}
+    assert metrics["test/c"] == 0.5
+    with pytest.raises(ValueError, match=r"^evaluators\.\w+ and evaluators\.\w+ both return test/accuracy: give"):
+        measured(tiny, monkeypatch, {"accuracy": 1.0})
