@@ -31,12 +31,14 @@ def fused_loss(model: nn.Module, batch: Batch, label_smoothing: float, *inputs: 
 
 
 def class_loss(
-    logits: Float[Array, "B V"], target: Float[Array, "B V"], label: Int[Array, "B"], binary: bool
+    logits: Float[Array, "..."], target: Float[Array, "B V"], label: Int[Array, "B"], binary: bool
 ) -> tuple[Float[Array, "B"], dict[str, Shaped[Array, "B"]]]:
     """Return the cross-entropy of target probabilities, and accuracies against `label`.
 
     With `binary`, the loss is the mean of the binary cross-entropies of the classes (arXiv 2110.00476, section 2).
     """
+    if logits.shape != target.shape:
+        raise ValueError(f"The model returns logits of shape {logits.shape}: it must be {target.shape}.")
     if binary:
         loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
     else:

@@ -16,7 +16,7 @@ from lineage.data import ExampleSource, Facts
 from lineage.models import Model
 from lineage.tasks import image_classification
 from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
-from lineage.tasks.losses import divergence, weighted
+from lineage.tasks.losses import class_loss, divergence, weighted
 from lineage.train.step import TrainState, make_train_step
 
 
@@ -209,3 +209,10 @@ def test_accumulated_loss_matches_micro_batches():
 def test_mix_uses_the_next_example():
     values = jnp.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(mix(values, jnp.float32(0.75))[1], 0.75 * values[1] + 0.25 * values[0])
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 1, 3), (1, 3), (3,)])
+def test_logits_of_another_shape_are_refused(shape):
+    target, label = jnp.eye(3)[:2], jnp.arange(2)
+    with pytest.raises(ValueError, match=r"^The model returns logits of shape .*: it must be \(2, 3\)\.$"):
+        class_loss(jnp.zeros(shape), target, label, binary=False)
