@@ -15,6 +15,7 @@ from lineage.data.content import (
     TaggedSentence,
     as_test_split,
     chained,
+    check_content,
     splits_of,
 )
 from lineage.data.examples.mixture import mix
@@ -107,6 +108,7 @@ def _contents(source: Source, kind: str, known: Facts | None, as_test: bool) -> 
     """
     contents = source.read_parts(kind)
     for name, content in contents.items():
+        check_content(name, content)
         if known is None and "train" not in splits_of(content):
             raise ValueError(f"The source {name!r} has no training examples.")
         if known is not None and isinstance(content, Images):

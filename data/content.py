@@ -147,6 +147,10 @@ class TaggedSentence:
     words: Sequence[str]
     tags: Sequence[str]
 
+    def __post_init__(self):
+        if len(self.words) != len(self.tags):
+            raise ValueError(f"A sentence has {len(self.words)} words and {len(self.tags)} tags: {self.words!r:.80}.")
+
 
 @dataclass(frozen=True)
 class Question:
@@ -217,6 +221,19 @@ class Arrays(ExampleSource):
 def splits_of(content: Images | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of each split, as `Source` describes it."""
     return content.splits if isinstance(content, Images) else content
+
+
+def check_content(source: str, content: Any) -> None:
+    """Raise ValueError if what a source returns is not a mapping of splits, or its columns have different lengths."""
+    splits = splits_of(content)
+    if not isinstance(splits, Mapping):
+        raise ValueError(f"The source {source!r} returns {type(content).__name__}: it must be a dictionary of splits.")
+    for split, part in splits.items():
+        columns = {"texts": part.texts, "labels": part.labels} if isinstance(part, LabeledTexts) else {}
+        columns |= part._asdict() if isinstance(part, PairedTexts) else {}
+        if len({len(column) for column in columns.values()}) > 1:
+            counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
+            raise ValueError(f"The {split} split of the source {source!r} has {counts}: they must be equally many.")
 
 
 def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:

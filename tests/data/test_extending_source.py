@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from lineage.configs import schema
-from lineage.data import Loader, load
+from lineage.data import LabeledTexts, Loader, PairedTexts, TaggedSentence, load
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.data.tokenizers import Bytes
+from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
 
 CSV_SOURCE = '''\
@@ -89,3 +90,29 @@ def test_reimport_is_allowed_and_duplicate_name_raises(registered):
     exec(CSV_SOURCE, {"__name__": "again"})
     with pytest.raises(ValueError, match=r"The source name 'reviews' is taken by .*CSV"):
         SOURCES.register("reviews")(Loader)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "content", "message"),
+    [
+        (
+            "text_classification",
+            "labeled_texts",
+            {"train": LabeledTexts([("a",)] * 2, ["1", "2", "1"])},
+            "2 texts and 3",
+        ),
+        ("text_classification", "labeled_texts", LabeledTexts([("a",)], ["1"]), "returns LabeledTexts: it must be a"),
+        ("sequence_to_sequence", "pairs", {"train": PairedTexts(["a"], ["b", "c"])}, "1 inputs and 2 targets: they"),
+    ],
+)
+def test_columns_of_different_lengths_are_refused(task, kind, content, message, registered, tmp_path):
+    source = registered.CSV(str(tmp_path))
+    registered.CSV.read_parts = lambda self, kind: {"reviews": content}
+    assert TASKS[task].reads == kind
+    with pytest.raises(ValueError, match=message):
+        load(source, TASKS[task](), Bytes(), Loader(batch_size=1))
+
+
+def test_sentences_have_a_tag_for_each_word():
+    with pytest.raises(ValueError, match=r"^A sentence has 2 words and 1 tags"):
+        TaggedSentence(["a", "b"], ["X"])
