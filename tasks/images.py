@@ -33,6 +33,12 @@ class ImageTask(Task):
     std: Annotated[tuple[float, ...], Range(above=0)] = (0.5,)
     augment: str = ""
 
+    def check_model(self, model: Model) -> None:
+        super().check_model(model)
+        for name in ("channels", "image_size") if self.image_size else ("channels",):
+            if name not in dir(model):
+                raise ValueError(f"The model {type(model).__name__} has no field {name}, which {self.name!r} needs.")
+
     def axes(self, sizes: Sizes) -> dict[str, int]:
         """Return B, height, width and channels: the size is that of the model, or of the data if none is set."""
         model = sizes.model

@@ -136,11 +136,17 @@ def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path
     assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
 
 
+class Plain(models.Model):
+    outputs = ("classes",)
+
+
 def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
         ObjectDetection().check_model(ViT(num_classes=8))
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
         ImageClassification().check_model(DETR(backbone=ResNet()))
+    with pytest.raises(ValueError, match="The model Plain has no field channels, which 'image_classification' needs"):
+        ImageClassification().check_model(Plain())
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
     with pytest.raises(ValueError, match="'object_detection' has no features: probes need a task of labeled images"):
         experiment.evaluation()
