@@ -87,7 +87,8 @@ def _described(path):
 
 def _described_error(path, error):
     """Describe an exception in a config file: the line, and the message without the config's content."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
+    file, frames = Path(path).resolve(), traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if Path(frame.filename).resolve() == file]
     line = frames[-1].lineno if frames else None
     if isinstance(error, SyntaxError):
         line = error.lineno
