@@ -56,7 +56,7 @@ def execute(arguments: Sequence[str]) -> int:
         if not process.is_reported(error):
             raise
         message = process.printable(str(error) or type(error).__name__, kept="\n")
-        details = traceback.format_exc() if "--traceback" in arguments else "(use --traceback for the full traceback)"
+        details = traceback.format_exc() if "--traceback" in arguments else process.hint(error)
         process.say(f"\n{process.ERROR}{message}\n{details}")
         return process.exit_code(error)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from multiprocessing import process, util
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
@@ -100,6 +102,17 @@ def is_reported(error: Exception) -> bool:
     """Return whether an error is reported in one sentence. A thread that cannot start is a plain RuntimeError."""
     kinds = (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError)
     return isinstance(error, kinds) or str(error) == "can't start new thread"
+
+
+def hint(error: Exception) -> str:
+    """Return the line below an error: where the user's own code led to it, if it did, and how to see more."""
+    others = (str(Path(__file__).parents[1] / "configs"), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if not file.startswith((*others, "<")) and not module.startswith(("lineage.", "__main__")):
+            place = f"raised in {printable(file)}, line {line}; "
+    return f"({place}use --traceback for the full traceback)"
 
 
 def exit_code(error: Exception) -> int:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from lineage import launch
 from lineage.runs.process import brief_errors, say
 
 # The smallest number of page faults when a thread, as XLA's are, allocates and fills 1.1 GB.
@@ -133,3 +134,12 @@ def test_interrupt_during_an_import_ends_the_process_at_once(tmp_path):
         run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert run.returncode == ended, run.stderr
         assert (run.stderr == "\ninterrupted\n") == (ended == 130)
+
+
+def test_errors_in_the_code_of_the_user_are_located(tmp_path, capsys):
+    (path := tmp_path / "mine.py").write_text("def get_config():\n    return int('a')\n")
+    assert launch.main(["config", str(path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == f"(raised in {path}, line 2; use --traceback for the full traceback)"
+    assert launch.main(["config", "no_experiment"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "(use --traceback for the full traceback)"
