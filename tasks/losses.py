@@ -83,5 +83,7 @@ def sums(
     **states: State,
 ) -> Result:
     """Return `(loss_sum, weight, metric states)` of losses where the mask is True, with the means of other values."""
+    if "loss" in {**means, **states}:
+        raise ValueError("The metrics of a loss have the key 'loss', which is the loss itself: choose another name.")
     means = {name: Mean.empty().update(value, mask) for name, value in {"loss": loss, **means}.items()}
     return means["loss"].total, means["loss"].weight, means | states

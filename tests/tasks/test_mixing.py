@@ -16,7 +16,7 @@ from lineage.data import ExampleSource, Facts
 from lineage.models import Model
 from lineage.tasks import image_classification
 from lineage.tasks.image_classification import ImageClassification, mix, mixing_ratios
-from lineage.tasks.losses import class_loss, divergence, weighted
+from lineage.tasks.losses import class_loss, divergence, sums, weighted
 from lineage.train.step import TrainState, make_train_step
 
 
@@ -216,3 +216,9 @@ def test_logits_of_another_shape_are_refused(shape):
     target, label = jnp.eye(3)[:2], jnp.arange(2)
     with pytest.raises(ValueError, match=r"^The model returns logits of shape .*: it must be \(2, 3\)\.$"):
         class_loss(jnp.zeros(shape), target, label, binary=False)
+
+
+def test_another_loss_among_the_metrics_is_refused():
+    loss, mask = jnp.ones(2), jnp.ones(2, bool)
+    with pytest.raises(ValueError, match="have the key 'loss', which is the loss itself"):
+        sums(loss, mask, {"loss": jnp.zeros(2)})
