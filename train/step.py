@@ -71,7 +71,8 @@ def init_state(
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
         variables = nn.init(objective, model)(key, batch)
-    params = variables.pop("params")
+    if (params := variables.pop("params", None)) is None:
+        raise ValueError(f"The model {type(model).__name__} has no parameters to train.")
     variables.pop("intermediates", None)
     params, frozen = adapter.init(params, kernels, key)
     opt_state = optimizer.init(params)

@@ -320,3 +320,15 @@ def test_mixup_and_label_smoothing_in_training_only(share, monkeypatch):
     batch = {name: value[:1] for name, value in batch.items()}
     with pytest.raises(ValueError, match="mixup and cutmix need at least 2 examples"):
         found(training, mixup=0.2)
+
+
+class Constant(Model):
+    outputs = ("classes",)
+
+    def __call__(self, image):
+        return jnp.zeros((len(image), 5))
+
+
+def test_models_without_parameters_are_refused():
+    with pytest.raises(ValueError, match=r"^The model Constant has no parameters to train\.$"):
+        init_state(Constant(), optax.sgd(0.1), lambda model, batch: model(batch["image"]), setting("vit")[2], seed=0)
