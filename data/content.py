@@ -233,7 +233,7 @@ def check_content(source: str, content: Any) -> None:
         columns |= part._asdict() if isinstance(part, PairedTexts) else {}
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
-            raise ValueError(f"The {split} split of the source {source!r} has {counts}: they must be equally many.")
+            raise ValueError(f"The {split} split of the source {source!r} has {counts}: the counts must be equal.")
 
 
 def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:

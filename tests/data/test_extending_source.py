@@ -102,7 +102,12 @@ def test_reimport_is_allowed_and_duplicate_name_raises(registered):
             "2 texts and 3",
         ),
         ("text_classification", "labeled_texts", LabeledTexts([("a",)], ["1"]), "returns LabeledTexts: it must be a"),
-        ("sequence_to_sequence", "pairs", {"train": PairedTexts(["a"], ["b", "c"])}, "1 inputs and 2 targets: they"),
+        (
+            "sequence_to_sequence",
+            "pairs",
+            {"train": PairedTexts(["a"], ["b", "c"])},
+            "1 inputs and 2 targets: the counts must be equal",
+        ),
     ],
 )
 def test_columns_of_different_lengths_are_refused(task, kind, content, message, registered, tmp_path):
