@@ -103,7 +103,7 @@ class Experiment:
         given, has_tokens = isinstance(tokenizer, tokenizers.TokenizerFile), "vocab_size" in self.config.model
         if not origin or saved or given or not has_tokens:
             return tokenizer
-        return pretrained.initial_tokenizer(pretrained.existing(key, origin), self.task, self.run.init) or tokenizer
+        return pretrained.initial_tokenizer(key, origin, self.task, self.run.init) or tokenizer
 
     @property
     def facts(self) -> Facts:

@@ -281,16 +281,19 @@ def tokenizer_of(folder: Path, task: Task) -> PretrainedTokenizer:
     return PretrainedTokenizer(str(folder / tokenizers.FILE), *roles)
 
 
-def initial_tokenizer(folder: Path, task: Task, init: Init) -> PretrainedTokenizer | None:
-    """Return the tokenizer of a pre-trained model for a new run; None if it has none and the run may have another.
+def initial_tokenizer(key: str, path: str, task: Task, init: Init) -> PretrainedTokenizer | None:
+    """Return the tokenizer of the model that a config's `key` names, for a new run.
+
+    The result is None if the model has none and the run may have another.
 
     Raises:
-        FileNotFoundError: a folder in the layout of `transformers` has no tokenizer, and all its parameters are to be
-            loaded, which were trained with the tokens of that tokenizer.
+        FileNotFoundError: the folder does not exist, or it is in the layout of `transformers` and has no tokenizer, and
+            all its parameters are to be loaded, which were trained with the tokens of that tokenizer.
     """
+    folder = Path(local(path))
     if (init.skip or init.rename or is_run(folder)) and not is_present(folder / tokenizers.FILE):
         return None
-    return _present_tokenizer(folder, task, ", or name another with tokenizer=file:PATH")
+    return _present_tokenizer(existing(key, path), task, ", or name another with tokenizer=file:PATH")
 
 
 def _present_tokenizer(folder, task, other=""):
