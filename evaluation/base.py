@@ -184,8 +184,8 @@ def _numbers(name: str, values: Any) -> dict[str, float]:
     return numbers
 
 
-def _own(owners: dict[str, str], metric: str, name: str) -> None:
-    """Add a metric of the evaluator `name`; raise ValueError if another evaluator returns the same metric."""
+def _check_owner(owners: dict[str, str], metric: str, name: str) -> None:
+    """Record that the evaluator `name` returns a metric; raise ValueError if another evaluator returns it, too."""
     if (other := owners.setdefault(metric, name)) != name:
         both = f"evaluators.{other} and evaluators.{name} both return {metric}"
         raise ValueError(f"{both}: give one of them another split, or its own source and another name.")
@@ -221,7 +221,7 @@ class Evaluation:
         owners: dict[str, str] = {}
         for name, evaluator, split in self._enabled(number):
             for metric, value in _numbers(name, evaluator.measure(self.context, variables, split)).items():
-                _own(owners, f"{split.label}/{metric}", name)
+                _check_owner(owners, f"{split.label}/{metric}", name)
                 metrics[f"{split.label}/{metric}"] = value
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
@@ -257,7 +257,7 @@ class Evaluation:
         for name, evaluator, split in self._enabled():
             loss = isinstance(evaluator, Loss)  # whose other metrics are only found by tracing
             for metric in ("loss",) if loss else evaluator.names(self.context, split) or ():
-                _own(owners, f"{split.label}/{metric}", name)
+                _check_owner(owners, f"{split.label}/{metric}", name)
 
     def _data(self, evaluator: Evaluator) -> Data:
         return self._open(evaluator.source) if evaluator.source else self.context.data

@@ -156,8 +156,7 @@ def _reconstructions(path: Path, folder: Path) -> Markup:
         images = [pictures[n] for pictures in columns.values()]
         rows.append([partial(figures.overlay, image=image, heat=None) for image in images])
         errors.append((n + 1, *(float(np.mean((image - original) ** 2)) for image in images)))
-    when = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-    alt = f"{len(rows)} images, their visible patches, and their reconstructions at {when}."
+    alt = f"{len(rows)} images, their visible patches, and their reconstructions at {html.steps(len(steps))}."
     body = html.note("The file has the mean squared error of each picture.")
     body += html.card(figures.grid, rows, list(columns), name="painted", folder=folder, alt=alt, data=errors)
     return html.section("Masked images", body)

@@ -138,7 +138,7 @@ def chart(
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(partial(_tick, digits=_digits(low, high))))
     axes.set_xlabel("step", fontsize=8.5)
-    count = max(2, min(5, 40 // len(f"{axes.dataLim.x1:,.0f}")))  # of intervals whose numbers do not overlap
+    count = max(2, min(5, 40 // len(f"{axes.dataLim.x1:,.0f}")))  # number of intervals whose labels do not overlap
     axes.xaxis.set_major_locator(MaxNLocator(count, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     if len(curves) > 1 and legend:

@@ -232,3 +232,8 @@ def file_name(name: str) -> str:
 def number(value: float) -> str:
     """Return a number with four digits, or whole from 1,000 on."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def steps(count: int) -> str:
+    """Return a number of steps, such as "1 step" or "2,000 steps"."""
+    return "1 step" if count == 1 else f"{count:,} steps"

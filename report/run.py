@@ -94,7 +94,7 @@ def _header(name: str, run: Mapping[str, Any], parameters: Any, settings: Mappin
     last = max((places[-1] for places, _ in series.values()), default=0)
     times = np.array([seconds, *series.get("time/seconds", ((), ()))[1]], float)  # newer ones, if the run has continued
     if series and (times := times[np.isfinite(times)]).size:
-        tiles.append(html.tile("training time", clock(times.max()), "1 step" if last == 1 else f"{last:,} steps"))
+        tiles.append(html.tile("training time", clock(times.max()), html.steps(last)))
     _, speed = series.get("time/examples_per_second", ((), ()))
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))

@@ -56,7 +56,7 @@ class Jitter(Checked, PerImage):
             change = random.uniform(max(-limit, -1.0), limit)
             if number < 3:
                 picture = enhancers[number](picture).enhance(1 + change)
-            elif limit and picture.mode != "L":
+            elif limit and picture.mode in ("RGB", "RGBA"):
                 picture = _colors(_turn_hue)(picture, change, random)
         return from_pillow(picture)
 
