@@ -224,7 +224,7 @@ def splits_of(content: Images | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_content(source: str, content: Any) -> None:
-    """Raise ValueError if what a source returns is not a mapping of splits, or its columns have different lengths."""
+    """Raise ValueError if what a source returns is not a mapping of splits, or its columns are not as documented."""
     splits = splits_of(content)
     if not isinstance(splits, Mapping):
         raise ValueError(f"The source {source!r} returns {type(content).__name__}: it must be a dictionary of splits.")
@@ -234,6 +234,10 @@ def check_content(source: str, content: Any) -> None:
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"The {split} split of the source {source!r} has {counts}: the counts must be equal.")
+        for label in columns.get("labels", ())[:1]:
+            if not isinstance(label, str):
+                wrong = f"The {split} split of the source {source!r} has the label {label!r:.60}"
+                raise ValueError(f"{wrong} of the type {type(label).__name__}: labels must be texts.")
 
 
 def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:

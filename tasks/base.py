@@ -151,9 +151,10 @@ class Task:
         """Return `(loss_sum, weight, metric states)` of a bound model and a batch.
 
         The loss is a sum, not a mean, so that gradients of micro-batches can be added: the batch loss is the total
-        `loss_sum` divided by the total `weight`. The model is in training mode if it has a "dropout" rng. The variable
-        `progress` of the collection "run" is then the completed fraction of the steps of the run, and `real` the number
-        of `examples`, and of True entries of each mask, in the whole batch, of which `batch` may be a micro-batch.
+        `loss_sum` divided by the total `weight`. The metric states include this mean, "loss". The model is in training
+        mode if it has a "dropout" rng. The variable `progress` of the collection "run" is then the completed fraction
+        of the steps of the run, and `real` the number of `examples`, and of True entries of each mask, in the whole
+        batch, of which `batch` may be a micro-batch.
         """
         raise NotImplementedError
 

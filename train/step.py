@@ -170,6 +170,8 @@ def make_loss(
             variables["reference"] = cast(reference, dtype)
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, states), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
+        if "loss" not in states:
+            raise ValueError(f"The loss of the task returns the metrics {', '.join(states)}: they must include 'loss'.")
         return loss_sum, (weight, states, collections)
 
     return loss

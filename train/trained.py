@@ -127,6 +127,7 @@ class Trained:
             options: options of `predictions`.
         """
         distributed.check_same("the model or its inputs", json.dumps(about, sort_keys=True))
+        _ = self.helpers  # raise the errors of `sampling.draft` before a file is written
         with remote.written("" if jax.process_index() else path) as place:
             with distributed.agreed():
                 output = prediction.Output(place, about) if place else None
@@ -228,6 +229,8 @@ def load(
             raise ValueError(f"task is {task!r}: it must be empty for a run, whose task is known.")
         return restore(folder, checkpoint, changes, force=force_config, alone=alone)
     config, devices = with_changes(adoption.config_of(folder, task), changes), jax.local_devices() if alone else None
+    if checkpoint != "latest":
+        raise ValueError(f"checkpoint is {checkpoint!r}: it must be 'latest' for {folder}, which is not a run.")
     model, variables = convert.load(folder)
     experiment = Experiment(config, folder, devices, saved_facts=Facts())
     experiment = replace(experiment, saved_facts=pretrained.facts_of(folder, experiment.task, model))

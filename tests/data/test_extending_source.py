@@ -108,9 +108,15 @@ def test_reimport_is_allowed_and_duplicate_name_raises(registered):
             {"train": PairedTexts(["a"], ["b", "c"])},
             "1 inputs and 2 targets: the counts must be equal",
         ),
+        (
+            "text_classification",
+            "labeled_texts",
+            {"train": LabeledTexts([("a",)], [1])},
+            "has the label 1 of the type int: labels must be texts",
+        ),
     ],
 )
-def test_columns_of_different_lengths_are_refused(task, kind, content, message, registered, tmp_path):
+def test_wrong_content_is_refused(task, kind, content, message, registered, tmp_path):
     source = registered.CSV(str(tmp_path))
     registered.CSV.read_parts = lambda self, kind: {"reviews": content}
     assert TASKS[task].reads == kind

@@ -63,6 +63,11 @@ def test_invalid_commands(error, trained):
     for folder in ("absent", f"{trained}/model"):
         said = f"sampling.draft is {folder}: it must be the folder of a run."
         assert error(*drafted, f"--config.sampling.draft={folder}") == said
+    inputs, output = trained / "prompts.txt", trained / "continued.jsonl"
+    inputs.write_text("ab")
+    paths = f"--workdir={trained}/gpt", f"--inputs={inputs}", f"--output={output}"
+    assert "sampling.draft is absent" in error("predict", *paths, "--config.sampling.draft=absent")
+    assert not output.exists()
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
     assert "Speculative decoding needs sampling.num_beams=1" in error(
         *drafted, *beams, f"--config.sampling.draft={trained}/gpt"

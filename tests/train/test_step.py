@@ -12,7 +12,7 @@ import pytest
 
 from lineage import models
 from lineage.configs.run import Run
-from lineage.metrics.states import F1
+from lineage.metrics.states import F1, Mean
 from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
 from lineage.tasks import TASKS
@@ -106,7 +106,7 @@ def test_metric_states_of_micro_batches_are_merged():
     def objective(model, batch):
         of = 0 * model(batch["image"])[:, 0]
         f1 = F1.empty(2).update(batch["guess"], batch["label"], batch["mask"])
-        return of.sum(), jnp.float32(len(of)), {"f1": f1}
+        return of.sum(), jnp.float32(len(of)), {"loss": Mean(of.sum(), jnp.float32(len(of))), "f1": f1}
 
     state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
     step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), Run(grad_accum_steps=2)))
@@ -332,3 +332,16 @@ class Constant(Model):
 def test_models_without_parameters_are_refused():
     with pytest.raises(ValueError, match=r"^The model Constant has no parameters to train\.$"):
         init_state(Constant(), optax.sgd(0.1), lambda model, batch: model(batch["image"]), setting("vit")[2], seed=0)
+
+
+def test_losses_without_the_metric_loss_are_refused():
+    model, objective, batch = setting("vit")
+
+    def renamed(model, batch):
+        loss, weight, states = objective(model, batch)
+        return loss, weight, {"cost": states["loss"]}
+
+    step = make_train_step(model, renamed, optax.sgd(0.1), Run())
+    state = init_state(model, optax.sgd(0.1), renamed, batch, seed=0)
+    with pytest.raises(ValueError, match="returns the metrics cost: they must include 'loss'"):
+        step(state, batch)

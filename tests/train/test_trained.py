@@ -222,8 +222,7 @@ def test_mesh_of_a_trained_model_is_reset(tiny):
 def test_folder_of_transformers(tmp_path):
     bert_folder(tmp_path / "bert", head="classification", num_classes=3)
     path = tmp_path / "bert" / "config.json"
-    config = json.loads(path.read_text()) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(config := json.loads(path.read_text()) | {"id2label": {"0": "a", "1": "b", "2": "c"}}))
     model = lineage.load(tmp_path / "bert", task="text_classification")
     (actual,) = model.predict([("good", "bad")])
     assert set(actual["probabilities"]) == {"a", "b", "c"}
@@ -232,13 +231,15 @@ def test_folder_of_transformers(tmp_path):
     with pytest.raises(ValueError, match="has a model with the outputs classification, not question_answering"):
         lineage.load(tmp_path / "bert", task="question_answering")
     for task in ("", "causal_lm"):
-        with pytest.raises(FileNotFoundError, match="none does not exist: give the folder of a run or of a model"):
+        with pytest.raises(FileNotFoundError, match="none does not exist: give the folder of a run or"):
             lineage.load(tmp_path / "none", task=task)
     path.write_text(json.dumps(config | {"id2label": {"0": "a", "5": "b", "2": "c"}}))
     with pytest.raises(ValueError, match="id2label must map the numbers from 0 on to names"):
         lineage.load(tmp_path / "bert", task="text_classification")
     path.write_text(json.dumps(config))
     more = "one for each of some more words than there were before", "has 13 tokens, more than the model's 11"
+    with pytest.raises(ValueError, match=r"checkpoint is 'best': it must be 'latest' for .*bert, which"):
+        lineage.load(tmp_path / "bert", task="text_classification", checkpoint="best")
     for text, message in (more, ("good", "does not have the special tokens cls, sep")):
         TOKENIZERS["words"]().train([text]).save(tmp_path / "bert")
         with pytest.raises(ValueError, match=f"The tokenizer {message}"):
