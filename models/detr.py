@@ -181,6 +181,6 @@ def sine(mask: Bool[Array, "B rows columns"], width: int) -> Float[Array, "B row
         count = jnp.cumsum(mask.astype(jnp.float32), axis=axis)
         angle = 2 * math.pi * count / (jax.lax.index_in_dim(count, -1, axis) + 1e-6)
         angle = angle[..., None] * frequencies
-        return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*mask.shape, -1)
+        return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*mask.shape, width // 2)
 
     return jnp.concatenate([half(1), half(2)], axis=-1)

@@ -119,7 +119,7 @@ class MAE(ViT):
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
         x = patches(image.astype(jnp.float32), self.patch_size)
-        x = x.reshape(len(x), -1, x.shape[-1])
+        x = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[-1])
         if not self.normalized:
             return x, 0.0, 1.0
         mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-6)

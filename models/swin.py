@@ -139,7 +139,7 @@ class Swin(ImageModel, StackModel):
             options = {"grid": tuple(grid), "window": min(self.window, side)}
             if side > self.window:  # an input, so that the loop over layers has one block for both kinds
                 options["each"] = {"shift": jnp.arange(self.depths[i]) % 2 * (self.window // 2)}
-            x = stack(x.reshape(batch, -1, width), **options)[0].reshape(x.shape)
+            x = stack(x.reshape(batch, math.prod(grid), width), **options)[0].reshape(x.shape)
             maps.append(x)
         return tuple(maps)
 
@@ -176,7 +176,7 @@ class WindowAttention(nn.Module):
         x = join(out.reshape(batch, rows, columns, window, window, width))
         if shift is not None:
             x = jnp.roll(x, shift, axis=(1, 2))
-        return x[:, : grid[0], : grid[1]].reshape(batch, -1, width), cache
+        return x[:, : grid[0], : grid[1]].reshape(batch, math.prod(grid), width), cache
 
 
 class Cosine(nn.Module):

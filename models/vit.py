@@ -1,5 +1,6 @@
 """The Vision Transformer (arXiv 2010.11929): an image as a sequence of patches through a pre-norm encoder."""
 
+import math
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -166,7 +167,7 @@ class ViT(ImageModel, StackModel):
         x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)
         batch, *grid, width = x.shape
         places, table = self._positions(tuple(grid))
-        x = x.reshape(batch, -1, width) + jnp.asarray(table, x.dtype)
+        x = x.reshape(batch, math.prod(grid), width) + jnp.asarray(table, x.dtype)
         if seen is not None:
             x = tokens_at(x, seen)
         first = [token + place for token, place in zip(self.special, places)]

@@ -56,7 +56,7 @@ def join(patches: Float[Array, "B rows columns size size C"]) -> Float[Array, "B
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
     """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel."""
     x = split(image, size)
-    return x.reshape(*x.shape[:3], -1)
+    return x.reshape(*x.shape[:3], size * size * x.shape[-1])
 
 
 class PatchEmbed(nn.Module):

@@ -1,5 +1,6 @@
 """Sparse attention, whose time and memory are linear in the length of the sequence instead of quadratic."""
 
+import math
 from functools import partial
 
 import jax.numpy as jnp
@@ -32,9 +33,9 @@ def windowed(query: Queries, key: Keys, value: Values, mask: Mask, weighting: We
 
     def block(x, before=0):  # [B, T, ...] -> [B x blocks, window (or 2 windows), ...]
         x = jnp.pad(x, [(0, 0), (before, rest)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(batch, -1, window, *x.shape[2:])
+        x = x.reshape(batch, x.shape[1] // window, window, *x.shape[2:])
         x = jnp.concatenate([x[:, :-1], x[:, 1:]], axis=2) if before else x
-        return x.reshape(batch * blocks, -1, *x.shape[3:])
+        return x.reshape(batch * blocks, *x.shape[2:])
 
     real = jnp.broadcast_to(jnp.ones((1, length), bool) if mask.keys is None else mask.keys, (batch, length))
     near = Mask(keys=block(real, window), causal=True, window=window, positions=window + jnp.arange(window)[None])
@@ -71,22 +72,26 @@ class BlockSparse:
 
         def blocks(x):  # [B, T, ...] -> [B, N + 2, size, ...]
             x = jnp.pad(x, [(0, 0), (0, -length % self.size), (0, 0), (0, 0)])
-            return x.reshape(batch, -1, self.size, *x.shape[2:])
+            return x.reshape(batch, x.shape[1] // self.size, self.size, *x.shape[2:])
 
         def seen(x):  # [B, N + 2, size, ...] -> [B, N, 5 + R, size, ...]
             near = [x[:, :-2], x[:, 1:-1], x[:, 2:]]
             ends = [jnp.broadcast_to(end, near[0].shape) for end in (x[:, :1], x[:, -1:])]
             return jnp.concatenate([jnp.stack(ends + near, axis=2), x[:, self.others]], axis=2)
 
-        def attend(rows, query, key, value, real):
-            query, key, value = (x.reshape(rows, -1, *x.shape[-2:]) for x in (query, key, value))
-            out = dense(query, key, value, Mask(keys=real.reshape(rows, -1)), weighting)
-            return out.reshape(batch, -1, self.size, *out.shape[2:])
+        def attend(axes, query, key, value, real):  # tokens have all axes from `axes` on but two
+            shape = query.shape[:3]
+            query, key, value, real = (
+                x.reshape(math.prod(x.shape[:axes]), math.prod(x.shape[axes:-2]), *x.shape[-2:])
+                for x in (query, key, value, real)
+            )
+            out = dense(query, key, value, Mask(keys=real[..., 0, 0]), weighting)
+            return out.reshape(*shape, *out.shape[2:])
 
         query, key, value, real = map(blocks, (query, key, value, real))
-        ends = attend(batch, query[:, [0, -1]], key, value, real)
+        ends = attend(1, query[:, [0, -1]], key, value, real)
         distinct = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
         distinct[0, 2] = distinct[-1, 4] = False  # a neighbor that is also one of the ends
-        between = attend(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & distinct)
+        between = attend(2, query[:, 1:-1], seen(key), seen(value), seen(real) & distinct)
         out = jnp.concatenate([ends[:, :1], between, ends[:, 1:]], axis=1)
-        return out.reshape(batch, -1, *out.shape[3:])[:, :length]
+        return out.reshape(batch, out.shape[1] * self.size, *out.shape[3:])[:, :length]

@@ -107,6 +107,23 @@ def test_hidden_states_of_every_architecture(name):
         assert len(shapes) == 1 or name in ("swin", "resnet", "seq2seq")
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "inputs"),
+    [(name, settings, inputs) for name, (settings, inputs, *_) in CASES.items()]
+    + [
+        ("llama", TEXT | {"window": 2}, (TOKENS,)),
+        ("bigbird", TEXT | {"block_size": 1, "num_random_blocks": 0, "max_length": 9}, (jnp.ones((2, 9), jnp.int32),)),
+    ],
+)
+def test_batch_without_examples(name, settings, inputs):
+    model = models.build(name, **settings)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    full, empty = (jax.eval_shape(model.apply, variables, *part) for part in (inputs, [x[:0] for x in inputs]))
+    axis = int(name == "detr")  # after that of the layers
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(empty), strict=True):
+        assert b.shape == (*a.shape[:axis], 0, *a.shape[axis + 1 :])
+
+
 def test_last_hidden_state_is_the_encoder_output():
     model = models.build("bert", head="none", **TEXT)
     params = {"params": jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]}
