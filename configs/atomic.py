@@ -22,6 +22,14 @@ def regular(path: Path, limit: float = math.inf) -> Path:
     return path
 
 
+def absolute(path: Path) -> Path:
+    """Return an absolute path without "..", which Orbax would resolve without following links.
+
+    Other paths keep their links.
+    """
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends, atomically.

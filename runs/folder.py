@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs import storage
-from lineage.configs.atomic import MAX_DATA, MAX_JSON, regular, sealed, unsealed, write_atomic
+from lineage.configs.atomic import MAX_DATA, MAX_JSON, absolute, regular, sealed, unsealed, write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -72,8 +72,8 @@ def make(workdir: Path) -> None:
         raise NotADirectoryError(f"the workdir is {workdir}, but {files[0]} is {kind}: choose another workdir.")
     if (workdir / ARTIFACTS).is_symlink():  # in somebody else's folder, it may lead to the files of another run
         raise ValueError(f"{workdir / ARTIFACTS} is a link, and files in it would be replaced: delete the link.")
-    if bad := {*"*?[\\"} & {*str(workdir.absolute())}:  # Orbax takes it for a pattern, and would lose checkpoints
-        raise ValueError(f"the workdir {workdir.absolute()} has {min(bad)!r} in its path: choose another workdir.")
+    if bad := {*"*?[\\"} & {*str(absolute(workdir))}:  # Orbax takes it for a pattern, and would lose checkpoints
+        raise ValueError(f"the workdir {absolute(workdir)} has {min(bad)!r} in its path: choose another workdir.")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=workdir).close()

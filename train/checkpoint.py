@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
-from lineage.configs.atomic import regular, sealed, unsealed, write_atomic
+from lineage.configs.atomic import absolute, regular, sealed, unsealed, write_atomic
 from lineage.configs.run import Checkpoint
 from lineage.configs.storage import RECORD
 from lineage.runs.folder import DamagedError, read_record
@@ -42,7 +42,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None, notify: Callable[[str], None] = say):
-        self.folder, self.notify = workdir.absolute() / "checkpoints", notify
+        self.folder, self.notify = absolute(workdir) / "checkpoints", notify
         if str(self.folder) != str(self.folder).encode(errors="replace").decode():  # refused by TensorStore
             raise ValueError(f"the folder of the checkpoints is {str(self.folder)!r}: its name must be UTF-8.")
         self.options = options = options or Checkpoint()

@@ -19,7 +19,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from lineage.configs import schema
-from lineage.configs.atomic import regular
+from lineage.configs.atomic import absolute, regular
 from lineage.configs.registry import nearest
 from lineage.data.fingerprint import files_below
 from lineage.runs.folder import DamagedError, last_step, read_record
@@ -43,7 +43,7 @@ def read_newest(workdir: Path) -> TrainState:
     The state has the parameters (their average if one is kept) as `params`, the collections and the adapter's frozen
     parameters; the optimizer's state and `ema` are None.
     """
-    folder = workdir.absolute() / "checkpoints"
+    folder = absolute(workdir) / "checkpoints"
     if not last_step(workdir):
         raise FileNotFoundError(f"there is no checkpoint in {folder}.")
     return read_chosen(partial(last_step, workdir), lambda step: _read_model(folder / str(step)))
@@ -165,7 +165,7 @@ def read_fields(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dic
 
     Empty fields are omitted. Raises the errors of `read_checkpoint`.
     """
-    record, state = read_record(folder), (folder / "state").absolute()  # Orbax finds nothing in a relative folder
+    record, state = read_record(folder), absolute(folder) / "state"  # Orbax finds nothing in a relative folder
     damage = f"the checkpoint {folder} is damaged"
     with _reader(folder, damage) as reader:
         saved = _tree(reader, state)

@@ -27,6 +27,16 @@ def test_restore_is_bit_exact(tmp_path):
     assert_equal(restore(tmp_path), state())
 
 
+def test_path_of_a_parent_folder_is_that_of_the_system(tmp_path):
+    """Check paths with "..", which TensorStore refuses, also behind a link to a folder elsewhere."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a/b")
+    for path in (tmp_path / "a/../run", tmp_path / "link/../run"):
+        save(path, state())
+        assert_equal(restore(path), state())
+        assert read_newest(path).step == 3
+
+
 def test_asynchronous_save_is_not_affected_by_donation(tmp_path):
     change = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0, state), donate_argnums=0)
     with Checkpoints(tmp_path) as checkpoints:
