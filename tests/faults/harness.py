@@ -31,7 +31,7 @@ HOW = ("flip", "empty", "truncate", "delete", "replace")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ERRORS = (errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOSPC, errno.EMFILE)
 STOPPED = {0, PREEMPTED, 130}  # exit codes of a command that receives signals
-SENTENCE = re.compile(r"^error: (.{1,400})\n\(use --traceback", re.MULTILINE)
+SENTENCE = re.compile(r"^error: (.{1,400})\n\((?:raised in .+; )?use --traceback", re.MULTILINE)
 
 
 class Killed(BaseException):
