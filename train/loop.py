@@ -27,6 +27,7 @@ from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import Log, MetricsWriter
 from lineage.train.preparation import (
+    check_evaluation_data,
     check_start,
     compile_step,
     device_batches,
@@ -91,6 +92,7 @@ def train(
         distributed.check_same("the code of the modules in imports", modules.source_code(config.imports))
         distributed.check_same("tokenizer", experiment.tokenizer.to_str() if experiment.tokenizer else "")
         distributed.check_same("data", json.dumps(asdict(experiment.facts), sort_keys=True))
+        check_evaluation_data(experiment)
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:

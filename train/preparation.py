@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lineage.configs import base
+from lineage.configs import base, schema
 from lineage.configs.atomic import write_atomic, write_record
-from lineage.data import tokenizers
-from lineage.data.facts import FACTS, Facts
+from lineage.data import SOURCES, tokenizers
+from lineage.data.facts import FACTS, Facts, evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
 from lineage.evaluation import artifacts
@@ -98,6 +98,24 @@ def check_start(experiment: Experiment) -> None:
             raise ValueError(f"{changed[0]} of process {process} differs from that of process 0.")
     else:
         experiment.facts.save(experiment.workdir / FACTS)
+
+
+def check_evaluation_data(experiment: Experiment) -> None:
+    """Raise ValueError unless all processes have the same data for evaluation.
+
+    These are the files of the evaluators' own sources and, for a trained model, those of its splits. For a run,
+    `check_start` has compared the others.
+    """
+    if jax.process_count() == 1:
+        return
+    named = [evaluator.source for evaluator in experiment.evaluators.values() if evaluator.source]
+    sources = [schema.build(SOURCES, schema.parse(SOURCES, text)) for text in named]
+    if experiment.saved_facts is not None:
+        sources.append(evaluating(experiment.source, experiment.saved_facts))
+    with distributed.agreed():
+        paths = [path for source in sources for path in source.files()]
+        files = fingerprint(paths, cache_dir=experiment.task.cache_dir)
+    distributed.check_same("the data for evaluation", json.dumps(files, sort_keys=True))
 
 
 def start_messages(experiment: Experiment, start: int, record: Mapping[str, Any]) -> Iterator[str]:

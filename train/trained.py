@@ -33,6 +33,7 @@ from lineage.runs.folder import CONFIG, check_config, plain
 from lineage.runs.process import for_terminal, say
 from lineage.train import distributed, expert_mixture, pretrained, sharding
 from lineage.train.experiment import Experiment
+from lineage.train.preparation import check_evaluation_data
 
 
 class Trained:
@@ -64,6 +65,7 @@ class Trained:
         if changed and jax.process_index() == 0:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             say(f"note: since the run in {experiment.workdir} began, {', '.join(changed[:3])}{more} changed")
+        check_evaluation_data(experiment)
         metrics = experiment.evaluation()(self.variables)
         data, before = vars(experiment).get("evaluation_data"), experiment.saved_facts.examples  # None if not read
         for split, count in data.facts.examples.items() if data and jax.process_index() == 0 else ():

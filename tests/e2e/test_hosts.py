@@ -278,6 +278,26 @@ def test_processes_with_different_initial_models_end(start_all, tiny, tmp_path):
     assert all(message in output for output in outputs), outputs
 
 
+@pytest.mark.thorough
+def test_processes_with_different_data_for_evaluation_end(start_all, tiny, no_report, tmp_path, monkeypatch):
+    """Check the source of an evaluator, and the validation data of a trained model, on local disks."""
+    for number in range(2):
+        (tmp_path / f"disk{number}").mkdir()
+        (tmp_path / f"disk{number}" / "dev.txt").write_text("some text\n" * (20 + number))
+    monkeypatch.chdir(tmp_path / "disk0")
+    data = {"source": f"text:{ROOT}/tests/tiny.py", "source.validation_path": "dev.txt"}
+    loop.train(tiny("gpt", data | {"total_steps": 1}), tmp_path / "run", devices=jax.devices()[:1])
+    script = f"import os, sys; os.chdir('{tmp_path}/disk{{number}}'); "
+    script += "from lineage import launch; launch.main(sys.argv[1:])"
+    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}"
+    evaluator = "--config.evaluators.dev=loss", "--config.evaluators.dev.source=text:dev.txt"
+    training = "train", f"--config={ROOT}/tests/tiny.py", f"--workdir={tmp_path}/new", *evaluator
+    for command in (training, ("evaluate", tmp_path / "run")):
+        outputs = outputs_of(start_all(2, "-c", script, *command, *several))
+        message = "error: the data for evaluation of process 1 differs from that of process 0."
+        assert all(message in output for output in outputs), outputs
+
+
 @pytest.mark.slow
 def test_processes_wait_for_one_that_compiles_for_longer(start_all, tmp_path):
     """Check a difference above the 30 s for which Gloo waits for another process in the first step."""
