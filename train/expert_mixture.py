@@ -1,5 +1,6 @@
 """Mixtures of SVF experts, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from jaxtyping import Bool, Float, Int
 
 from lineage.configs.storage import local
 from lineage.evaluation.likelihood import LanguageModel
+from lineage.runs.data_record import model_files
+from lineage.train import distributed
 from lineage.train.adapters import SVF
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
@@ -31,6 +34,9 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     settings = experiment.config.experts
     if not settings.paths:
         raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
+    if jax.process_count() > 1:
+        files = [model_files(path) for path in (*settings.paths, settings.classifier) if path]
+        distributed.check_same(f"one of the experts in {', '.join(settings.paths)}", json.dumps(files))
     experts = load(settings.paths)
     names = list(experts)
     base = next(iter(experts.values()))
