@@ -32,6 +32,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
     "Detr": _IMAGENET,
 }
+# `model_type` -> start of the name of its processor, if a file does not name it; of other models: "ViT".
+OF_MODELS = {"deit": "DeiT", "resnet": "ConvNext", "bit": "Bit", "detr": "Detr"}
 # Role of a special token in `tokenizer_config.json` -> its name in `lineage.data.Tokenizer`.
 ROLES = {"bos": "begin_of_text", "eos": "end_of_text", "unk": "unknown"}
 ROLES |= {role: role for role in ("cls", "sep", "mask", "pad")}
@@ -118,14 +120,15 @@ def preprocessing(folder: Path) -> dict[str, Any]:
     if not is_present(folder / PREPROCESSOR):
         return {}
     config = read_json(folder / PREPROCESSOR)
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type")
+    kind = kind or OF_MODELS.get(read_json(folder / "config.json").get("model_type"), "ViT")
     try:
-        return _preprocessing(config)
+        return _preprocessing(config, kind)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{folder / PREPROCESSOR} cannot be used: {str(error)[:200]}.") from None
 
 
-def _preprocessing(config):
-    kind = config.get("image_processor_type") or config.get("feature_extractor_type") or "ViT"
+def _preprocessing(config, kind):
     if (start := next(filter(kind.startswith, PROCESSORS), None)) is None:
         raise ValueError(f"its class is {kind[:60]!r}, which must be one of {', '.join(PROCESSORS)}")
     defaults = PROCESSORS[start] | dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)

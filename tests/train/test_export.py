@@ -321,6 +321,7 @@ def test_imported_preprocessing_is_that_of_transformers(about, tmp_path):
     ids=lambda about: str(about)[:60],
 )
 def test_wrong_preprocessing_raises(about, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     (path := tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=f"{path} cannot be used: "):
         companions.preprocessing(tmp_path)

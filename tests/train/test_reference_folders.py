@@ -388,10 +388,19 @@ def test_fields_that_a_file_omits(about, tmp_path):
     np.testing.assert_allclose(pixels[:height, :width], theirs, atol=1e-4)
 
 
-def compare(about, task, size, folder):
+@pytest.mark.parametrize("kind", ["vit", "deit", "swin", "resnet", "bit", "detr"])
+def test_files_that_do_not_name_the_processor(kind, tmp_path):
+    """Check that it is that of the model."""
+    task = "object_detection" if kind == "detr" else "image_classification"
+    pixels, theirs = compare({}, task, (41, 60), tmp_path, kind)
+    height, width = theirs.shape[:2]
+    np.testing.assert_allclose(pixels[:height, :width], theirs, atol=1e-4)
+
+
+def compare(about, task, size, folder, kind="detr"):
     """Return the pixels of an image of our task and of the processor of `transformers`, [h, w, c]."""
     (folder / "preprocessor_config.json").write_text(json.dumps(about))
-    (folder / "config.json").write_text('{"model_type": "detr"}')
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     theirs = np.asarray(processor(images=[Image.fromarray(image)], return_tensors="np")["pixel_values"])[0]
@@ -409,11 +418,16 @@ def compare(about, task, size, folder):
         ({"image_processor_type": "DetrImageProcessor", "size": {"height": 8, "width": 8}}, "DETR's must have"),
         ({"image_processor_type": "DetrImageProcessor", "size": 8, "resample": 3}, "resample 'bicubic'"),
         ({"size": {"max_height": 8, "max_width": 8}}, "it must have"),
+        (
+            {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 8, "longest_edge": 9}},
+            "only the pr",
+        ),
         ({"image_processor_type": "LevitImageProcessor", "size": 8}, "its class is 'LevitImageProcessor', which must"),
         ({"size": 8, "crop_size": 16, "do_center_crop": True}, "crop_size is 16: it must be at most"),
     ],
 )
 def test_other_preprocessing_is_refused(about, message, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match=message):
         companions.preprocessing(tmp_path)
@@ -428,6 +442,7 @@ def test_other_things_in_place_of_a_file_are_not_taken_for_a_missing_file(kind, 
 
 
 def test_images_are_not_resized(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_resize": False, "size": 8} | MEAN))
     options = {"image_size": 0, "mean": (0.4,) * 3, "std": (0.2,) * 3, "resample": "bilinear"}
     assert companions.preprocessing(tmp_path) == options
