@@ -155,8 +155,8 @@ def _preprocessing(config, kind):
     if kind.startswith("Detr"):
         return options | _detection(config, options.pop("resample"))
     side = _side(config.get("size"))
-    if isinstance(config.get("size"), dict) and (longest := _side(config["size"].get("longest_edge"))):
-        return options | {"image_size": longest, "shorter_side": side}
+    if isinstance(config["size"], dict) and config["size"].get("longest_edge"):
+        raise ValueError(f"size is {str(config['size'])[:60]}: only the processor of DETR may have longest_edge")
     return options | _resizing(config, side, kind)
 
 
