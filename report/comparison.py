@@ -122,7 +122,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         card = Markup(re.sub("|".join(colors), lambda color: both[color[0]], card))  # noqa: S704, escaped before
         for name, run in zip(ids, runs):
             named = Markup('<g class="run {}"><title>{}</title>').format(name, run.name)
-            card = card.replace(f'<g id="{name}">', named)
+            card = card.replace(f'<g data-part="{name}">', named)
         return card
 
     charts = []

@@ -43,7 +43,6 @@ SERIES = {name: color for name, color in COLORS.items() if re.fullmatch(r"s\d", 
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
-    "svg.hashsalt": "report",  # makes the ids, and so the report, reproducible
     "text.color": COLORS["ink"],
     "text.parse_math": False,
     "axes.edgecolor": COLORS["rule"],
@@ -69,7 +68,7 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
 
     The SVG has CSS variables for the colors of the palette, and its text is not converted to paths.
     """
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():  # reproducible, unique ids
         # Browsers have more fonts than matplotlib, and very long labels leave no room for a layout.
         warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
         figure = draw(*args)
@@ -84,6 +83,7 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = re.sub(r"<(metadata|style).*?</\1>", "", svg[svg.index("<svg") :], count=2, flags=re.DOTALL)
+    svg = svg.replace("<g id=", "<g data-part=")  # these ids are the same in each figure
     width = f'style="--w:{72 * figure.get_figwidth():.0f}"'
     svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"<svg {width} \1>", svg, count=1)
     for variable in ("ink", "soft", "rule", "bad", *SERIES):

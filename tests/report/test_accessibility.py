@@ -39,6 +39,13 @@ def test_tables_have_titles_and_named_rows_or_columns(name, pages):
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_ids_are_unique(name, pages):
+    ids = re.findall(r"<\w[^>]* id=['\"]?([^'\" >]+)", pages[name])
+    assert ids
+    assert len(ids) == len({*ids})
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_wide_tables_can_be_scrolled_by_keyboard(name, pages):
     regions = re.findall("<div class='[^']*scroll[^>]*>(?=<table)", pages[name])
     assert len(regions) == {"vision": 1, "text": 1, "few keys": 1, "many keys": 2}[name]
