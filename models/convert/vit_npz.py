@@ -55,10 +55,13 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a ViT: {' '.join(str(error).split())[:200]}.") from None
     names = {ours: _names(model, ours) for ours in shapes}
-    expected = {name: math.prod(shapes[ours].shape) // len(group) for ours, group in names.items() for name in group}
-    wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
-    if wrong:
-        raise ValueError(f"{path} is another model: {wrong[0][0]} is missing, unexpected or of another size.")
+    zeros = {ours: np.broadcast_to(np.float32(0), leaf.shape) for ours, leaf in shapes.items()}
+    expected, given = (
+        {name: tuple(size for size in array.shape if size != 1) for name, array in group.items()}  # as in old files
+        for group in (_in_file(model, zeros), arrays)
+    )
+    if wrong := sorted(expected.items() ^ given.items()):
+        raise ValueError(f"{path} is another model: {wrong[0][0]} is missing, unexpected or of another shape.")
     if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
         raise ValueError(f"{path}: tensor {wrong[0]} has values that are not finite.")
     arrays = {ours: np.stack([arrays[name] for name in group]) for ours, group in names.items()}
@@ -75,7 +78,8 @@ def _read(path):
         with np.load(path) as file:
             if (needed := sum(entry.file_size for entry in file.zip.infolist())) > 4 * size + MAX_BYTES:
                 raise ValueError(f"it has {size:,} bytes for arrays of {needed:,}")
-            return dict(file)
+            # NumPy writes bfloat16 as items of two bytes without a type.
+            return {name: array.view(jnp.bfloat16) if array.dtype == "V2" else array for name, array in file.items()}
     except Exception as error:  # archives raise exceptions of many types
         if isinstance(error, OSError) and error.filename:
             raise
@@ -114,16 +118,21 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     known = type(model) is ViT and all(getattr(model, name) == value for name, value in FIXED.items())
     if not known or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
+    params = flatten_dict(variables["params"], sep="/")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **_in_file(model, {ours: np.asarray(value, np.float32) for ours, value in params.items()}))
+
+
+def _in_file(model, params):
+    """Return the arrays of a file, by their names in it, from those of our parameters."""
     size, width = model.patch_size // stride_of(model.hybrid), model.width
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
     shapes["patch_embed/projection/kernel"] = (size, size, -1, width)
     arrays = {}
-    for ours, value in flatten_dict(variables["params"], sep="/").items():
-        names, value = _names(model, ours), np.asarray(value, np.float32)
+    for ours, value in params.items():
         parts = value if "layers/" in ours else [value.reshape(shapes.get(ours, value.shape))]
-        arrays |= zip(names, parts)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
+        arrays |= zip(_names(model, ours), parts)
+    return arrays
 
 
 def _resnet(blocks):

@@ -163,11 +163,23 @@ def test_file_without_class_token_and_head(tmp_path, variables, normal):
     jax.tree.map(np.testing.assert_array_equal, restored, params)
 
 
+def test_numbers_of_16_bits(tmp_path):
+    arrays = small(np.random.default_rng(0))
+    for dtype in (jnp.bfloat16, np.float16):
+        np.savez(tmp_path / "half.npz", **{name: array.astype(dtype) for name, array in arrays.items()})
+        _, variables = convert.load(tmp_path / "half.npz")
+        np.testing.assert_array_equal(variables["params"]["class_token"], arrays["cls"][0, 0].astype(dtype))
+
+
 def test_invalid_files_raise(tmp_path, variables, normal):
     arrays = small(np.random.default_rng(0))
     np.savez(tmp_path / "hybrid.npz", **arrays, **{"conv_root/kernel": np.zeros((7, 7, 3, 64))})
     with pytest.raises(ValueError, match=r"hybrid\.npz is another model: conv_root/kernel is missing, unexpected"):
         convert.load(tmp_path / "hybrid.npz")
+    kernel = "Transformer/encoderblock_0/MlpBlock_3/Dense_1/kernel"
+    np.savez(tmp_path / "turned.npz", **arrays | {kernel: arrays[kernel].T})
+    with pytest.raises(ValueError, match=rf"turned\.npz is another model: {kernel} is missing, .* of another shape"):
+        convert.load(tmp_path / "turned.npz")
     np.savez(tmp_path / "wild.npz", **arrays | {"cls": np.full_like(arrays["cls"], np.inf)})
     with pytest.raises(ValueError, match=r"wild\.npz: tensor cls has values that are not finite"):
         convert.load(tmp_path / "wild.npz")
