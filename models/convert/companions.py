@@ -223,7 +223,7 @@ def save_labels(folder: Path, names: Sequence[str], problem: str = "") -> None:
 def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any]) -> None:
     """Write `preprocessor_config.json`, with which `transformers` preprocesses images as the task of a run does.
 
-    `options` are those of the task: `mean`, `std`, and possibly `resample`, `evaluation_crop` and `squash`.
+    `options` are those of the task: `mean`, `std`, and possibly `image_size`, `resample`, `evaluation_crop`, `squash`.
     """
     side, channels = model.image_size, model.channels
     numbers = {n: [float(x) for x in options[n]] * (channels if len(options[n]) == 1 else 1) for n in ("mean", "std")}
@@ -239,7 +239,8 @@ def save_preprocessing(folder: Path, model: nn.Module, options: Mapping[str, Any
         sides = {"shortest_edge": options["shorter_side"] or side, "longest_edge": side}
         config |= {"image_processor_type": "DetrImageProcessor", "size": sides, "do_pad": True}
     else:
-        resized = round(side / options.get("evaluation_crop", 1.0))
+        kept = options.get("image_size", side) == 0  # the size of images, whose central fraction is not taken
+        resized = side if kept else round(side / options.get("evaluation_crop", 1.0))
         sides = dict.fromkeys(("height", "width") if options.get("squash") else ("shortest_edge",), resized)
         crop = {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
         config |= {"image_processor_type": "CLIPImageProcessor", "size": sides, **crop}

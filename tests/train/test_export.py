@@ -327,6 +327,13 @@ def test_wrong_preprocessing_raises(about, tmp_path):
         companions.preprocessing(tmp_path)
 
 
+def test_images_that_keep_their_size_are_not_cropped(tmp_path):
+    task = TASKS["image_classification"](image_size=0, evaluation_crop=0.5)
+    companions.save_preprocessing(tmp_path, models.build("vit", image_size=16, num_classes=2), vars(task))
+    about = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert (about["size"], about["crop_size"]) == ({"shortest_edge": 16}, {"height": 16, "width": 16})
+
+
 def test_normalization_of_other_channels_raises(tmp_path):
     model = models.build("vit", "Ti", image_size=8, patch_size=4, num_classes=2, channels=1)
     (tmp_path / "config.json").write_text("{}")
