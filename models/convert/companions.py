@@ -182,9 +182,9 @@ def _resizing(config, side, kind):
             raise ValueError(f"crop_size is {crop}: it must be the size, {side}")
         resized = max(int(side / fraction), side)
         return {"image_size": side, "evaluation_crop": side / resized if side < 384 else 1.0, "squash": side >= 384}
-    # A single number as the size means both sides in some processors.
-    size = config["size"]
-    options = {"squash": "height" in size if isinstance(size, dict) else kind.startswith(("ViT", "DeiT", "Beit"))}
+    # A single number as the size means both sides in some processors, unless a file says otherwise.
+    size, both = config["size"], config.get("default_to_square", kind.startswith(("ViT", "DeiT", "Beit")))
+    options = {"squash": "height" in size if isinstance(size, dict) else bool(both)}
     if config.get("do_center_crop") and (crop := _side(config.get("crop_size"))):
         if crop > side:
             raise ValueError(f"crop_size is {crop}: it must be at most the size of the resized images, {side}")

@@ -375,6 +375,7 @@ def test_images_of_detr(sizes, size, tmp_path):
         {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 16},
         {"feature_extractor_type": "BeitFeatureExtractor", "size": 16},
         {"image_processor_type": "ViTImageProcessor", "size": 16},
+        {"image_processor_type": "BitImageProcessor", "size": 16, "do_center_crop": False, "default_to_square": True},
         *({"image_processor_type": f"{name}ImageProcessor"} for name in ("ViT", "DeiT", "Beit", "ConvNext", "Bit")),
         {"feature_extractor_type": "DetrFeatureExtractor", "size": 40, "max_size": 66},
     ],
