@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from lineage.train.trained import Trained
 
+__all__ = ["load"]
 __version__ = "0.1.0"
 
 

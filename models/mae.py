@@ -88,7 +88,7 @@ class MAE(ViT):
         x = self.decoder_embed(tokens)
         special, side = len(self.special), self.side
         first, kept = x[:, :special], x[:, special:]
-        masked = (len(x), rank.shape[1] - kept.shape[1], self.decoder_width)
+        masked = (x.shape[0], rank.shape[1] - kept.shape[1], self.decoder_width)
         x = jnp.concatenate([kept, jnp.broadcast_to(self.mask_token.astype(x.dtype), masked)], axis=1)
         x = tokens_at(x, rank)
         x = x + jnp.asarray(self._resampled(sincos_2d(side, side, self.decoder_width), grid), x.dtype)
@@ -119,7 +119,7 @@ class MAE(ViT):
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
         x = patches(image.astype(jnp.float32), self.patch_size)
-        x = x.reshape(len(x), x.shape[1] * x.shape[2], x.shape[-1])
+        x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
         if not self.normalized:
             return x, 0.0, 1.0
         mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
