@@ -69,18 +69,18 @@ def _fitting(expected, loaded, model, other, init):
     A classifier of another head, or with another number of classes, is omitted.
     """
     path, layers = init.path, init.layers
-    depth = next((len(value) for name, value in loaded.items() if isinstance(model.layer_of(name), range)), 0)
-    if layers and not 0 <= min(layers) <= max(layers) < depth:
-        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
     check_matches("init.skip", init.skip, expected)
     is_new = model.head_parameters and other.outputs != model.outputs
     skipped = (*init.skip, model.head_parameters) if is_new else init.skip
+    names = [name for name in expected.keys() & loaded.keys() if not matches(skipped, name)]
+    stacked = {name for name in names if layers and isinstance(model.layer_of(name), range)}
+    depth = min((len(loaded[name]) for name in stacked), default=0)
+    if layers and not 0 <= min(layers) <= max(layers) < depth:
+        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1} in each stack.")
     taken, wrong = {}, []
-    for name in expected.keys() & loaded.keys():
-        if matches(skipped, name):
-            continue
+    for name in names:
         value, shape = loaded[name], expected[name].shape
-        if layers and isinstance(model.layer_of(name), range):
+        if name in stacked:
             value = value[np.array(layers)]
         value = model.resampled(name, value, shape)
         if value.shape == shape:

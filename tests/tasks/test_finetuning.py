@@ -17,12 +17,14 @@ from lineage.configs.run import Init
 from lineage.data.tokenizers import Bytes
 from lineage.evaluation.texts import pooled_accuracy
 from lineage.models import convert
+from lineage.models.bart import BART
 from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.preparation import start_notes
 from lineage.train.reading import read_variables
+from lineage.train.step import TrainState
 from tests.data.test_questions import squad
 from tests.tiers import tiered
 from tests.train.conftest import without_report
@@ -294,6 +296,19 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
     np.testing.assert_array_equal(actual.params["pooler"]["kernel"], variables["params"]["pooler"]["kernel"])
     np.testing.assert_array_equal(actual.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
+
+
+def test_layers_of_the_smallest_stack(tmp_path):
+    """Check that layers that one of two stacks does not have are refused, unless that stack is not copied."""
+    model = BART(depth=1, decoder_depth=3, width=8, num_heads=2, vocab_size=9, max_length=4)
+    tokens = jnp.ones((1, 2), int)
+    convert.save(tmp_path / "bart", model, model.init(jax.random.key(5), tokens, tokens))
+    model = model.clone(decoder_depth=1)
+    variables = model.init(jax.random.key(6), tokens, tokens)
+    state = TrainState(jnp.int32(0), variables["params"], None, {}, None)
+    with pytest.raises(ValueError, match=r"init\.layers is \(2,\): the model in .* has layers 0 to 0 in each stack"):
+        initial.start_from(state, model, Init(str(tmp_path / "bart"), layers=(2,)))
+    initial.start_from(state, model, Init(str(tmp_path / "bart"), ("^encoder_stack/",), layers=(2,)))
 
 
 @pytest.mark.thorough
