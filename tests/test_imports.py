@@ -39,7 +39,7 @@ RULES = {
         ARRAYS | {"sklearn", "lm_eval"},
     ),
     "train.adapters": ({"configs.registry"}, ARRAYS),
-    "train.optimizer": ({"models", "configs.registry"}, ARRAYS | {"optax"}),
+    "train.optimizer": ({"models", "configs.registry", "train.adapters"}, ARRAYS | {"optax"}),
     "train": (
         {
             "train.adapters",

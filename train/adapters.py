@@ -39,6 +39,12 @@ def recording(kernels: Kernels) -> Callable[..., Any]:
     return record
 
 
+def adapted_path(path: str) -> str:
+    """Return the path of a trained parameter in the model: without the prefix of an adapter, if it has one."""
+    first, _, rest = path.partition("/")
+    return rest if first in {getattr(kind, "prefix", None) for kind in ADAPTERS.values()} else path
+
+
 class Matrix(NamedTuple):
     """A kernel [*layers, *inputs, *outputs] as one matrix per layer, with the sizes of its axes."""
 

@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict
 from lineage import models
 from lineage.configs import schema
 from lineage.train.adapters import ADAPTERS, SVF, Adapter, LoRA, recording
+from lineage.train.optimizer import SGD
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -180,3 +181,23 @@ def test_adapter_config_round_trip(adapter):
     section = {"name": ADAPTERS.name_of(adapter)} | dataclasses.asdict(adapter)
     assert schema.build(ADAPTERS, schema.tuples(json.loads(json.dumps(section)))) == adapter
     assert not jax.tree.leaves(adapter)
+
+
+@pytest.mark.parametrize("adapter", [LoRA(patterns=(".",), rank=1), SVF(patterns=(".",))])
+def test_adapters_belong_to_the_layers_of_their_matrices(adapter):
+    """Check that layer-wise decay and frozen layers treat factors like the matrices, also before the first layer."""
+    model = ZOO["swin"][0]
+    params, axes = started(*ZOO["swin"][:2])
+    trained = adapted(adapter, params, axes)[0]
+
+    def update(tree, **options):
+        optimizer = SGD(momentum=0.0, clip_norm=0.0, **options).make(lambda n: 1.0, model)
+        moved = optimizer.update(jax.tree.map(jnp.ones_like, tree), optimizer.init(tree), tree)[0]
+        return {path: np.unique(value).tolist() for path, value in flatten_dict(moved, sep="/").items()}
+
+    for options in ({"layer_decay": 0.5}, {"frozen_layers": 1}):
+        expected, factors = update(params, **options), update(trained, **options)
+        assert "patch_embed/projection/kernel" in expected
+        for path, values in factors.items():
+            owner = path.removeprefix(f"{adapter.prefix}/").rpartition("/")[0]
+            assert values == expected[f"{owner}/kernel"], path

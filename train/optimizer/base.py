@@ -13,6 +13,7 @@ import optax
 from lineage.configs.registry import Natural, Registry, check_expressions, check_matches, check_ranges, matches
 from lineage.models import Model
 from lineage.models.quantization import Inputs
+from lineage.train.adapters import adapted_path
 from lineage.train.optimizer.schedules import LearningRate, NonNegative
 
 OPTIMIZERS = Registry("optimizer")
@@ -123,7 +124,7 @@ class Optimizer:
                 return optax.MaskedNode()
             if not self.frozen_layers:
                 return leaf
-            layer = model.layer_of(path)
+            layer = model.layer_of(adapted_path(path))
             layers = layer if isinstance(layer, range) else [layer]
             kept = sum(layer > self.frozen_layers for layer in layers)
             if kept in (0, len(layers)):
@@ -201,7 +202,7 @@ def _scale_by_layer(model, decay):
     heads = model.num_layers + 1
 
     def scale(path, leaf):
-        layer = model.layer_of(path)
+        layer = model.layer_of(adapted_path(path))
         if isinstance(layer, range):  # stacked layers, the last ones if some are frozen: a vector of factors
             layers = jnp.arange(layer.stop - len(leaf), layer.stop)
             factors = decay ** (heads - layers).astype(jnp.float32)
