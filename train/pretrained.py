@@ -76,7 +76,8 @@ def _fitting(expected, loaded, model, other, init):
     stacked = {name for name in names if layers and isinstance(model.layer_of(name), range)}
     depth = min((len(loaded[name]) for name in stacked), default=0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
-        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1} in each stack.")
+        known = f"layers 0 to {depth - 1} in each stack" if depth else "no stacks of layers to copy"
+        raise ValueError(f"init.layers is {layers}: the model in {path} has {known}.")
     taken, wrong = {}, []
     for name in names:
         value, shape = loaded[name], expected[name].shape

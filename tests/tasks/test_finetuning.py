@@ -309,6 +309,8 @@ def test_layers_of_the_smallest_stack(tmp_path):
     with pytest.raises(ValueError, match=r"init\.layers is \(2,\): the model in .* has layers 0 to 0 in each stack"):
         initial.start_from(state, model, Init(str(tmp_path / "bart"), layers=(2,)))
     initial.start_from(state, model, Init(str(tmp_path / "bart"), ("^encoder_stack/",), layers=(2,)))
+    with pytest.raises(ValueError, match=r"init\.layers is \(2,\): the model in .* has no stacks of layers to copy"):
+        initial.start_from(state, model, Init(str(tmp_path / "bart"), ("_stack/",), layers=(2,)))
 
 
 @pytest.mark.thorough
