@@ -121,7 +121,7 @@ def _adopt_architecture(config, typed, model):
     if section.get("variant") and not fixed:
         section.variant = None
     if config.init.layers:
-        settings = settings | {"depth": len(config.init.layers)}
+        settings = settings | dict.fromkeys({"depth", "decoder_depth"} & settings.keys(), len(config.init.layers))
     for key, value in settings.items():
         if key in section and key not in (*not_copied(task), *fixed) and not _is_typed(f"model.{key}", typed):
             _set(section, key, value)

@@ -33,7 +33,7 @@ class Init(Options):
         skip: regular expressions; parameters whose path matches one keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").
-        layers: layers of the other model to copy, counted from 0, such as (0, 2, 4); (): all.
+        layers: layers of the other model to copy from each stack, counted from 0, such as (0, 2, 4); (): all.
     """
 
     path: str = ""

@@ -15,6 +15,8 @@ from lineage.configs.run import Init
 from lineage.data import Facts
 from lineage.data.examples.pairs import Continuations
 from lineage.data.examples.windows import Windows
+from lineage.models import convert
+from lineage.models.bart import BART
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -321,6 +323,19 @@ def test_changed_config_of_the_other_model_raises(old, new, key, base, tmp_path)
     path.write_text(head + model + rest.replace(f'"{name}": {old}', f'"{name}": {new}', 1))
     with pytest.raises(ValueError, match=rf"^{path} is not the config of the newest checkpoint \({key}\): restore it"):
         adoption.model_of(str(path.parent))
+
+
+def test_all_stacks_have_the_layers_that_are_copied(tiny, tmp_path):
+    """Check that the depths of the encoder and of the decoder follow from `init.layers`, unless they are set."""
+    model = BART(depth=3, decoder_depth=4, width=8, num_heads=2, vocab_size=9, max_length=4)
+    tokens = jnp.ones((1, 2), int)
+    convert.save(tmp_path, model, model.init(jax.random.key(0), tokens, tokens))
+    for typed, expected in (((), (2, 2)), (("model.decoder_depth",), (2, 1))):
+        changes = {"model.name": "bart", "model.decoder_depth": 1, "init.layers": (0, 2)}
+        config = tiny("transformer", changes)
+        config.init.path = str(tmp_path)
+        adoption.adopt(config, typed)
+        assert (config.model.depth, config.model.decoder_depth) == expected
 
 
 def test_incompatible_parameters_raise_before_allocation(tiny, base):
