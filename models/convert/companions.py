@@ -10,7 +10,7 @@ import flax.linen as nn
 
 from lineage.configs.atomic import write_atomic
 from lineage.configs.storage import is_present
-from lineage.models.convert.family import read_json
+from lineage.models.convert.family import num_labels, read_json
 
 PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer_config.json"
 GENERATION = "generation_config.json"
@@ -109,7 +109,7 @@ def is_multi_label(folder: Path) -> bool:
     config = read_json(folder / "config.json")
     if (kind := config.get("problem_type")) == "regression":
         raise ValueError(f"{folder}/config.json: problem_type is 'regression': the task must be text_regression.")
-    return kind == "multi_label_classification" or (kind is None and len(config.get("id2label") or "01") == 1)
+    return kind == "multi_label_classification" or num_labels(config, "") == 1
 
 
 def preprocessing(folder: Path) -> dict[str, Any]:

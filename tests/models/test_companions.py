@@ -1,4 +1,4 @@
-"""Settings of text generation in a folder in the layout of `transformers`."""
+"""Settings of text generation and of classes in a folder in the layout of `transformers`."""
 
 import json
 
@@ -48,3 +48,11 @@ def test_other_first_token_of_decoders_raises(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match="decoder_start_token_id is 0: it must be pad_token_id or eos_token_id"):
         companions.start_role(tmp_path)
+
+
+@pytest.mark.parametrize("about", [{"num_labels": 1}, {"id2label": {"0": "spam"}}, {"num_labels": 1, "id2label": None}])
+def test_one_class_has_its_own_probability(about, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert companions.is_multi_label(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(about | {"num_labels": 2, "id2label": None}))
+    assert not companions.is_multi_label(tmp_path)
