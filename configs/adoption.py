@@ -207,8 +207,10 @@ def config_of(folder: Path, task: str) -> ConfigDict:
     for key in not_copied(TASKS[task]):
         if key in config.model:
             _set(config.model, key, model.settings[key])
-    if "binary" in config.task and folder.suffix != ".npz":
-        config.task.binary = companions.is_multi_label(folder)
+    if hasattr(TASKS[task], "binary") and folder.suffix != ".npz" and companions.is_multi_label(folder):
+        if "binary" not in config.task:
+            raise ValueError(f"{folder} has classes with separate probabilities, which the task {task} does not have.")
+        config.task.binary = True
     if not config.task.get("sequence_length", 1):
         config.task.sequence_length = LENGTH
     return config

@@ -108,7 +108,9 @@ def is_multi_label(folder: Path) -> bool:
     """
     config = read_json(folder / "config.json")
     if (kind := config.get("problem_type")) == "regression":
-        raise ValueError(f"{folder}/config.json: problem_type is 'regression': the task must be text_regression.")
+        raise ValueError(
+            f"{folder}/config.json: problem_type is 'regression', which only the task text_regression supports."
+        )
     return kind == "multi_label_classification" or num_labels(config, "") == 1
 
 

@@ -1,5 +1,6 @@
 """Masked autoencoders and linear probes on them, resampled position embeddings, and image distillation."""
 
+import contextlib
 import dataclasses
 import shutil
 from typing import Any
@@ -13,10 +14,11 @@ from scipy.special import log_softmax
 
 import lineage
 from lineage.configs import cli
-from lineage.configs.adoption import adopt
+from lineage.configs.adoption import adopt, config_of
 from lineage.configs.run import Init
 from lineage.data import Facts
 from lineage.models import Model, convert
+from lineage.models.convert import companions
 from lineage.models.deit import DeiT
 from lineage.models.mae import MAE
 from lineage.models.vit import ViT
@@ -247,3 +249,17 @@ def test_image_distillation_loss_matches_reference(temperature):
 def test_invalid_options_raise(model, changes, message, tiny, tmp_path):
     with pytest.raises(ValueError, match=message):
         loop.train(tiny(model, {"model.patch_size": 2} | changes | {"model.depth": 1}), tmp_path, **ONE)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression", "single_label_classification"])
+def test_distillation_has_one_class_per_image(problem, tmp_path):
+    model = DeiT(num_classes=3, image_size=4, patch_size=2, depth=1, width=8, num_heads=1, mlp_dim=8)
+    convert.save(tmp_path, model, model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3))))
+    companions.save_labels(tmp_path, (), problem)
+    task = "distilled_image_classification"
+    wrong = {
+        "multi_label_classification": f"{tmp_path} has classes with separate probabilities, which the task {task} does",
+        "regression": f"{tmp_path}/config.json: problem_type is 'regression', which only the task text_regression",
+    }
+    with pytest.raises(ValueError, match=wrong[problem]) if problem in wrong else contextlib.nullcontext():
+        config_of(tmp_path, task)

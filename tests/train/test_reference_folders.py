@@ -287,7 +287,7 @@ def test_missing_classifiers_are_refused(tmp_path):
 @pytest.mark.thorough
 def test_numbers_are_not_read_as_probabilities(tmp_path):
     classifier(tmp_path, "regression", 1)
-    with pytest.raises(ValueError, match="problem_type is 'regression': the task must be text_regression"):
+    with pytest.raises(ValueError, match="problem_type is 'regression', which only the task text_regression"):
         lineage.load(tmp_path, task="text_classification")
     classifier(tmp_path, "regression", 2)
     with pytest.raises(ValueError, match=r"model\.num_classes is 2: it must be 1 for a regression"):
