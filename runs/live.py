@@ -244,7 +244,8 @@ def watch(folders: Iterable[Path]) -> None:
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
                         runs[path] = Run(folder.resolve().name if name == "." else name, path)
-                    refresh(runs[path])
+            for run in runs.values():  # including those whose folders have been deleted meanwhile
+                refresh(run)
             # A sweep locks its own folder, and may be about to start a run.
             busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())
             if not runs and not busy:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def test_watch_continues_while_a_run_is_active(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "run  running  step 5/40  loss 0.200",
         "run  stopped  step 10/40  loss 0.500",
+    ]
+
+
+def test_watch_ends_if_the_folder_of_an_active_run_is_deleted(tmp_path, monkeypatch, capsys):
+    other, folder = make(tmp_path / "a", 5), make(tmp_path / "b", 5)
+    lock = (folder / ".lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    naps = iter([lambda: shutil.rmtree(folder), lock.close])
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(naps)())
+    watch([tmp_path])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        [other.name, "stopped"],
+        ["b", "running"],
+        ["b", "failed"],
     ]
 
 
