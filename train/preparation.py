@@ -31,6 +31,13 @@ from lineage.train.profiling.description import parameter_table
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
 
+# Fields of `Facts` that must not change during a run, and their names in messages.
+COMPARED = {
+    "begin_token": "the token before each text",
+    "class_names": "the list of class names",
+    "examples": "the number of examples",
+}
+
 
 def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_config: bool) -> None:
     """Check that an experiment can start or resume in its folder, and write its config and metadata there."""
@@ -52,8 +59,6 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     experiment.check()
     if not done:
         check_examples(experiment.data)
-    elif not force_config:
-        check_begin_token(experiment.facts, workdir)
     if changed := data_record.differing(files, _fingerprints(experiment)):
         raise ValueError(f"{changed[0]} changed while the data were read: start again when they do not change.")
     if experiment.tokenizer and not (workdir / tokenizers.FILE).exists():
@@ -63,6 +68,8 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     artifacts.check(workdir)
     write_record(workdir / START, about)
     data_record.keep(files, workdir, force_config)
+    if done and not force_config:
+        check_facts(experiment.facts, workdir)
     clean(workdir)
     probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
     probe.mkdir(parents=True, exist_ok=True)
@@ -73,17 +80,22 @@ def _fingerprints(experiment):
     return fingerprint(experiment.source.files(), cache_dir=experiment.task.cache_dir)
 
 
-def check_begin_token(facts: Facts, workdir: Path) -> None:
-    """Raise ValueError if a run was trained with another token before each text, or with none as in old versions."""
+def check_facts(facts: Facts, workdir: Path) -> None:
+    """Raise ValueError if the data of a resumed run have changed in a way that fingerprints of files may not show.
+
+    Data that user code creates may have no files. Old versions put no token before each text.
+    """
     try:
-        before = Facts.load(workdir / FACTS).begin_token
+        before = Facts.load(workdir / FACTS)
     except (ValueError, OSError):  # a damaged or missing file is written again
         return
-    if before != facts.begin_token:
-        raise ValueError(
-            f"the token before each text was {before} in the run in {workdir}, and is now {facts.begin_token}: choose "
-            f"another workdir, or {folder.FORCE}."
-        )
+    for name, label in COMPARED.items():
+        old, new = getattr(before, name), getattr(facts, name)
+        if old != new and old not in ((), {}):  # which earlier versions may have left out
+            raise ValueError(
+                f"{label} was {str(old)[:100]} in the run in {workdir}, and is now {str(new)[:100]}: choose another "
+                f"workdir, or {folder.FORCE}."
+            )
 
 
 def check_start(experiment: Experiment) -> None:

@@ -1,15 +1,17 @@
-"""Runs that fail or are at risk: updates that are not finite, full disks, lost files, and divergence."""
+"""Runs that fail or are at risk: updates that are not finite, full disks, lost files, other data, and divergence."""
 
 import errno
 import os
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from lineage.data.facts import FACTS, Facts
 from lineage.runs.folder import read_metrics
-from lineage.train import checkpoint, loop
+from lineage.train import checkpoint, loop, preparation
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
@@ -194,3 +196,20 @@ def test_divergence_stops_the_run(tiny, tmp_path):
         with Checkpoints(tmp_path) as checkpoints:
             state = Experiment(config, tmp_path, ONE).state(checkpoints, int(path.name))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_resuming_with_other_data_without_files_raises(tiny, tmp_path):
+    """Check the number of examples and the classes: data that the user's code creates may have no files."""
+    loop.train(tiny("vit", {"total_steps": 1}), tmp_path, devices=ONE)
+    path = tmp_path / FACTS
+    facts, longer = Facts.load(path), tiny("vit", {"total_steps": 2})
+    changes = {"examples": {**facts.examples, "train": 1000}, "class_names": facts.class_names[::-1]}
+    for name, value in changes.items():
+        replace(facts, **{name: value}).save(path)
+        with pytest.raises(
+            ValueError, match=rf"{preparation.COMPARED[name]} was .* in the run in {tmp_path}, and is now"
+        ):
+            loop.train(longer, tmp_path, devices=ONE)
+    replace(facts, examples={}).save(path)  # as an earlier version may have written it
+    loop.train(longer, tmp_path, devices=ONE)
+    assert Facts.load(path) == facts
