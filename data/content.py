@@ -38,6 +38,9 @@ class Documents:
             need not be in memory together.
         fingerprint: string that identifies the texts, or a function that returns it, with the argument `cache_dir` of
             `lineage.data.fingerprint.fingerprint`; "": computed from the texts.
+
+    Raises:
+        ValueError: the texts are a generator or another iterator, which can be read only once.
     """
 
     always_ended = False  # whether an end of text also follows a single document
@@ -47,6 +50,12 @@ class Documents:
         texts: Iterable[str | Iterable[str]] | Callable[[], Iterator[str]],
         fingerprint: str | Callable[..., str] = "",
     ):
+        if isinstance(texts, Iterator):
+            kind = type(texts).__name__
+            raise ValueError(
+                f"The texts of documents are a {kind}, which can be read only once: they must be a list, or a function "
+                "that yields the texts in each call."
+            )
         self._texts = texts
         self._fingerprint = self._identity = fingerprint
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lineage.configs import schema
-from lineage.data import LabeledTexts, Loader, PairedTexts, TaggedSentence, load
+from lineage.data import Documents, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.data.tokenizers import Bytes
@@ -127,3 +127,11 @@ def test_wrong_content_is_refused(task, kind, content, message, registered, tmp_
 def test_sentences_have_a_tag_for_each_word():
     with pytest.raises(ValueError, match=r"^A sentence has 2 words and 1 tags"):
         TaggedSentence(["a", "b"], ["X"])
+
+
+@pytest.mark.parametrize("texts", [(text for text in ["a", "b"]), map(str, range(3))])
+def test_texts_that_can_be_read_only_once_are_refused(texts):
+    """Otherwise, the texts that are read to count or identify them would be missing from the training data."""
+    with pytest.raises(ValueError, match=f"are a {type(texts).__name__}, which can be read only once: they must be"):
+        Documents(texts)
+    assert list(Documents(lambda: iter(["a", "b"]))) == ["a", "b"]
