@@ -36,6 +36,7 @@ COMPARED = {
     "begin_token": "the token before each text",
     "class_names": "the list of class names",
     "examples": "the number of examples",
+    "tokens": "the number of tokens",
 }
 
 
