@@ -122,11 +122,16 @@ class _Batches:
         """Return the positions in the stream of examples that this process reads for global batch `number`."""
         return number * self.batch_size + self._rows()
 
+    def _until(self, stop: int, number: int) -> Batch:
+        """Return a batch, or an empty one from number `stop`, which worker processes read ahead in vain."""
+        return self[number] if number < stop else {}
+
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield batches start..stop-1; Grain's worker processes and threads, if any, read ahead."""
         workers, threads = self.loader.workers, self.loader.threads
         if not workers and not threads:
-            yield from map(self.__getitem__, range(start, stop))
+            for number in range(start, stop):  # `map` would end if user code raises StopIteration
+                yield self[number]
             return
         import grain  # imported here because it imports JAX if that is installed
         from absl import flags
@@ -134,14 +139,17 @@ class _Batches:
         if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only absl's main parses
             flags.FLAGS.mark_as_parsed()
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-        batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
+        # Without an end: at an end, exceptions and frames of Grain that refer to each other would keep shared memory.
+        numbers = grain.MapDataset.range(start, sys.maxsize)
+        batches = numbers.map(partial(self._until, stop)).to_iter_dataset(options)
         if workers:
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
             batches = batches.mp_prefetch(options, worker_init_fn=live_as_long_as_parent)
         before, iterator = {*multiprocessing.active_children()}, iter(batches)
         try:
             yield shielded(partial(next, iterator))
-            yield from iterator
+            for _ in range(start + 1, stop):
+                yield next(iterator)
         except RuntimeError as error:  # raised by Grain for a process that has ended
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:

@@ -109,6 +109,19 @@ def test_prefetched_evaluation_batches_are_identical(kind):
         same(batch, expected)
 
 
+@pytest.mark.thorough
+def test_evaluation_frees_shared_memory_at_its_end():
+    """Check the last batch too: at the end of a run, Python reports shared memory that is still in use."""
+    gc.disable()  # so that no cycle of references is freed
+    try:
+        batches = evaluation_batches(source=source(48), batch_size=16, workers=1)
+        paths = [Path("/dev/shm", batch["number"].shm.name) for batch in batches]
+        assert len(paths) == 3
+        assert not any(path.exists() for path in paths)
+    finally:
+        gc.enable()
+
+
 def test_workers_ignore_signals_and_end_with_their_run():
     """Check that workers ignore cluster signals and terminate when their parent is killed."""
     script = """
@@ -244,6 +257,17 @@ def test_worker_exception_reaches_the_caller(kind):
     batches = train_batches(source=source(4), batch_size=2, seed=0, transform=fail, **kind)
     with pytest.raises(ValueError, match="the picture is torn"):
         next(batches.iterate())
+
+
+def end(batch, keys):
+    raise StopIteration
+
+
+@pytest.mark.parametrize("kind", [{}, {"threads": 1}])
+def test_user_code_cannot_end_an_evaluation(kind):
+    """Check that StopIteration, raised by `next` in a transform, does not leave out the rest of the examples."""
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(evaluation_batches(source=source(40), batch_size=8, transform=end, **kind))
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
