@@ -3,7 +3,7 @@
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -240,6 +240,9 @@ def check_content(source: str, content: Any) -> None:
     for split, part in splits.items():
         columns = {"texts": part.texts, "labels": part.labels} if isinstance(part, LabeledTexts) else {}
         columns |= part._asdict() if isinstance(part, PairedTexts) else {}
+        if unsized := [name for name, column in columns.items() if not isinstance(column, Sized)]:
+            kind = type(columns[unsized[0]]).__name__
+            raise ValueError(f"The {split} split of the source {source!r} has {unsized[0]} in a {kind}: use a list.")
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"The {split} split of the source {source!r} has {counts}: the counts must be equal.")

@@ -114,6 +114,12 @@ def test_reimport_is_allowed_and_duplicate_name_raises(registered):
             {"train": LabeledTexts([("a",)], [1])},
             "has the label 1 of the type int: labels must be texts",
         ),
+        (
+            "text_classification",
+            "labeled_texts",
+            {"train": LabeledTexts(zip(["a"]), ["1"])},
+            "split of the source 'reviews' has texts in a zip: use a list",
+        ),
     ],
 )
 def test_wrong_content_is_refused(task, kind, content, message, registered, tmp_path):
