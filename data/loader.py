@@ -123,7 +123,7 @@ class _Batches:
         return number * self.batch_size + self._rows()
 
     def _until(self, stop: int, number: int) -> Batch:
-        """Return a batch, or an empty one from number `stop`, which worker processes read ahead in vain."""
+        """Return batch `number`; from `stop` on, which prefetching may reach, an empty one that is never used."""
         return self[number] if number < stop else {}
 
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
@@ -139,7 +139,7 @@ class _Batches:
         if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only absl's main parses
             flags.FLAGS.mark_as_parsed()
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-        # Without an end: at an end, exceptions and frames of Grain that refer to each other would keep shared memory.
+        # The range has no end, at which a reference cycle in Grain would keep shared memory alive.
         numbers = grain.MapDataset.range(start, sys.maxsize)
         batches = numbers.map(partial(self._until, stop)).to_iter_dataset(options)
         if workers:

@@ -32,7 +32,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
     "Detr": _IMAGENET,
 }
-# `model_type` -> start of the name of its processor, if a file does not name it; of other models: "ViT".
+# `model_type` -> start of the name of the processor, for files that do not name one; "ViT" for other models.
 OF_MODELS = {"deit": "DeiT", "resnet": "ConvNext", "bit": "Bit", "detr": "Detr"}
 # Role of a special token in `tokenizer_config.json` -> its name in `lineage.data.Tokenizer`.
 ROLES = {"bos": "begin_of_text", "eos": "end_of_text", "unk": "unknown"}
