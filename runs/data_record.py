@@ -13,9 +13,12 @@ from lineage.runs.folder import CONFIG, DATA, DATA_FACTS, FORCE, last_step, newe
 CHECKSUMS = {DATA: "data", DATA_FACTS: "facts"}  # keys of the checksums in the records of checkpoints
 
 
-def keep(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
-    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path, run_files = workdir / DATA, _run_files(workdir)
+def keep(files: Mapping[str, Any], workdir: Path, force: bool = False, teacher: str | None = None) -> None:
+    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`.
+
+    `teacher` is that of the config; None: of `config.json`.
+    """
+    path, run_files = workdir / DATA, _run_files(workdir, teacher)
     files = {**files, **run_files}
     if last_step(workdir) and not force:
         before = read_json(path)
@@ -104,9 +107,10 @@ def model_files(path: str) -> dict[str, str]:
     return {storage.name(file): _digest(file) for file in files if file.is_file()}
 
 
-def _run_files(workdir):
+def _run_files(workdir, teacher=None):
     """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
-    tokenizer, teacher = regular(workdir / "tokenizer.json", MAX_DATA), read_json(workdir / CONFIG).get("teacher")
+    tokenizer = regular(workdir / "tokenizer.json", MAX_DATA)
+    teacher = read_json(workdir / CONFIG).get("teacher") if teacher is None else teacher
     own = {tokenizer.name: _digest(tokenizer)} if tokenizer.is_file() else {}
     return own | (model_files(teacher) if teacher else {})
 

@@ -230,11 +230,15 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = None) -> None:
-    """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`."""
+def keep_config(config: Any, workdir: Path, force: bool = False, earlier: Any = None, write: bool = True) -> None:
+    """Write `config.json`; raise ValueError if the folder has a run of another config, unless `force`.
+
+    Without `write`, the file is not written.
+    """
     if last_step(workdir) and not force:
         check_config(config, workdir, earlier, also=("experts.",))  # which determine the initial parameters
-    write_atomic(workdir / CONFIG, _text(config))
+    if write:
+        write_atomic(workdir / CONFIG, _text(config))
 
 
 def check_results(config: Any, workdir: Path) -> None:

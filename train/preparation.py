@@ -54,8 +54,9 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     elif done > (total := experiment.total_steps):
         allowed = f"at least {done:,}, the last step in {workdir}"
         raise ValueError(f"the length of the run is {total:,} steps: it must be {allowed}.")
-    # Marks the folder as a run folder. Earlier versions wrote the config without the values of variants.
-    folder.keep_config(base.resolved(config), workdir, force_config, earlier=config)
+    # Earlier versions wrote the config without the values of variants.
+    keep_config = partial(folder.keep_config, base.resolved(config), workdir, force_config, earlier=config)
+    keep_config(write=not done)  # marks a new run folder; a run that cannot be resumed keeps its files
     files = _fingerprints(experiment)
     experiment.check()
     if not done:
@@ -67,10 +68,11 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
     if not done:
         folder.discard_artifacts(workdir)
     artifacts.check(workdir)
-    write_record(workdir / START, about)
-    data_record.keep(files, workdir, force_config)
+    data_record.keep(files, workdir, force_config, config.teacher)
     if done and not force_config:
         check_facts(experiment.facts, workdir)
+    keep_config()
+    write_record(workdir / START, about)
     clean(workdir)
     probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"  # raises OSError if checkpoints cannot be written
     probe.mkdir(parents=True, exist_ok=True)

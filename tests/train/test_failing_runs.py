@@ -206,10 +206,12 @@ def test_resuming_with_other_data_without_files_raises(tiny, tmp_path):
     changes = {"examples": {**facts.examples, "train": 1000}, "class_names": facts.class_names[::-1]}
     for name, value in changes.items():
         replace(facts, **{name: value}).save(path)
+        kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
         with pytest.raises(
             ValueError, match=rf"{preparation.COMPARED[name]} was .* in the run in {tmp_path}, and is now"
         ):
             loop.train(longer, tmp_path, devices=ONE)
+        assert kept == {path.name: path.read_bytes() for path in tmp_path.glob("*.json")}
     replace(facts, examples={}).save(path)  # as an earlier version may have written it
     loop.train(longer, tmp_path, devices=ONE)
     assert Facts.load(path) == facts
