@@ -49,6 +49,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
         self._records: dict[int, dict[str, Any]] = {}
+        self._failed = False  # whether a save failed
         # Asynchronous creation would wait for minutes for a folder that cannot be created. Orbax's timeout would count
         # jumps of the clock and suspension of the machine: `Watchdog` ends a run with a hanging save.
         waiting = ocp.AsyncOptions(
@@ -139,6 +140,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             except OSError as error:
                 if self.options.on_error == "stop":
                     raise
+                self._failed = True
                 self.notify(f"{error} The run continues.")
             with contextlib.suppress(Exception):  # the failure has been reported
                 self._manager.close()
@@ -202,6 +204,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         except OSError:
             if not isinstance(error, MovedError):  # which also made the save fail
                 raise
+        if self._failed:  # Orbax may have written other parts of that checkpoint after its error
+            clean(self.folder.parent)
 
     @contextlib.contextmanager
     def _os_errors(self):

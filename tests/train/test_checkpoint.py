@@ -188,11 +188,7 @@ def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
         f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large). Existing checkpoints are kept."
     )
     assert said == [f"{full} The run continues."] * 2
-    # Orbax may write parts of the last failed save after its error; the next start of the run deletes them.
-    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert {"3", "6"} <= names <= {"3", "6", "5.orbax-checkpoint-tmp"}
-    clean(tmp_path)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"3", "6"}
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor unfinished ones
     for step in (3, 6):
         assert_equal(restore(tmp_path, step=step), state(step))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
