@@ -11,6 +11,8 @@ from lineage.data import Loader
 
 MaybeNatural = Annotated[int | None, Range(0)]
 MaybeNumber = Annotated[float | None, Range(0)]
+MaybeCount = Annotated[int | None, Range(1)]
+MaybePositive = Annotated[float | None, Range(above=0)]
 Axis = Annotated[int, Range(1, other=-1)]
 FILES = re.compile("_(to|from|dir|file|filename|path|flags)$|extra")  # names of XLA options that name files or programs
 
@@ -245,18 +247,18 @@ class Run:
     total_steps: MaybeNatural = None
     total_epochs: MaybeNumber = None
     total_examples: MaybeNatural = None
-    log_every_steps: MaybeNatural = None
-    log_every_epochs: MaybeNumber = None
-    log_every_examples: MaybeNatural = None
-    log_every_percent: MaybeNumber = None
-    evaluate_every_steps: MaybeNatural = None
-    evaluate_every_epochs: MaybeNumber = None
-    evaluate_every_examples: MaybeNatural = None
-    evaluate_every_percent: MaybeNumber = None
-    save_every_steps: MaybeNatural = None
-    save_every_epochs: MaybeNumber = None
-    save_every_examples: MaybeNatural = None
-    save_every_percent: MaybeNumber = None
+    log_every_steps: MaybeCount = None
+    log_every_epochs: MaybePositive = None
+    log_every_examples: MaybeCount = None
+    log_every_percent: MaybePositive = None
+    evaluate_every_steps: MaybeCount = None
+    evaluate_every_epochs: MaybePositive = None
+    evaluate_every_examples: MaybeCount = None
+    evaluate_every_percent: MaybePositive = None
+    save_every_steps: MaybeCount = None
+    save_every_epochs: MaybePositive = None
+    save_every_examples: MaybeCount = None
+    save_every_percent: MaybePositive = None
     step_timeout_minutes: MaybeNumber = None
     grad_accum_steps: Count = 1
     ema_decay: Rate = 0.0

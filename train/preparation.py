@@ -221,11 +221,8 @@ def _optimizer_state(experiment: Experiment, params: Any) -> Any:
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:
-    """Return a duration of the config in steps; raise ValueError if it is 0."""
-    steps = experiment.steps(name, default=max(default, 1))
-    if not steps:
-        raise ValueError(f"{name} is 0 steps: it must be at least 1.")
-    return steps
+    """Return an interval of the config in steps, at least 1."""
+    return max(1, experiment.steps(name, default=default))
 
 
 def jit_step(experiment: Experiment):

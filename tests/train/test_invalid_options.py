@@ -68,7 +68,8 @@ pytestmark = pytest.mark.usefixtures("no_report")
             [GPT, "--config.precision=float12"],
             "precision is 'float12'. Did you mean 'float32'? Available: float32, bfloat16.",
         ),
-        ([GPT, "--config.log_every_steps=0"], "log_every is 0 steps: it must be at least 1."),
+        ([GPT, "--config.log_every_steps=0"], "log_every_steps is 0: it must be 1 or more."),
+        ([GPT, "--config.evaluate_every_percent=0.0"], "evaluate_every_percent is 0.0: it must be above 0."),
         (
             [GPT, "--config.loader.batch_size=12"],
             "a batch of 12 examples cannot be split evenly over 8 devices (data x fsdp): it must be",
