@@ -289,14 +289,13 @@ def run_sweep(options: Options) -> int:
 def run_slurm(options: Options) -> int:
     from lineage.runs import slurm
     from lineage.runs.live import Run
-    from lineage.runs.sweep import plan
 
     folder = options.folder
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options)
     alone = [Run(folder.name, folder, {}, changed(config, {}))]
-    runs = plan(overrides, [changed(config, run) for run in overrides], folder) if options.sweep else alone
+    runs = slurm.plan(overrides, [changed(config, run) for run in overrides], folder) if options.sweep else alone
     if options.action == "status":
         return slurm.status(runs, folder)
     return slurm.submit(runs, shared_command(options), folder, config.cluster)

@@ -1,5 +1,7 @@
 """Live table of the progress of runs, read from their folders."""
 
+import hashlib
+import json
 import math
 import os
 import re
@@ -33,6 +35,11 @@ LOG_SECONDS = 30
 def without_cluster(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config that determines a run's result: all but its cluster settings."""
     return {key: value for key, value in config.items() if key != "cluster"}
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the part of a config that determines a run's result."""
+    return hashlib.sha256(json.dumps(without_cluster(config), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(eq=False)

@@ -1,7 +1,5 @@
 """Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
-import hashlib
-import json
 import os
 import shlex
 import signal
@@ -12,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import without_links, write_record
-from lineage.runs.folder import read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, print_failures, tail, without_cluster
+from lineage.runs import sweep
+from lineage.runs.folder import CONFIG, read_json
+from lineage.runs.live import LOG, PROMPT, Run, Table, digest, print_failures, tail
 from lineage.runs.locks import LOCK, locked_file
 from lineage.runs.process import ERROR, PREEMPTED, STOP_SIGNALS
 from lineage.runs.supervisor import reason
@@ -71,6 +70,16 @@ class Task:
         return self.__dict__ | {"process": None}
 
 
+def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path) -> list[Run]:
+    """Return the runs of a sweep (see `sweep.plan`); those that were submitted and have not started keep their names.
+
+    Other overrides of a sweep, such as one more key, would give them other names, and they would be submitted again.
+    """
+    names = read_json(workdir / "slurm" / CONFIGS).items()
+    waiting = {value: name for name, value in names if not (workdir / name / CONFIG).exists()}
+    return sweep.plan(overrides, configs, workdir, waiting)
+
+
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
     """Submit runs as an array of jobs, except those that are done or in the queue; return the exit code of `status`.
 
@@ -95,7 +104,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
                 f"{folder / JOBS}: cancel these jobs with `slurm cancel`, and submit again when they have ended."
             )
         todo = [run for run in runs if not run.is_done()]
-        configs, wanted = read_json(folder / CONFIGS), {run.name: _digest(run) for run in todo}
+        configs, wanted = read_json(folder / CONFIGS), {run.name: digest(run.config) for run in todo}
         queued = {run.name for run in todo if jobs.get(run.name) in queue}
         if other := [name for name in sorted(queued) if configs.get(name, wanted[name]) != wanted[name]]:
             raise ValueError(
@@ -192,11 +201,6 @@ def _reason_of_end(run: Run, log: Path) -> str:
 def _brief(messages: str) -> str:
     """Return the messages of a program in one line."""
     return " ".join(messages.split())[:300] or "there is no message"
-
-
-def _digest(run: Run) -> str:
-    """Return the SHA-256 of the part of a run's config that determines its result."""
-    return hashlib.sha256(json.dumps(without_cluster(run.config), sort_keys=True).encode()).hexdigest()
 
 
 def _jobs(folder: Path) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Sweeps: a run for each of a config's overrides, several at a time, each with its share of the devices."""
 
 import hashlib
-import json
 import os
 import shlex
 import signal
@@ -13,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lineage.configs.atomic import naming, without_links
 from lineage.runs.folder import make, read_json
-from lineage.runs.live import LOG, PROMPT, Run, Table, distinguishing, labels, without_cluster
+from lineage.runs.live import LOG, PROMPT, Run, Table, digest, distinguishing, labels, without_cluster
 from lineage.runs.locks import CLAIM, held, is_locked, lock, locked, unmoved
 from lineage.runs.process import PREEMPTED, StopSignal, ignore_stop_signals, send_to_groups
 
@@ -65,22 +65,30 @@ def run_sweep(
     return exit_code(runs)
 
 
-def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path) -> list[Run]:
-    """Return the runs of a sweep, in folders of `workdir`."""
+def plan(
+    overrides: Sequence[Mapping[str, Any]],
+    configs: Sequence[Mapping[str, Any]],
+    workdir: Path,
+    waiting: Mapping[str, str] = MappingProxyType({}),
+) -> list[Run]:
+    """Return the runs of a sweep, in folders of `workdir`.
+
+    `waiting` has the names of runs that have not started, by the digests of their configs.
+    """
     if not overrides:
         raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
     for key, value in (item for changes in overrides for item in changes.items()):
         if "\0" in (text := str(value)) or text != text.encode(errors="replace").decode():
             raise ValueError(f"sweep() sets {key} to {value!r}: it must be valid Unicode without NUL characters.")
-    texts = [json.dumps(without_cluster(config), sort_keys=True) for config in configs]
-    repeated, count = Counter(texts).most_common(1)[0]
+    digests = list(map(digest, configs))
+    repeated, count = Counter(digests).most_common(1)[0]
     if count > 1:
-        alike = [dict(changes) for changes, text in zip(overrides, texts) if text == repeated]
+        alike = [dict(changes) for changes, value in zip(overrides, digests) if value == repeated]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # The same run may have another name, from a sweep in which other keys differed.
     existing = [(without_cluster(read_json(path)), path.parent.name) for path in sorted(workdir.glob("*/config.json"))]
-    wanted = map(without_cluster, configs)
-    known = [next((name for other, name in existing if other == config), None) for config in wanted]
+    wanted = zip(map(without_cluster, configs), map(waiting.get, digests))
+    known = [next((name for other, name in existing if other == config), name) for config, name in wanted]
     names = (old or new for old, new in zip(known, run_names(overrides, {*known})))
     return [Run(name, workdir / name, *both) for name, *both in zip(names, overrides, configs)]
 

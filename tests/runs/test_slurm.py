@@ -83,6 +83,26 @@ def test_job_in_the_queue_with_another_config_is_reported(cluster, tmp_path, mon
     assert "1 of 1 runs submitted" in capsys.readouterr().out
 
 
+def test_run_in_the_queue_is_not_submitted_again_if_the_sweep_has_another_key(cluster, tmp_path, monkeypatch, capsys):
+    """Check that such a run keeps its name until another run has its folder."""
+    cluster("squeue", "echo 7_0 PENDING; echo 7_1 PENDING")
+    numbers = iter(["7_0", "7_1", "8_0"])
+    executor = SimpleNamespace(submit_array=lambda tasks: [SimpleNamespace(job_id=next(numbers)) for _ in tasks])
+    monkeypatch.setattr(slurm, "_executor", lambda *_: executor)
+    overrides = [{"seed": 1}, {"seed": 2}]
+    configs = [{"seed": 1, "width": 4}, {"seed": 2, "width": 4}]
+    slurm.submit(slurm.plan(overrides, configs, tmp_path), ["x"], tmp_path, {})
+    overrides = [*(changes | {"width": 4} for changes in overrides), {"seed": 2, "width": 8}]
+    configs.append({"seed": 2, "width": 8})
+    runs = slurm.plan(overrides, configs, tmp_path)
+    assert [run.name for run in runs] == ["seed=1", "seed=2", "seed=2,width=8"]
+    slurm.submit(runs, ["x"], tmp_path, {})
+    assert "1 of 3 runs submitted" in capsys.readouterr().out
+    (tmp_path / "seed=1").mkdir()
+    (tmp_path / "seed=1" / "config.json").write_text('{"seed": 3}')
+    assert slurm.plan(overrides, configs, tmp_path)[0].name == "seed=1,width=4"
+
+
 @pytest.mark.parametrize("program", ["squeue", "scancel"])
 def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "ANSWER_SECONDS", 0.3)
