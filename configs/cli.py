@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from lineage.configs import adoption, base, modules, schema
 from lineage.configs.registry import did_you_mean, typed
-from lineage.configs.sweeps import Search
+from lineage.configs.sweeps import Search, without_numpy
 from lineage.evaluation import EVALUATORS
 from lineage.runs.folder import CONFIG
 
@@ -63,7 +63,7 @@ def _overrides(module, path, argument):
         if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
             needed = "it must yield dictionaries of config keys"
             raise ValueError(f"sweep() of {path} yields {str(changes)[:60]}: {needed}.")
-    return overrides
+    return [{key: without_numpy(value) for key, value in changes.items()} for changes in overrides]
 
 
 def _call(module, name, argument):

@@ -58,6 +58,13 @@ def samples(space: Mapping[str, "Range"], count: int, seed: int = 0) -> Iterator
     return ({key: values.draw(rng) for key, values in space.items()} for _ in range(count))
 
 
+def without_numpy(value: Any) -> Any:
+    """Return a value of a config key with Python's numbers, texts and lists in place of those of NumPy."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value
+
+
 def _merged(parts):
     if wrong := [part for part in parts if not isinstance(part, Mapping)]:
         raise ValueError(f"a sweep has the run {str(wrong[0])[:60]!r}: it must be a dictionary of config keys.")
@@ -117,7 +124,7 @@ class Choice:
     def __init__(self, *values: Any):
         if not values:
             raise ValueError("Choice() has no values: it must have at least one.")
-        self.values = values
+        self.values = tuple(map(without_numpy, values))
 
     def draw(self, rng: random.Random) -> Any:
         return rng.choice(self.values)

@@ -3,8 +3,10 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 
+from lineage.configs import cli
 from lineage.configs.sweeps import Choice, Floats, Integers, axis, chain, product, repeat, samples, zipped
 
 
@@ -67,3 +69,25 @@ def test_samples_are_deterministic_and_in_range():
 def test_invalid_ranges_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_values_of_numpy_are_those_of_python(tmp_path):
+    """Check values as in np.logspace, also in a tuple, whose text is the value on the command line of a run."""
+    path = tmp_path / "config.py"
+    path.write_text(
+        "import numpy as np\n"
+        "from lineage.configs import base\n"
+        "def get_config():\n"
+        "    return base.get_config('vit', 'image_classification', 'digits')\n"
+        "def sweep():\n"
+        "    for rate, seed in zip(np.logspace(-2, -1, 2), np.arange(2)):\n"
+        "        yield {'schedule.learning_rate': rate, 'seed': seed, 'init.layers': (seed,)}\n"
+    )
+    config, overrides = cli.load(str(path))
+    rates = [0.01, 0.1]
+    assert repr(overrides) == repr(
+        [{"schedule.learning_rate": rates[i], "seed": i, "init.layers": (i,)} for i in (0, 1)]
+    )
+    cli.override(config, overrides[1])
+    assert config.init.layers == (1,)
+    assert repr(Choice(*np.array(rates)).values) == repr(tuple(rates))
