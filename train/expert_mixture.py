@@ -8,10 +8,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Bool, Float, Int
 
 from lineage.configs.storage import local
+from lineage.data.tokenizers import FILE, Tokenizer
 from lineage.evaluation.likelihood import LanguageModel
 from lineage.runs.data_record import model_files
 from lineage.train import distributed
@@ -26,10 +28,14 @@ Weights = Float[np.ndarray, "K"]  # weights of the experts
 ROUNDS, POPULATION, ELITE = 12, 24, 6  # of `cross_entropy_search`
 
 
-def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
+def choose(
+    experiment: Experiment, state: TrainState, prompt: str | None = None, base_path: str | os.PathLike = ""
+) -> tuple[TrainState, str]:
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
     If `experts.choice` is "prompt", the prompt determines the mixture, or without one, examples of the training data.
+    Experts that have another tokenizer or, if the state is that of a model in `base_path`, were trained from another
+    model raise ValueError.
     """
     settings = experiment.config.experts
     if not settings.paths:
@@ -44,6 +50,9 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
     if jax.tree.map(lambda a: a.shape, theirs) != jax.tree.map(lambda a: a.shape, ours):
         raise ValueError(f"experts.paths: {names[0]} has another model than the config.")
+    _check_tokenizers(experiment)
+    if base_path and not _has_base(state, base):
+        raise ValueError(f"experts.paths: {names[0]} was trained from a different base model than that in {base_path}.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
@@ -80,6 +89,29 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
             raise ValueError(f"experts.paths: {path} was trained from a different base model than the others.")
         states[path.name] = state
     return states
+
+
+def _check_tokenizers(experiment):
+    """Raise ValueError if an expert has another tokenizer than the experiment."""
+    for path in experiment.config.experts.paths:
+        file = Path(local(path), FILE)
+        if experiment.tokenizer and file.exists() and Tokenizer.load(file).to_str() != experiment.tokenizer.to_str():
+            raise ValueError(f"experts.paths: the tokenizer of {path} differs from that of the run.")
+
+
+def _has_base(state, expert):
+    """Return whether a model has the parameters of an expert's base that the expert does not adapt."""
+    ours, theirs = (
+        flatten_dict(params, sep="/") for params in (state.variables(average=True)["params"], expert.frozen["params"])
+    )
+    adapted = {path.removeprefix("svf/").rpartition("/")[0] for path in flatten_dict(expert.frozen, sep="/")}
+    names = [name for name in theirs if name.removesuffix("/kernel") not in adapted]
+    return bool(_are_equal([ours[name] for name in names], [theirs[name] for name in names]))
+
+
+@jax.jit
+def _are_equal(ours, theirs):
+    return jnp.all(jnp.array(list(map(jnp.array_equal, ours, theirs)), bool))
 
 
 def cross_entropy_search(score: Callable[[Weights], float], size: int, *, seed: int) -> Weights:

@@ -200,7 +200,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints, notify: Call
     else:
         state = make()
     if config.experts.paths:
-        state, message = expert_mixture.choose(experiment, state)
+        state, message = expert_mixture.choose(experiment, state, base_path=path)
         notify(message)
     if path or config.experts.paths:
         state = state.replace(opt_state=None)  # frees its memory before the new one is allocated

@@ -305,7 +305,7 @@ def restore(
         distributed.check_same("the config or the checkpoint", f"{int(state.step)} {plain(config)}")
     if any(key.startswith("experts.") for key in changes):
         prompt = config.sampling.prompt if prompted else None
-        state, message = expert_mixture.choose(experiment, state, prompt)
+        state, message = expert_mixture.choose(experiment, state, prompt, folder)
         experts = tuple(filter(None, (*config.experts.paths, config.experts.classifier)))
         say(message)
     return Trained(experiment, state.variables(average=True), int(state.step), experts)

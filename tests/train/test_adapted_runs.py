@@ -15,12 +15,13 @@ from lineage.configs.run import Init
 from lineage.data import Facts
 from lineage.data.examples.pairs import Continuations
 from lineage.data.examples.windows import Windows
+from lineage.data.tokenizers.kinds import Characters
 from lineage.models import convert
 from lineage.models.bart import BART
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
-from lineage.train import expert_mixture, loop, pretrained
+from lineage.train import expert_mixture, loop, pretrained, trained
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.expert_mixture import cross_entropy_search
@@ -261,6 +262,22 @@ def test_invalid_experts_raise(base, lora, crowd, tmp_path, tiny):
     other = expert(tiny, lora, tmp_path / "other", 0.1)
     with pytest.raises(ValueError, match="other was trained from a different base model"):
         expert_mixture.load([crowd[0], other])
+
+
+@pytest.mark.thorough
+def test_experts_of_another_run_raise(tiny, base, lora, crowd, tmp_path):
+    """Check a run with other parameters, which the mixture would replace, and experts with another tokenizer."""
+    changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
+    assert trained.restore(base, changes=changes).experts == tuple(crowd)
+    with pytest.raises(ValueError, match=r"one was trained from a different base model than that in .*run"):
+        trained.restore(lora, changes=changes)
+    config = tiny("gpt", SMALL | changes | {"init.path": str(lora), "total_steps": 0})
+    with pytest.raises(ValueError, match="one was trained from a different base model than that in"):
+        loop.train(config, tmp_path / "run", **ONE)
+    shutil.copytree(crowd[0], tmp_path / "three")
+    (tmp_path / "three" / "tokenizer.json").write_text(Characters().train(["def"]).to_str())
+    with pytest.raises(ValueError, match=r"the tokenizer of .*three differs from that of the run"):
+        trained.restore(base, changes=changes | {"experts.paths": (str(tmp_path / "three"),)})
 
 
 def test_cross_entropy_search_finds_the_maximum():
