@@ -161,6 +161,8 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str, ValueError | None]]:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file of bytes, which may be compressed; raise ValueError if it cannot be decompressed."""
     try:
+        if path.suffix in COMPRESSED and not path.stat().st_size:  # which gzip and zstd read as no content
+            raise EOFError("it has 0 bytes")
         if path.suffix == ".zst":
             import pyarrow  # imported here because it is slow to import
 
