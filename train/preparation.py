@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from lineage.configs import base, schema
 from lineage.configs.atomic import write_atomic, write_record
-from lineage.data import SOURCES, tokenizers
+from lineage.configs.storage import is_present, local
+from lineage.data import SOURCES, Tokenizer, tokenizers
 from lineage.data.facts import FACTS, Facts, evaluating
 from lineage.data.fingerprint import fingerprint
 from lineage.data.notes import check_examples, notes
@@ -151,6 +152,7 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
         yield from _class_order_notes(experiment)
+        yield from _tokenizer_notes(experiment)
     yield from _learning_rate_notes(experiment, start)
     if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
         old, new = (float(experiment.schedule_of(length)(start)) for length in (total, experiment.total_steps))
@@ -169,6 +171,19 @@ def _class_order_notes(experiment):
         yield (
             f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(others)}: the classifier is "
             "loaded as it is, unless init.skip leaves it out."
+        )
+
+
+def _tokenizer_notes(experiment):
+    path, ours = experiment.config.init.path, experiment.tokenizer
+    if not path or ours is None or not is_present(file := Path(local(path)) / tokenizers.FILE):
+        return
+    names = {id: token for token, id in Tokenizer.load(file).vocabulary.items()}
+    moved = sorted(id for token, id in ours.vocabulary.items() if names.get(id, token) != token)
+    if moved:
+        yield (
+            f"the tokenizer is not that of {path}: {len(moved):,} ids stand for other tokens, the first one is "
+            f"{moved[0]}; their embeddings are loaded as they are, unless init.skip leaves them out."
         )
 
 

@@ -149,6 +149,11 @@ class Tokenizer:
             raise ValueError(f"The character {unknown!r} is not one of the {known} that the tokenizer knows.")
         return ids
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        return self._backend.get_vocab()
+
     @cached_property
     def begin_of_text(self) -> int | None:
         """The only token that the post-processor adds before a text, such as Llama's <s>; None if there is none.
@@ -203,7 +208,7 @@ class Tokenizer:
         model = json.loads(self._backend.to_str())["model"]
         prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
         begins, ends = self.special.copy(), self.special.copy()
-        for piece, id in self._backend.get_vocab().items():
+        for piece, id in self.vocabulary.items():
             if prefix:
                 begins[id] |= not piece.startswith(prefix)
             elif suffix:

@@ -364,3 +364,18 @@ def test_finished_run_is_shown_as_finished(tiny, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"writing to {tmp_path}\ncompiling the training step\n")
     loop.train(config, tmp_path, devices=ONE)
     assert capsys.readouterr().err == f"writing to {tmp_path}\nthe run has all of its 2 steps\nstep 2/2 100%\n"
+
+
+def test_tokenizer_with_other_ids_than_the_initial_model_is_noted(tiny, tmp_path):
+    Experiment(tiny("gpt"), devices=ONE).tokenizer.save(tmp_path / "model")
+    spec = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    ids = spec["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (tmp_path / "other.json").write_text(json.dumps(spec))
+    expected = (
+        f"not that of {tmp_path}/model: 2 ids stand for other tokens, the first one is {min(ids['a'], ids['b'])};"
+    )
+    for tokenizer, noted in (("other.json", True), ("model/tokenizer.json", False)):
+        config = tiny("gpt", {"tokenizer": f"file:{tmp_path}/{tokenizer}"})
+        config.init.path = str(tmp_path / "model")
+        assert (expected in " ".join(start_notes(Experiment(config, devices=ONE), 0, {}))) == noted
