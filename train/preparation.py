@@ -178,7 +178,10 @@ def _tokenizer_notes(experiment):
     path, ours = experiment.config.init.path, experiment.tokenizer
     if not path or ours is None or not is_present(file := Path(local(path)) / tokenizers.FILE):
         return
-    names = {id: token for token, id in Tokenizer.load(file).vocabulary.items()}
+    try:
+        names = {id: token for token, id in Tokenizer.load(file).vocabulary.items()}
+    except ValueError:  # the run does not need it
+        return
     moved = sorted(id for token, id in ours.vocabulary.items() if names.get(id, token) != token)
     if moved:
         yield (

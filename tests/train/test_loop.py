@@ -379,3 +379,6 @@ def test_tokenizer_with_other_ids_than_the_initial_model_is_noted(tiny, tmp_path
         config = tiny("gpt", {"tokenizer": f"file:{tmp_path}/{tokenizer}"})
         config.init.path = str(tmp_path / "model")
         assert (expected in " ".join(start_notes(Experiment(config, devices=ONE), 0, {}))) == noted
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    config.tokenizer.path = f"{tmp_path}/other.json"
+    assert "the tokenizer" not in " ".join(start_notes(Experiment(config, devices=ONE), 0, {}))
