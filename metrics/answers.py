@@ -17,12 +17,12 @@ def normalize(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer).split())
 
 
-def exact_match(answer: str, references: Sequence[str]) -> float:
-    """Return 1 if the normalized answer equals a normalized reference, else 0."""
+def exact_match(answer: str, references: str | Sequence[str]) -> float:
+    """Return 1 if the normalized answer equals the normalized reference, or one of several, else 0."""
     return float(normalize(answer) in _normalized(references))
 
 
-def f1(answer: str, references: Sequence[str]) -> float:
+def f1(answer: str, references: str | Sequence[str]) -> float:
     """Return the word-level F1 of the answer, 0 to 1; the maximum over the references."""
     words = normalize(answer).split()
     return max(_f1(words, reference.split()) for reference in set(_normalized(references)))
@@ -30,6 +30,7 @@ def f1(answer: str, references: Sequence[str]) -> float:
 
 def _normalized(references):
     """Return the normalized references that are not empty, or `[""]` (unanswerable) if there are none."""
+    references = [references] if isinstance(references, str) else references
     return [reference for reference in map(normalize, references) if reference] or [""]
 
 

@@ -56,3 +56,9 @@ def test_worked_examples():
     assert exact_match("", []) == 1
     assert exact_match("x", []) == 0
     assert exact_match("The cat.", ["dog", "cat"]) == 1
+
+
+def test_single_reference_is_one_text():
+    """Check a reference that is not in a list, of which each character would be a reference."""
+    assert exact_match("The cat.", "cat") == f1("The cat.", "cat") == 1
+    assert exact_match("c", "cat") == f1("c", "cat") == 0
