@@ -8,7 +8,7 @@ paper, or with `perl` the program ROUGE 1.5.5, by which the conferences DUC and 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def words(text: str) -> list[str]:
 
 def rouge(
     output: str,
-    references: str | Sequence[str],
+    references: str | Collection[str],
     kinds: Sequence[str] = KINDS,
     *,
     beta: float = 1.0,
@@ -78,8 +78,8 @@ def rouge(
 
 
 def corpus_rouge(
-    outputs: Sequence[str],
-    references: Sequence[str | Sequence[str]],
+    outputs: Collection[str],
+    references: Collection[str | Collection[str]],
     kinds: Sequence[str] = KINDS,
     *,
     samples: int = 1000,
@@ -105,7 +105,7 @@ def corpus_rouge(
     return {kind: {"low": Score(*a), "mean": Score(*b), "high": Score(*c)} for kind, a, b, c in named}
 
 
-def grouped(outputs: Sequence[Any], references: Sequence[str | Sequence[str]]) -> list[list[str]]:
+def grouped(outputs: Collection[Any], references: Collection[str | Collection[str]]) -> list[list[str]]:
     """Return the references of each output; raise ValueError as `check_numbers`, or if an output has none."""
     check_numbers(outputs, references)
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
@@ -114,9 +114,9 @@ def grouped(outputs: Sequence[Any], references: Sequence[str | Sequence[str]]) -
     return groups
 
 
-def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
+def check_numbers(outputs: Collection[Any], references: Collection[Any]) -> None:
     """Raise ValueError unless there are as many outputs as references, and at least one."""
-    if not outputs or len(outputs) != len(references):
+    if not len(outputs) or len(outputs) != len(references):
         counts = f"Got {len(outputs)} outputs and {len(references)} references"
         raise ValueError(f"{counts}: the numbers must be equal and not 0.")
 
@@ -159,7 +159,9 @@ def _shared(output, reference):
 
 
 def ngrams(tokens: Sequence[Any], size: int) -> Counter[tuple[Any, ...]]:
-    """Count the n-grams of n = `size`."""
+    """Count the n-grams of n = `size`; raise ValueError for a text, whose n-grams would be of characters."""
+    if isinstance(tokens, str):
+        raise ValueError(f"{tokens[:60]!r} is a text: it must be a list of tokens.")
     return Counter(zip(*(tokens[start:] for start in range(size))))
 
 

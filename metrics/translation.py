@@ -5,7 +5,7 @@ The metrics in `SACREBLEU` are computed by sacreBLEU and take its options, see `
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from sacrebleu.significance import PairedTest
 from lineage.metrics.summary import check_numbers, grouped, ngrams
 
 SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
-References = Sequence[str | Sequence[str]]
+References = Collection[str | Collection[str]]
 
 
 class Score(NamedTuple):
@@ -46,7 +46,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def corpus_score(
-    name: str, outputs: Sequence[str], references: References, *, samples: int = 0, **settings: Any
+    name: str, outputs: Collection[str], references: References, *, samples: int = 0, **settings: Any
 ) -> Score:
     """Return the corpus-level score of a metric in `SACREBLEU`.
 
@@ -61,7 +61,7 @@ def corpus_score(
     return Score(score.score, str(metric.get_signature()), *interval)
 
 
-def sentence_scores(name: str, outputs: Sequence[str], references: References, **settings: Any) -> list[float]:
+def sentence_scores(name: str, outputs: Collection[str], references: References, **settings: Any) -> list[float]:
     """Return the sentence-level scores of a metric in `SACREBLEU`; see `corpus_score`.
 
     BLEU ignores n-gram orders that a text is too short for, unless `effective_order` is False.
@@ -74,7 +74,7 @@ def sentence_scores(name: str, outputs: Sequence[str], references: References, *
 
 def compare(
     name: str,
-    systems: Mapping[str, Sequence[str]],
+    systems: Mapping[str, Collection[str]],
     references: References,
     *,
     test: Literal["bs", "ar"] = "bs",
@@ -102,7 +102,7 @@ def compare(
     return scores, str(signatures[key])
 
 
-def bleu(outputs: Sequence[str], references: References) -> tuple[float, str]:
+def bleu(outputs: Collection[str], references: References) -> tuple[float, str]:
     """Return corpus BLEU, 0 to 100, with sacreBLEU's defaults, and its signature."""
     return corpus_score("bleu", outputs, references)[:2]
 
@@ -166,6 +166,6 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
         raise ModuleNotFoundError(f"A tokenizer is not installed: {' '.join(str(error).split())}") from None
 
 
-def _transposed(outputs: Sequence[str], references: References) -> list[tuple[Any, ...]]:
+def _transposed(outputs: Collection[str], references: References) -> list[tuple[Any, ...]]:
     """Return a column of all first references, one of all second references, ..., padded with None."""
     return list(zip_longest(*grouped(outputs, references)))

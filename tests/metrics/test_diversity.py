@@ -71,6 +71,8 @@ def test_distinct_and_repetition():
     for score in (distinct, repetition):
         with pytest.raises(ValueError, match="n is 0: it must be at least 1"):
             score(texts, 0)
+        with pytest.raises(ValueError, match="'a b a' is a text: it must be a list of tokens"):
+            score(["a b a"], 1)
 
 
 def test_self_bleu():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
+from lineage.metrics.summary import corpus_rouge
 from lineage.metrics.translation import (
     SACREBLEU,
     bleu,
@@ -117,11 +118,11 @@ def test_significance_matches_sacrebleu(test):
 def test_d2l_bleu_matches_the_book():
     """Check the examples of section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short output; and outputs of its models."""
     long = math.exp(1 - 6 / 5) * (4 / 5) ** 0.5 * (3 / 4) ** 0.25
-    assert d2l_bleu(["ABBCD"], ["ABCDEF"]) == pytest.approx(long)
-    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 3) == pytest.approx(long * (1 / 3) ** 0.125)
-    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 4) == 0
-    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 1) == pytest.approx(math.exp(1 - 6 / 5) * (4 / 5) ** 0.5)
-    assert round(d2l_bleu(["AB"], ["ABCDEF"]), 2) == 0.14
+    assert d2l_bleu([[*"ABBCD"]], [[*"ABCDEF"]]) == pytest.approx(long)
+    assert d2l_bleu([[*"ABBCD"]], [[*"ABCDEF"]], 3) == pytest.approx(long * (1 / 3) ** 0.125)
+    assert d2l_bleu([[*"ABBCD"]], [[*"ABCDEF"]], 4) == 0
+    assert d2l_bleu([[*"ABBCD"]], [[*"ABCDEF"]], 1) == pytest.approx(math.exp(1 - 6 / 5) * (4 / 5) ** 0.5)
+    assert round(d2l_bleu([[*"AB"]], [[*"ABCDEF"]]), 2) == 0.14
     assert d2l_bleu([["i'm", "home"], []], [["i'm", "home"], ["."]]) == 0.5
 
 
@@ -176,3 +177,10 @@ def test_missing_tokenizer_raises(monkeypatch):
 def test_options_match_sacrebleu():
     assert options("bleu")["smooth_method"] == "exp"
     assert "references" not in options("chrf")
+
+
+def test_arrays_of_texts():
+    """Check arrays, as a column of a table is read, in place of lists."""
+    outputs, references = np.array(OUTPUTS), np.array(REFERENCES)
+    assert corpus_score("bleu", outputs, references) == corpus_score("bleu", OUTPUTS, REFERENCES)
+    assert corpus_rouge(outputs, references, samples=2) == corpus_rouge(OUTPUTS, REFERENCES, samples=2)
