@@ -148,6 +148,8 @@ def _masks(masks, true_masks, image):
 
 def _boxes(boxes, box_format, image):
     """Return boxes as (left, top, width, height)."""
+    if boxes.size and boxes.shape[-1] != 4:
+        raise ValueError(f"Image {image}: the boxes have the shape {boxes.shape}: it must be [N, 4].")
     boxes = np.asarray(boxes, float).reshape(-1, 4)
     first, last = boxes[:, :2], boxes[:, 2:]
     if box_format == "xyxy":

@@ -230,6 +230,7 @@ BOX = np.array([[0.0, 0, 9, 9]])
         ({"classes": [2]}, "A class of image 0 is 2: it must be from 0 to 1"),
         ({"true_classes": [-1]}, "A class of image 0 is -1: it must be from 0 to 1"),
         ({"true_boxes": BOX * np.nan}, "Image 0: a box is not finite"),
+        ({"boxes": np.ones((4, 2)), "scores": [0.1, 0.2], "classes": [0, 1]}, r"the boxes have the shape \(4, 2\): it"),
         ({"boxes": np.array([[9.0, 9, 0, 0]]), "box_format": "xyxy"}, "Image 0: a box has a negative width or height"),
         ({"box_format": "yxyx"}, "box_format is 'yxyx': it must be xywh, xyxy or cxcywh"),
         (
