@@ -130,10 +130,9 @@ def _tree(reader, state):
     # If the database is damaged, Orbax would leave reads unfinished, which print tracebacks when its event loop closes.
     place = {"driver": "file", "path": f"{state}/"}
     keys = tensorstore.KvStore.open({"driver": "ocdbt", "base": place}).result().list().result()
-    metadata = reader.metadata(state).item_metadata if keys else None  # none, if the manifest is missing or a folder
-    if metadata is None:  # Orbax hides the error
+    if not keys:  # the manifest is missing or a folder
         raise ValueError(f"the description of the arrays in {state} cannot be read")
-    return metadata.tree
+    return reader.handler.metadata(epath.Path(state)).tree
 
 
 def _read_state(folder, target, damage):

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 import pytest
+from absl import logging
 
 from lineage.configs.run import Checkpoint
 from lineage.runs.folder import read_record
@@ -25,6 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 def test_restore_is_bit_exact(tmp_path):
     save(tmp_path, state())
     assert_equal(restore(tmp_path), state())
+
+
+def test_reading_an_intact_checkpoint_logs_no_warning(tmp_path, monkeypatch):
+    save(tmp_path, state())
+    warnings = []
+    monkeypatch.setattr(logging, "warning", lambda *args: warnings.append(args))
+    read_newest(tmp_path)
+    assert not warnings
 
 
 def test_path_of_a_parent_folder_is_that_of_the_system(tmp_path):
