@@ -124,6 +124,8 @@ def test_d2l_bleu_matches_the_book():
     assert d2l_bleu([[*"ABBCD"]], [[*"ABCDEF"]], 1) == pytest.approx(math.exp(1 - 6 / 5) * (4 / 5) ** 0.5)
     assert round(d2l_bleu([[*"AB"]], [[*"ABCDEF"]]), 2) == 0.14
     assert d2l_bleu([["i'm", "home"], []], [["i'm", "home"], ["."]]) == 0.5
+    with pytest.raises(ValueError, match="'at home' is a text: it must be a list of tokens"):
+        d2l_bleu(["at home"], ["at home"])
 
 
 @settings(max_examples=200)
