@@ -10,6 +10,7 @@ from lineage.configs.registry import Natural, Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.content import Transform, in_memory, random_subset
 from lineage.data.transforms import augmentation
+from lineage.data.transforms.pillow import check_pixels
 from lineage.models import Model
 from lineage.tasks.base import Batch, InputExamples, Sizes, Task
 
@@ -63,7 +64,9 @@ class ImageTask(Task):
         """Return the metadata of images that are resized to `size`; raise ValueError if `mean` or `std` do not fit."""
         if not len(train):
             raise ValueError("The training set is empty: at least one example is needed.")
-        height, width, channels = train[0]["image"].shape
+        image = train[0]["image"]
+        check_pixels(image)
+        height, width, channels = image.shape
         mean, std = tuple(self.mean), tuple(self.std)
         if not {len(mean), len(std)} <= {1, channels}:
             raise ValueError(f"task.mean is {mean} and task.std {std}: they need 1 or {channels} numbers each.")

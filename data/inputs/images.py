@@ -12,7 +12,7 @@ from lineage.data.loader import ExampleSource
 from lineage.data.sources.boxes import boxed, category_names
 from lineage.data.sources.files import inside, read_json, read_lines
 from lineage.data.sources.folder import SUFFIXES, ImageFiles, image_files
-from lineage.data.transforms.pillow import decode
+from lineage.data.transforms.pillow import check_pixels, decode
 
 BOXES = "images_with_boxes"
 
@@ -29,10 +29,10 @@ class MemoryImages(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         images = [self.images[index] for index in indices.tolist()]
+        images = [image if isinstance(image, np.ndarray) else decode(image, self.channels) for image in images]
         for image in images:
-            if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim != 3 or not image.size):
-                raise ValueError(f"An image is an array {image.dtype} {list(image.shape)}: it must be uint8 [h, w, c].")
-        return {"image": [image if isinstance(image, np.ndarray) else decode(image, self.channels) for image in images]}
+            check_pixels(image)
+        return {"image": images}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lineage.configs.registry import Natural, Range
 from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
-from lineage.data.transforms.pillow import PerImage, Picture, crop, from_pillow, opened, stack
+from lineage.data.transforms.pillow import PerImage, Picture, check_pixels, crop, from_pillow, opened, stack
 
 Images = Sequence[np.ndarray | Picture] | np.ndarray
 Step = Callable[[Images, np.ndarray], np.ndarray]  # function of images and a key for each
@@ -174,6 +174,8 @@ class Transform:
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         images = batch["image"]
+        for image in images:
+            check_pixels(image)
         if self.resize:
             images = self.resize(images, shuffle.fold(keys, 0))
         elif isinstance(images, list):

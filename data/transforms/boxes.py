@@ -10,7 +10,7 @@ from PIL import Image
 from lineage.configs.registry import Count
 from lineage.data import shuffle
 from lineage.data.transforms.calls import Checked, parse_calls
-from lineage.data.transforms.pillow import from_pillow, to_pillow
+from lineage.data.transforms.pillow import check_pixels, from_pillow, to_pillow
 
 MAX_PIXELS = 10**8  # of a resized image
 Example = dict[str, np.ndarray]
@@ -133,6 +133,8 @@ class Transform:
     training: bool
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
+        for image in batch["image"]:
+            check_pixels(image)
         count, channels = len(keys), batch["image"][0].shape[-1]
         shapes = {"image": (self.size, self.size, channels), "extent": (2,), "boxes": (self.max_boxes, 4)}
         out = {name: np.zeros((count, *shape), np.float32) for name, shape in shapes.items()}

@@ -151,6 +151,16 @@ def _check_size(image, size):
         )
 
 
+def check_pixels(image: Any) -> None:
+    """Raise ValueError for an image that is neither a `Picture` nor an array uint8 [h, w, c] with pixels."""
+    if isinstance(image, Picture):
+        return
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f"An image is a {type(image).__name__}: it must be an array uint8 [h, w, c].")
+    if image.dtype != np.uint8 or image.ndim != 3 or not image.size:
+        raise ValueError(f"An image is an array {image.dtype} {list(image.shape)}: it must be uint8 [h, w, c].")
+
+
 def to_pillow(image: np.ndarray) -> Image.Image:
     """Convert uint8 [h, w, c] to a Pillow image."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

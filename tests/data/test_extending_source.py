@@ -1,13 +1,17 @@
 """A new source is one class in one file, possibly outside of the repository."""
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lineage.configs import schema
-from lineage.data import Documents, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
+from lineage.data import Documents, ExampleSource, Images, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
 from lineage.data.fingerprint import fingerprint
+from lineage.data.loader import TrainBatches
 from lineage.data.sources import SOURCES
 from lineage.data.tokenizers import Bytes
 from lineage.tasks import TASKS
@@ -141,3 +145,44 @@ def test_texts_that_can_be_read_only_once_are_refused(texts):
     with pytest.raises(ValueError, match=f"are a {type(texts).__name__}, which can be read only once: they must be"):
         Documents(texts)
     assert list(Documents(lambda: iter(["a", "b"]))) == ["a", "b"]
+
+
+WRONG_IMAGES = {
+    "float32": lambda image: image.astype(np.float32) / 255,
+    "uint16": lambda image: image.astype(np.uint16) * 257,
+    "bool": lambda image: image > 127,
+    "without channels": lambda image: image[..., 0],
+    "of Pillow": lambda image: [Image.fromarray(one[..., 0]) for one in image],
+}
+
+
+@dataclass(frozen=True)
+class Changed(ExampleSource):
+    """Four images whose arrays or labels are changed by a function."""
+
+    image: Callable = np.asarray
+    label: Callable = np.asarray
+
+    def __len__(self):
+        return 4
+
+    def take(self, indices):
+        images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), np.uint8)[indices]
+        return {"image": self.image(images), "label": self.label(indices % 2)}
+
+
+def image_batch(size, **changes):
+    splits = {"train": Changed(**changes), "test": Changed(**changes)}
+    task = TASKS["image_classification"](image_size=size)
+    examples = task.examples(Images(splits, ["a", "b"]), None, 0)
+    return TrainBatches(
+        source=examples.splits["train"], transform=examples.train_transform, loader=Loader(batch_size=4), seed=0
+    )[0]
+
+
+@pytest.mark.parametrize("change", WRONG_IMAGES.values(), ids=WRONG_IMAGES)
+@pytest.mark.parametrize("size", [0, 8])
+def test_images_of_another_type_than_uint8_are_refused(change, size):
+    """Pixels from 0 to 1 would be divided by 255 once more, and train a classifier on images that are almost black."""
+    with pytest.raises(ValueError, match=r"An image is .*: it must be .*uint8 \[h, w, c\]"):
+        image_batch(size, image=change)
