@@ -53,7 +53,9 @@ class ImageClassification(LabeledImageTask):
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return the examples, without evaluation splits without labels (-1), such as the test split of ImageNet."""
         parts = content.splits.items()
-        kept = [(name, part) for name, part in parts if name == "train" or not len(part) or part[0]["label"] != -1]
+        kept = [
+            (name, part) for name, part in parts if name == "train" or not len(part) or np.any(part[0]["label"] != -1)
+        ]
         splits = {name: CheckedLabels(part, name, len(content.class_names)) for name, part in kept}
         return super().examples(content._replace(splits=splits), tokenizer, seed)
 
@@ -113,11 +115,14 @@ class CheckedLabels(ExampleSource):
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         examples = self.source.take(indices)
         labels = np.asarray(examples["label"])
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            kind = f"{labels.dtype} {list(labels.shape)}"
+            raise ValueError(f"The split {self.split!r} has labels {kind}: they must be integers [N].")
         if len(wrong := np.flatnonzero((labels < 0) | (labels >= self.num_classes))):
             label, where = labels[wrong[0]], f"Example {indices[wrong[0]]} of the split {self.split!r}"
             given = "no label (-1)" if label == -1 else f"the label {label}"
             raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
-        return examples
+        return {**examples, "label": labels.astype(np.int32)}
 
     def check(self, index: int) -> None:
         self.source.check(index)

@@ -186,3 +186,17 @@ def test_images_of_another_type_than_uint8_are_refused(change, size):
     """Pixels from 0 to 1 would be divided by 255 once more, and train a classifier on images that are almost black."""
     with pytest.raises(ValueError, match=r"An image is .*: it must be .*uint8 \[h, w, c\]"):
         image_batch(size, image=change)
+
+
+@pytest.mark.parametrize("change", [list, np.uint8, lambda label: [int(number) for number in label]])
+def test_labels_may_be_any_integers(change):
+    labels = image_batch(0, label=change)["label"]
+    assert labels.dtype == np.int32
+    np.testing.assert_array_equal(labels, image_batch(0)["label"])
+
+
+@pytest.mark.parametrize("change", [np.float32, bool, str, lambda label: np.eye(2)[label]])
+def test_labels_that_are_not_integers_are_refused(change):
+    changed = change if change not in (bool, str) else lambda label: np.array([change(number) for number in label])
+    with pytest.raises(ValueError, match=r"The split 'train' has labels \S+ \[.*\]: they must be integers \[N\]"):
+        image_batch(0, label=changed)
