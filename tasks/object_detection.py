@@ -24,6 +24,32 @@ PICTURES, THRESHOLD = 12, 0.5  # number of images in the report, and minimum pro
 SIZE = 64  # default of image_size
 
 
+@dataclass(frozen=True)
+class CheckedClasses(ExampleSource):
+    """Images of a split with objects; classes of objects that are not class indices raise ValueError on access."""
+
+    source: ExampleSource
+    split: str
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        examples = self.source.take(indices)
+        for index, classes in zip(indices, examples["classes"]):
+            if wrong := [number for number in classes.tolist() if not 0 <= number < self.num_classes]:
+                where = f"Example {index} of the split {self.split!r} has an object of the class {wrong[0]}"
+                raise ValueError(f"{where}: classes must be from 0 to {self.num_classes - 1}.")
+        return examples
+
+    def check(self, index: int) -> None:
+        self.source.check(index)
+
+    def notes(self) -> Iterator[str]:
+        return self.source.notes()
+
+
 @TASKS.register("object_detection")
 @dataclass(frozen=True)
 class ObjectDetection(ImageTask):
@@ -65,7 +91,9 @@ class ObjectDetection(ImageTask):
         evaluation, steps = self.evaluation_transform(facts), boxes.parse(self.augment, size)
         if not any(isinstance(step, boxes.Resize) for step in steps):
             steps += evaluation.steps
-        return Examples(content.splits, facts, replace(evaluation, steps=steps, training=True), evaluation)
+        parts, count = content.splits.items(), len(content.class_names)
+        splits = {name: CheckedClasses(part, name, count) for name, part in parts}
+        return Examples(splits, facts, replace(evaluation, steps=steps, training=True), evaluation)
 
     def evaluation_transform(self, facts: Facts) -> boxes.Transform:
         size = self.image_size or SIZE

@@ -10,6 +10,7 @@ from PIL import Image
 
 from lineage.configs import schema
 from lineage.data import Documents, ExampleSource, Images, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
+from lineage.data.content import gather
 from lineage.data.fingerprint import fingerprint
 from lineage.data.loader import TrainBatches
 from lineage.data.sources import SOURCES
@@ -200,3 +201,29 @@ def test_labels_that_are_not_integers_are_refused(change):
     changed = change if change not in (bool, str) else lambda label: np.array([change(number) for number in label])
     with pytest.raises(ValueError, match=r"The split 'train' has labels \S+ \[.*\]: they must be integers \[N\]"):
         image_batch(0, label=changed)
+
+
+@dataclass(frozen=True)
+class OneObject(ExampleSource):
+    """Two images with an object of a given class each."""
+
+    number: int
+
+    def __len__(self):
+        return 2
+
+    def take(self, indices):
+        objects = {"boxes": np.float32([[1, 1, 5, 5]]), "classes": np.int32([self.number]), "crowd": np.zeros(1, bool)}
+        return gather([{"image": np.zeros((8, 8, 3), np.uint8), **objects} for _ in indices])
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_classes_of_objects_that_are_not_indices_are_refused(number):
+    """The class after the last one means "no object" in the loss, so that objects would be trained to be background."""
+    task = TASKS["object_detection"](image_size=8, max_boxes=2)
+    content = Images({"train": OneObject(1), "test": OneObject(number)}, ["a", "b"])
+    splits = task.examples(content, None, 0).splits
+    assert splits["train"][0]["classes"] == 1
+    message = f"of the split 'test' has an object of the class {number}: classes must be from 0 to 1"
+    with pytest.raises(ValueError, match=message):
+        splits["test"][0]
