@@ -86,8 +86,9 @@ class Harness(TemplateLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each context up to the first of the texts `until`, in batches of contexts of similar length.
 
-        Samples are drawn if the task sets `do_sample` or a `temperature` above 0. A text also ends with any token that
-        ends a text of the model. Special tokens are omitted.
+        An empty context becomes the token before texts. Samples are drawn if the task sets `do_sample` or a
+        `temperature` above 0. A text also ends with any token that ends a text of the model. Special tokens are
+        omitted.
 
         Raises:
             ValueError: a task sets another option than `SETTINGS` and those of `normalize_gen_kwargs`, or has no room
@@ -108,7 +109,7 @@ class Harness(TemplateLM):
             raise ValueError(f"generation_kwargs has {min(unknown)!r}: it may have {known}.")
         if (room := model.length - max_gen_toks) < 1:
             raise ValueError(f"max_gen_toks is {max_gen_toks}: it must be below the maximum length, {model.length}.")
-        contexts = [tokens[-room:] for tokens in contexts]
+        contexts = [tokens[-room:] if len(tokens) else np.array([self.prefix_token_id]) for tokens in contexts]
         lengths = np.array([len(tokens) for tokens in contexts])
         tokenizer, ends = model.tokenizer, [*until, model.tokenizer.decode([self.eot_token_id])]
         options = others | {"temperature": temperature if do_sample else 0.0, "excluded_tokens": tokenizer.excluded}

@@ -211,6 +211,17 @@ def test_settings_of_tasks(ours):
         write(1, penalty_alpha=0.5)
 
 
+def test_empty_context_is_continued_from_the_token_before_texts(ours, theirs):
+    settings = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False}
+
+    def write(model, *contexts):
+        return model.generate_until([Instance("generate_until", {}, (text, settings), 0) for text in contexts])
+
+    expected = write(theirs, ours.tokenizer.decode([ours.start]))
+    assert write(Harness(ours), "") == expected
+    assert write(Harness(ours), "the cat", "") == [*write(theirs, "the cat"), *expected]
+
+
 @pytest.mark.thorough
 def test_special_tokens_in_texts_match_the_harness(folder, tmp_path):
     """Check that any end token of the model ends a text, as a name in `until` does, and that others are omitted."""
