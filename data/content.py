@@ -246,6 +246,9 @@ def check_content(source: str, content: Any) -> None:
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"The {split} split of the source {source!r} has {counts}: the counts must be equal.")
+        if isinstance(part, LabeledTexts) and len(part.texts) and isinstance(text := part.texts[0], str):
+            wrong = f"The {split} split of the source {source!r} has the text {text!r:.60}"
+            raise ValueError(f"{wrong}: it must be a tuple of one or two texts, such as (text,).")
         for label in columns.get("labels", ())[:1]:
             if not isinstance(label, str):
                 wrong = f"The {split} split of the source {source!r} has the label {label!r:.60}"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from lineage.configs import schema
 from lineage.data import Documents, ExampleSource, Images, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
-from lineage.data.content import gather
+from lineage.data.content import check_content, gather
 from lineage.data.fingerprint import fingerprint
 from lineage.data.loader import TrainBatches
 from lineage.data.sources import SOURCES
@@ -227,3 +227,12 @@ def test_classes_of_objects_that_are_not_indices_are_refused(number):
     message = f"of the split 'test' has an object of the class {number}: classes must be from 0 to 1"
     with pytest.raises(ValueError, match=message):
         splits["test"][0]
+
+
+def test_labeled_texts_without_tuples_are_refused():
+    """The characters of a text would be its texts: "ab" would be the pair of "a" and "b"."""
+    content = {"train": LabeledTexts(["ab", "cd"], ["x", "y"])}
+    with pytest.raises(
+        ValueError, match=r"has the text 'ab': it must be a tuple of one or two texts, such as \(text,\)"
+    ):
+        check_content("reviews", content)
