@@ -117,7 +117,12 @@ class MAE(ViT):
         return tuple(join(jnp.where(mask[..., None], x, pixels).reshape(shape)) for x in replacements)
 
     def _normalized(self, image):
-        """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
+        """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them.
+
+        Raise ValueError if there is no decoder, whose outputs these are.
+        """
+        if not self.decoder_depth:
+            raise ValueError("model.decoder_depth is 0: it must be at least 1 to reconstruct masked patches.")
         x = patches(image.astype(jnp.float32), self.patch_size)
         x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
         if not self.normalized:

@@ -72,6 +72,8 @@ def test_mask_rate_of_a_model_folder_is_that_of_the_task(tmp_path):
     convert.save(tmp_path, model, jax.jit(model.init)(jax.random.key(0), *inputs))
     loaded = lineage.load(tmp_path, task="masked_autoencoding")
     assert loaded.experiment.task.mask_rate == loaded.experiment.model.mask_rate == 0.5
+    with pytest.raises(ValueError, match=r"model\.decoder_depth is 0: it must be at least 1 to recon"):
+        loaded.predict([np.zeros((8, 8, 3), np.uint8)])
 
     config, _ = cli.load("finetune:masked_autoencoding")
     assert config.task.mask_rate == 0.75  # as in the paper
@@ -241,6 +243,7 @@ def test_image_distillation_loss_matches_reference(temperature):
         ("vit", {"task.name": "distilled_image_classification"}, "needs a model with the outputs distilled"),
         ("mae", MASKED | {"task.name": "image_classification"}, "unknown config key 'task.mask_rate'"),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
+        ("mae", MASKED | {"model.decoder_depth": 0}, "model.decoder_depth is 0: it must be at least 1 to recon"),
         ("mae", MASKED | {"model.mask_rate": 0.5}, r"model.mask_rate is 0\.5 and task.mask_rate 0\.75: they must be"),
         ("deit", {"model.pooling": "gap"}, "pooling is 'gap' and head 'linear': DeiT requires 'token' and 'linear'"),
         ("mae", MASKED | {"model.position": "relative"}, "model.position is 'relative'. Available: none, 1d, 2d"),
