@@ -119,7 +119,7 @@ class MAE(ViT):
     def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them.
 
-        Raise ValueError if there is no decoder, whose outputs these are.
+        Raise ValueError if there is no decoder to predict them.
         """
         if not self.decoder_depth:
             raise ValueError("model.decoder_depth is 0: it must be at least 1 to reconstruct masked patches.")
