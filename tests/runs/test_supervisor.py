@@ -93,10 +93,10 @@ def test_run_that_ended_on_purpose_is_not_started_again(code, result, run):
 
 
 def tell_when(path, number):
-    """Send this process a signal as soon as a file exists."""
+    """Send this process a signal as soon as a file has content."""
 
     def tell():
-        while not path.exists():
+        while not (path.exists() and path.stat().st_size):
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
