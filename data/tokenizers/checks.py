@@ -37,7 +37,7 @@ def check(spec: Mapping[str, Any]) -> None:
     for part in chain(*(_nested(spec.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder"))):
         charsmap = base64.b64decode(part["precompiled_charsmap"]) if part.get("type") == "Precompiled" else b""
         growth *= _growth(part, charsmap)
-        if growth > MAX_GROWTH or part.get("pattern") == {"String": ""}:
+        if growth > MAX_GROWTH:
             raise ValueError("it replaces parts of a text by much longer ones")
         if part.get("type") == "Precompiled" and not _is_sound(charsmap):
             raise ValueError("its precompiled_charsmap is damaged")
@@ -61,7 +61,7 @@ def _growth(part: Mapping[str, Any], charsmap: bytes) -> int:
     length = len(part.get("content") or part.get("prepend") or "")
     pattern = part.get("pattern") or {}
     length = -(-length // len(pattern.get("String") or "a"))  # per character that is replaced
-    if EMPTY.search(pattern.get("Regex") or "a"):
+    if pattern.get("String") == "" or EMPTY.search(pattern.get("Regex") or "a"):
         length += 1
     return max(length, *map(len, charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")), 1)
 

@@ -50,6 +50,12 @@ def test_sound_table_of_replacements(tmp_path):
     assert Tokenizer.load(tmp_path).encode("ab").tolist() == [1, 1]
 
 
+def test_tokenizer_of_characters_may_split_at_the_empty_text(tmp_path):
+    split = {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(with_parts() | {"pre_tokenizer": split}))
+    assert Tokenizer.load(tmp_path).encode("abba").tolist() == [0, 1, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "read", "limit"),
     [
@@ -77,7 +83,7 @@ def test_large_files_are_not_read(name, read, limit, tmp_path):
         *((with_charsmap(table), "its precompiled_charsmap is damaged") for table in DAMAGED),
         ("[" * 100_000, "recursion"),
         (with_parts(normalizer=[replaced("a", "a" * 30)] * 2), "replaces parts of a text by much longer ones"),
-        (with_parts(normalizer=[replaced("", "a")]), "replaces parts of a text by much longer ones"),
+        (with_parts(normalizer=[replaced("", "a")] * 7), "replaces parts of a text by much longer ones"),
         (with_parts(decoder=[replaced("a", "a" * 1000)]), "replaces parts of a text by much longer ones"),
         (
             with_parts(normalizer=[{"type": "Prepend", "prepend": "a" * 1000}]),
