@@ -54,7 +54,8 @@ class Experts(Options):
     """Combination of several SVF adapters of one base model, before generation or before the first step.
 
     Attributes:
-        paths: workdirs of the runs with the adapters; (): no mixture.
+        paths: workdirs of the runs with the adapters, whose tokenizer and base model must be those of this run or of
+            `init.path`; (): no mixture.
         choice: "few_shot": the mixture that minimizes the loss of some examples; "prompt": the adapter whose folder
             name is the most probable answer to `question` about the prompt or the examples.
         examples: number of training examples from which the mixture is found.
