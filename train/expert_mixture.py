@@ -101,11 +101,10 @@ def _check_tokenizers(experiment):
 
 def _has_base(state, expert):
     """Return whether a model has the parameters of an expert's base that the expert does not adapt."""
-    ours, theirs = (
-        flatten_dict(params, sep="/") for params in (state.variables(average=True)["params"], expert.frozen["params"])
-    )
-    adapted = {path.removeprefix("svf/").rpartition("/")[0] for path in flatten_dict(expert.frozen, sep="/")}
-    names = [name for name in theirs if name.removesuffix("/kernel") not in adapted]
+    ours = flatten_dict(state.variables(average=True)["params"], sep="/")
+    theirs = flatten_dict(expert.frozen["params"], sep="/")
+    adapted = {f"{path.rpartition('/')[0]}/kernel" for path in flatten_dict(expert.frozen[SVF.prefix], sep="/")}
+    names = sorted(theirs.keys() - adapted)  # in the same order in all processes
     return bool(_are_equal([ours[name] for name in names], [theirs[name] for name in names]))
 
 
