@@ -238,21 +238,27 @@ def check_content(source: str, content: Any) -> None:
     if not isinstance(splits, Mapping):
         raise ValueError(f"The source {source!r} returns {type(content).__name__}: it must be a dictionary of splits.")
     for split, part in splits.items():
+        where = f"The {split} split of the source {source!r} has"
         columns = {"texts": part.texts, "labels": part.labels} if isinstance(part, LabeledTexts) else {}
         columns |= part._asdict() if isinstance(part, PairedTexts) else {}
         if unsized := [name for name, column in columns.items() if not isinstance(column, Sized)]:
             kind = type(columns[unsized[0]]).__name__
-            raise ValueError(f"The {split} split of the source {source!r} has {unsized[0]} in a {kind}: use a list.")
+            raise ValueError(f"{where} {unsized[0]} in a {kind}: use a list.")
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
-            raise ValueError(f"The {split} split of the source {source!r} has {counts}: the counts must be equal.")
-        if isinstance(part, LabeledTexts) and len(part.texts) and isinstance(text := part.texts[0], str):
-            wrong = f"The {split} split of the source {source!r} has the text {text!r:.60}"
-            raise ValueError(f"{wrong}: it must be a tuple of one or two texts, such as (text,).")
-        for label in columns.get("labels", ())[:1]:
-            if not isinstance(label, str):
-                wrong = f"The {split} split of the source {source!r} has the label {label!r:.60}"
-                raise ValueError(f"{wrong} of the type {type(label).__name__}: labels must be texts.")
+            raise ValueError(f"{where} {counts}: the counts must be equal.")
+        _check_texts(where, columns)
+
+
+def _check_texts(where, columns):
+    """Raise ValueError if a column of labeled or paired texts has other values."""
+    for row in columns.get("texts", ()):
+        if not isinstance(row, tuple | list):
+            raise ValueError(f"{where} the text {row!r:.60}: it must be a tuple of one or two texts, as in (text,).")
+    for name, column in columns.items():
+        for value in chain.from_iterable(column) if name == "texts" else column:
+            if not isinstance(value, str):
+                raise ValueError(f"{where} {value!r:.60} ({type(value).__name__}) in its {name}: they must be texts.")
 
 
 def as_test_split(content: Images | Mapping[str, Any]) -> Images | Mapping[str, Any]:

@@ -116,8 +116,20 @@ def test_reimport_is_allowed_and_duplicate_name_raises(registered):
         (
             "text_classification",
             "labeled_texts",
-            {"train": LabeledTexts([("a",)], [1])},
-            "has the label 1 of the type int: labels must be texts",
+            {"train": LabeledTexts([("a",), ("b",)], ["1", 2])},
+            r"has 2 \(int\) in its labels: they must be texts",
+        ),
+        (
+            "text_classification",
+            "labeled_texts",
+            {"train": LabeledTexts([("a", "b"), ("a", None)], ["1", "2"])},
+            r"has None \(NoneType\) in its texts: they must be texts",
+        ),
+        (
+            "sequence_to_sequence",
+            "pairs",
+            {"train": PairedTexts(["a", float("nan")], ["b", "c"])},
+            r"has nan \(float\) in its inputs: they must be texts",
         ),
         (
             "text_classification",
@@ -232,7 +244,5 @@ def test_classes_of_objects_that_are_not_indices_are_refused(number):
 def test_labeled_texts_without_tuples_are_refused():
     """The characters of a text would be its texts: "ab" would be the pair of "a" and "b"."""
     content = {"train": LabeledTexts(["ab", "cd"], ["x", "y"])}
-    with pytest.raises(
-        ValueError, match=r"has the text 'ab': it must be a tuple of one or two texts, such as \(text,\)"
-    ):
+    with pytest.raises(ValueError, match=r"has the text 'ab': it must be a tuple of one or two texts, as in \(text,\)"):
         check_content("reviews", content)
