@@ -17,7 +17,7 @@ from lineage.metrics.states import Confusion
 from lineage.models import Model
 from lineage.tasks.attention import IMAGES, attention_of_images
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Weight, Weights
-from lineage.tasks.images import LabeledImageTask, first_images, to_pixels
+from lineage.tasks.images import CheckedExamples, LabeledImageTask, first_images, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 from lineage.tasks.prediction import probabilities_of, ranked
 
@@ -101,16 +101,8 @@ class ImageClassification(LabeledImageTask):
         return artifacts | attention_of_images(model, variables, first_images(split, IMAGES)["image"], facts)
 
 
-@dataclass(frozen=True)
-class CheckedLabels(ExampleSource):
+class CheckedLabels(CheckedExamples):
     """Labeled images of a split; labels that are not class indices raise ValueError on access."""
-
-    source: ExampleSource
-    split: str
-    num_classes: int
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         examples = self.source.take(indices)
@@ -123,9 +115,6 @@ class CheckedLabels(ExampleSource):
             given = "no label (-1)" if label == -1 else f"the label {label}"
             raise ValueError(f"{where} has {given}: labels must be from 0 to {self.num_classes - 1}.")
         return {**examples, "label": labels.astype(np.int32)}
-
-    def check(self, index: int) -> None:
-        self.source.check(index)
 
 
 @TASKS.register("distilled_image_classification")

@@ -1,6 +1,6 @@
 """Base classes of image tasks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,29 @@ from lineage.data.transforms import augmentation
 from lineage.data.transforms.pillow import check_pixels
 from lineage.models import Model
 from lineage.tasks.base import Batch, InputExamples, Sizes, Task
+
+
+@dataclass(frozen=True)
+class CheckedExamples(ExampleSource):
+    """Base class of the examples of a split whose class indices are checked on access. A subclass has a method `take`.
+
+    Attributes:
+        split: name of the split, for messages.
+        num_classes: number of classes; their indices are below it.
+    """
+
+    source: ExampleSource
+    split: str
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def check(self, index: int) -> None:
+        self.source.check(index)
+
+    def notes(self) -> Iterator[str]:
+        return self.source.notes()
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,15 @@ from lineage.data.sources.boxes import BoxedImages
 from lineage.data.transforms import boxes
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Sizes, Weights
-from lineage.tasks.images import ImageTask, first_images, to_pixels
+from lineage.tasks.images import CheckedExamples, ImageTask, first_images, to_pixels
 from lineage.tasks.matching import set_loss
 
 PICTURES, THRESHOLD = 12, 0.5  # number of images in the report, and minimum probability of the objects in them
 SIZE = 64  # default of image_size
 
 
-@dataclass(frozen=True)
-class CheckedClasses(ExampleSource):
+class CheckedObjects(CheckedExamples):
     """Images of a split with objects; classes of objects that are not class indices raise ValueError on access."""
-
-    source: ExampleSource
-    split: str
-    num_classes: int
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         examples = self.source.take(indices)
@@ -42,12 +34,6 @@ class CheckedClasses(ExampleSource):
                 where = f"Example {index} of the split {self.split!r} has an object of the class {wrong[0]}"
                 raise ValueError(f"{where}: classes must be from 0 to {self.num_classes - 1}.")
         return examples
-
-    def check(self, index: int) -> None:
-        self.source.check(index)
-
-    def notes(self) -> Iterator[str]:
-        return self.source.notes()
 
 
 @TASKS.register("object_detection")
@@ -92,7 +78,7 @@ class ObjectDetection(ImageTask):
         if not any(isinstance(step, boxes.Resize) for step in steps):
             steps += evaluation.steps
         parts, count = content.splits.items(), len(content.class_names)
-        splits = {name: CheckedClasses(part, name, count) for name, part in parts}
+        splits = {name: CheckedObjects(part, name, count) for name, part in parts}
         return Examples(splits, facts, replace(evaluation, steps=steps, training=True), evaluation)
 
     def evaluation_transform(self, facts: Facts) -> boxes.Transform:
