@@ -21,7 +21,7 @@ class CheckedExamples(ExampleSource):
 
     Attributes:
         split: name of the split, for messages.
-        num_classes: number of classes; their indices are below it.
+        num_classes: number of classes; indices are from 0 to num_classes - 1.
     """
 
     source: ExampleSource

@@ -34,8 +34,12 @@ def choose(
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
     If `experts.choice` is "prompt", the prompt determines the mixture, or without one, examples of the training data.
-    Experts that have another tokenizer or, if the state is that of a model in `base_path`, were trained from another
-    model raise ValueError.
+
+    Args:
+        base_path: folder that the model in `state` was loaded from; "": it is a new model, which the experts replace.
+
+    Raises:
+        ValueError: an expert has another tokenizer than the run, or another base model than that in `base_path`.
     """
     settings = experiment.config.experts
     if not settings.paths:
