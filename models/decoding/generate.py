@@ -130,8 +130,15 @@ def best_of(
             This is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens;
             `top_p` takes the place of its plausibility constraint.
         options: other arguments of `generate`.
+
+    Raises:
+        ValueError: as `generate`; or the contrast model has another number of tokens.
     """
     check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
+    if contrast is not None:
+        sizes = model.vocab_size, contrast[0].vocab_size
+        message = f"the model has {sizes[0]} tokens and the contrast model {sizes[1]}: they must be equal."
+        check(sizes[0] == sizes[1], message)
     options["first_index"] = first_index * best_of
     if best_of == 1:
         return generate(model, variables, prompts, lengths, inputs=inputs, **options)

@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy import stats
 
 from lineage.models.decoding.generate import best_of, generate, log_likelihood
@@ -129,3 +130,12 @@ def test_best_of_selects_the_sample_with_the_highest_score(bigram):
             best = max(samples, key=lambda sample: table[sample[:-1], sample[1:]].mean())
             assert out.tokens[row, start - 1 : out.lengths[row]].tolist() == best.tolist()
     np.testing.assert_allclose(log_likelihood(model, variables, every, np.repeat(lengths, 4)), every.scores, rtol=1e-5)
+
+
+def test_contrast_with_another_vocabulary_raises(bigram):
+    """Check a model with fewer tokens, under which the likelihoods of the others would be nan."""
+    model, variables = bigram
+    smaller = model.clone(vocab_size=VOCAB - 1)
+    contrast = smaller, smaller.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    with pytest.raises(ValueError, match="the model has 11 tokens and the contrast model 10: they must be equal"):
+        best_of(2, model, variables, np.zeros((1, 1)), max_new_tokens=1, contrast=contrast)
