@@ -117,21 +117,28 @@ class Sampler:
         """Return the request without padding that, with the new tokens, exceeds the model's maximum length.
 
         Raises:
-            ValueError: the model has no room for the new tokens after the longest prompt.
+            ValueError: the model, or a helper, has no room for the new tokens after the longest prompt.
         """
-        model, new, (prompts, lengths, _) = self.context.model, self.context.sampling.max_new_tokens, request
-        if lengths is None:
+        new, (prompts, lengths, _) = self.context.sampling.max_new_tokens, request
+        if lengths is None or not (limits := self._exceeded(prompts.shape[1] + new)):
             return request
-        try:
-            model.check_length(prompts.shape[1] + new)
-        except ValueError:
-            longest, limit = int(lengths.max()), model.max_length
-            if longest + new > limit:
-                sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
-                allowed = f"in batches, as in beam search, their sum must be at most model.max_length, {limit}"
-                raise ValueError(f"{sizes}: {allowed}.") from None
-            return request._replace(prompts=prompts[:, : limit - new])
-        return request
+        longest, (limit, name) = int(lengths.max()), min(limits)
+        if longest + new > limit:
+            sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
+            raise ValueError(f"{sizes}: in batches, as in beam search, their sum must be at most {name}, {limit}.")
+        return request._replace(prompts=prompts[:, : limit - new])
+
+    def _exceeded(self, length):
+        """Return the maximum lengths, with their names, that a sequence of `length` tokens exceeds."""
+        models = {"model.max_length": self.context.model}
+        models |= {f"the max_length of sampling.{role}": model for role, (model, _) in self.helpers.items()}
+        limits = []
+        for name, model in models.items():
+            try:
+                model.check_length(length)
+            except ValueError:
+                limits.append((model.max_length, name))
+        return limits
 
     def check(self, variables: Any) -> None:
         """Raise the error that `write` would raise for the config's prompt, without computing anything."""
@@ -198,16 +205,16 @@ class Sampler:
         """Return the maximum number of new tokens for which the model has room after a prompt of `used` tokens.
 
         Raises:
-            ValueError: the model has no room for a new token.
+            ValueError: the model has no room for a new token, or a helper for as many as the model.
         """
         model, new = self.context.model, self.context.sampling.max_new_tokens
-        try:
-            model.check_length(used + new)
-        except ValueError:
-            if used < model.max_length:
-                return model.max_length - used
-            allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
-            raise ValueError(f"{name} has {used} tokens: {allowed}.") from None
+        if "model.max_length" in (name for _, name in self._exceeded(used + new)):
+            if used >= model.max_length:
+                allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
+                raise ValueError(f"{name} has {used} tokens: {allowed}.")
+            new = model.max_length - used
+        for limit, where in self._exceeded(used + new):
+            raise ValueError(f"{name} has {used} tokens, and {new} follow: their sum must be at most {where}, {limit}.")
         return new
 
     @property

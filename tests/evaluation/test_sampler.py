@@ -1,0 +1,23 @@
+"""Text generation with the options of a config: the room that the model and its helpers leave for new tokens."""
+
+import jax
+import pytest
+
+from lineage.data import Loader
+from lineage.evaluation.sampling import Sampler
+from lineage.train.experiment import Experiment
+
+
+@pytest.mark.parametrize("role", ["draft", "contrast"])
+def test_helper_with_a_short_context(role, tiny):
+    """Check prompts that fit into the 16 tokens of the model, and some of them also into the 12 of its helper."""
+    best_of = 2 if role == "contrast" else 1
+    changes = {"sampling.max_new_tokens": 8, "sampling.best_of": best_of, "sampling.prompt": "abcde"}
+    context = Experiment(tiny("gpt", changes), devices=jax.devices()[:1]).context()
+    sampler, loader = Sampler(context, {role: (context.model.clone(max_length=12), None)}), Loader(2)
+    sampler.check_prompts(context.inputs(["abcd", "a"], loader))  # padded to 16 tokens
+    limit = f"their sum must be at most the max_length of sampling.{role}, 12"
+    with pytest.raises(ValueError, match=f"a prompt has 5 tokens and sampling.max_new_tokens is 8: .*{limit}"):
+        sampler.check_prompts(context.inputs(["a", "abcde"], loader))
+    with pytest.raises(ValueError, match=f"the prompt has 5 tokens, and 8 follow: {limit}"):
+        sampler.check(None)
