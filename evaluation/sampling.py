@@ -122,22 +122,22 @@ class Sampler:
         new, (prompts, lengths, _) = self.context.sampling.max_new_tokens, request
         if lengths is None or not (limits := self._exceeded(prompts.shape[1] + new)):
             return request
-        longest, (limit, name) = int(lengths.max()), min(limits)
-        if longest + new > limit:
+        longest, name = int(lengths.max()), min(limits, key=limits.get)
+        if longest + new > (limit := limits[name]):
             sizes = f"a prompt has {longest} tokens and sampling.max_new_tokens is {new}"
             raise ValueError(f"{sizes}: in batches, as in beam search, their sum must be at most {name}, {limit}.")
         return request._replace(prompts=prompts[:, : limit - new])
 
     def _exceeded(self, length):
-        """Return the maximum lengths, with their names, that a sequence of `length` tokens exceeds."""
+        """Return the maximum lengths that a sequence of `length` tokens exceeds: name -> tokens."""
         models = {"model.max_length": self.context.model}
         models |= {f"the max_length of sampling.{role}": model for role, (model, _) in self.helpers.items()}
-        limits = []
+        limits = {}
         for name, model in models.items():
             try:
                 model.check_length(length)
             except ValueError:
-                limits.append((model.max_length, name))
+                limits[name] = model.max_length
         return limits
 
     def check(self, variables: Any) -> None:
@@ -208,12 +208,12 @@ class Sampler:
             ValueError: the model has no room for a new token, or a helper for as many as the model.
         """
         model, new = self.context.model, self.context.sampling.max_new_tokens
-        if "model.max_length" in (name for _, name in self._exceeded(used + new)):
+        if "model.max_length" in self._exceeded(used + new):
             if used >= model.max_length:
                 allowed = f"it must have fewer than model.max_length, {model.max_length}, so that a token can follow"
                 raise ValueError(f"{name} has {used} tokens: {allowed}.")
             new = model.max_length - used
-        for limit, where in self._exceeded(used + new):
+        for where, limit in self._exceeded(used + new).items():
             raise ValueError(f"{name} has {used} tokens, and {new} follow: their sum must be at most {where}, {limit}.")
         return new
 
