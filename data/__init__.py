@@ -6,7 +6,6 @@ from typing import Any
 
 from lineage.data import fingerprint
 from lineage.data.content import (
-    Documents,
     Examples,
     Images,
     LabeledTexts,
@@ -14,10 +13,10 @@ from lineage.data.content import (
     Question,
     TaggedSentence,
     as_test_split,
-    chained,
     check_content,
     splits_of,
 )
+from lineage.data.documents import Documents, chained
 from lineage.data.examples.mixture import mix
 from lineage.data.facts import Facts, evaluating
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches

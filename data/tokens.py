@@ -24,7 +24,7 @@ import numpy as np
 
 from lineage.configs import cache
 from lineage.configs.atomic import in_turn, replacing, write_atomic
-from lineage.data.content import Documents, Piece, are_several
+from lineage.data.documents import Documents, Piece, are_several
 from lineage.data.loader import live_as_long_as_parent, shielded
 from lineage.data.shards import BLOCK, INDEX, Shard, ShardFile, Shards, read_index, shard_path, shard_size
 from lineage.data.tokenizers.tokenizer import Tokenizer
@@ -163,7 +163,11 @@ def _write(folder: Path, documents: Documents, encode: _Encode, workers: int, ch
                         print(f"{path}: {shards[-1].tokens:,} tokens", file=sys.stderr)
             else:
                 break
-    check()
+    try:
+        check()
+    except ValueError:
+        (folder / INDEX).unlink(missing_ok=True)  # some of the shards may have other texts
+        raise
     _write_index(folder, shards, complete=True)
 
 

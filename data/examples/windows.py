@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from lineage.data import shuffle
-from lineage.data.content import Documents, check_length
+from lineage.data.content import check_length
+from lineage.data.documents import Documents
 from lineage.data.examples.encoded import join, num_added
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource

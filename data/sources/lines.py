@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
+from lineage.data.content import LabeledTexts, PairedTexts, Question, TaggedSentence
+from lineage.data.documents import Documents
 from lineage.data.sources.base import SOURCES, SplitFiles
 from lineage.data.sources.files import DataFiles, gathered, iterate_lines, read_json, read_lines, suffix_of
 from lineage.data.sources.tables import as_text, json_object

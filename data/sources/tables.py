@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lineage.configs.registry import Natural, Rate
-from lineage.data.content import Documents, LabeledTexts, PairedTexts
+from lineage.data.content import LabeledTexts, PairedTexts
+from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import DataFiles, gathered, held_out, numbered_lines, parse_json

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from lineage.configs.registry import Natural, Rate
-from lineage.data.content import Documents, PairedTexts
+from lineage.data.content import PairedTexts
+from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
 from lineage.data.sources.files import find_files, held_out

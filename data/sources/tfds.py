@@ -14,7 +14,8 @@ import numpy as np
 
 from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
-from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question
+from lineage.data.content import Images, LabeledTexts, PairedTexts, Question
+from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
 from lineage.data.sources.files import parse_json

@@ -18,7 +18,7 @@ from lineage.configs import cache
 from lineage.configs.atomic import in_turn, write_atomic
 from lineage.configs.registry import Natural, Registry, check_ranges
 from lineage.configs.storage import local
-from lineage.data.content import Documents, are_several
+from lineage.data.documents import Documents, are_several
 from lineage.data.tokenizers.settings import check_added, configured, read_settings
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 

@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 
 from lineage.configs.atomic import MAX_DATA, regular, write_atomic
-from lineage.data.content import split_lines
+from lineage.data.documents import split_lines
 from lineage.data.tokenizers.checks import check, check_added
 
 FILE = "tokenizer.json"

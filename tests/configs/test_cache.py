@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lineage.configs import cache, storage
-from lineage.data.content import Documents
+from lineage.data.documents import Documents
 from lineage.data.tokenizers import kinds
 from lineage.data.tokenizers.kinds import BPE, Bytes, find_tokenizer
 from lineage.data.tokens import Shards, tokenize

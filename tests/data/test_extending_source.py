@@ -9,7 +9,17 @@ import pytest
 from PIL import Image
 
 from lineage.configs import schema
-from lineage.data import Documents, ExampleSource, Images, LabeledTexts, Loader, PairedTexts, TaggedSentence, load
+from lineage.data import (
+    Documents,
+    ExampleSource,
+    Images,
+    LabeledTexts,
+    Loader,
+    PairedTexts,
+    TaggedSentence,
+    load,
+    tokenize,
+)
 from lineage.data.content import check_content, gather
 from lineage.data.fingerprint import fingerprint
 from lineage.data.loader import TrainBatches
@@ -246,3 +256,24 @@ def test_labeled_texts_without_tuples_are_refused():
     content = {"train": LabeledTexts(["ab", "cd"], ["x", "y"])}
     with pytest.raises(ValueError, match=r"has the text 'ab': it must be a tuple of one or two texts, as in \(text,\)"):
         check_content("reviews", content)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"bytes", ["a block", None]])
+def test_documents_that_are_not_texts_are_refused(value):
+    with pytest.raises(ValueError, match=r"a document (is|has the block) .* it must be a text"):
+        tokenize(Documents(lambda: iter(["a text", value])), Bytes().train([]))
+
+
+def test_documents_that_differ_between_passes_are_refused(tmp_path):
+    """A source that ends early in one pass must not leave its tokens in the cache of the whole texts."""
+    passes = []
+
+    def texts():
+        passes.append(None)
+        yield from ["one", "two", "three"][: 2 if len(passes) == 3 else 3]  # after counting and the fingerprint
+
+    tokenizer = Bytes().train([])
+    with pytest.raises(ValueError, match="the texts of documents differ between two passes"):
+        tokenize(Documents(texts), tokenizer, tmp_path)
+    assert len(passes) == 3
+    assert tokenize(Documents(texts), tokenizer, tmp_path).characters == 11

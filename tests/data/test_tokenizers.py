@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data import content
+from lineage.data.documents import Documents, split_lines
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerFile, find_tokenizer
 from lineage.data.tokenizers.kinds import Characters
 from tests.data.conftest import train
@@ -220,9 +220,9 @@ def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
     tokenizer = train(kind, [text], **SIZES.get(kind, {}))
     whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
     for piece in (1, 2, 3, 50):
-        monkeypatch.setattr(content, "_PIECE", piece)
-        assert len(list(content.split_lines([text]))) > 10
-        assert "".join(content.split_lines([text])) == text
+        monkeypatch.setattr("lineage.data.documents._PIECE", piece)
+        assert len(list(split_lines([text]))) > 10
+        assert "".join(split_lines([text])) == text
         assert tokenizer.encode(text).tolist() == whole
     assert [ids.tolist() for ids in tokenizer.encode_batch([text, "", text])] == [whole, [], whole]
 
@@ -309,7 +309,7 @@ def test_names_of_special_tokens_stay_text_after_pickling():
 
 def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
     def find(texts, kind=None, roles=("end_of_text",)):
-        documents = {"train": content.Documents([texts]), "validation": content.Documents(["other"])}
+        documents = {"train": Documents([texts]), "validation": Documents(["other"])}
         return find_tokenizer(kind or TOKENIZERS["bpe"](280), documents, roles, cache_dir=tmp_path)
 
     first = find("the fox " * 9)
@@ -327,7 +327,7 @@ def test_trained_tokenizers_are_kept(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["json", "sha256"])
 def test_pipes_in_place_of_kept_tokenizers_are_replaced(suffix, tmp_path):
-    texts = {"train": content.Documents(["the fox " * 9])}
+    texts = {"train": Documents(["the fox " * 9])}
     for _ in range(2):
         find_tokenizer(TOKENIZERS["bpe"](280), texts, ("end_of_text",), cache_dir=tmp_path)
         (path,) = tmp_path.glob(f"*.{suffix}")

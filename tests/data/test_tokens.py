@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs.atomic import in_turn
-from lineage.data import Documents, content, shards, tokens
-from lineage.data.content import split_lines
+from lineage.data import Documents, shards, tokens
+from lineage.data.documents import split_lines
 from lineage.data.examples.windows import Windows
 from lineage.data.tokens import tokenize
 from tests.data.conftest import train
@@ -72,7 +72,7 @@ def entries(index):
 @pytest.fixture
 def small(monkeypatch):
     """Make groups of about 100 characters and shards of about 500 tokens."""
-    monkeypatch.setattr(content, "_CHUNK", 100)
+    monkeypatch.setattr("lineage.data.documents._CHUNK", 100)
     monkeypatch.setattr(tokens, "SHARD", 500)
 
 
@@ -101,7 +101,7 @@ def test_pieces_do_not_depend_on_blocks(text, sizes):
         blocks.append(rest[:size])
         rest = rest[size:]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(content, "_PIECE", 3)
+        patch.setattr("lineage.data.documents._PIECE", 3)
         pieces = list(split_lines([*blocks, rest]))
         assert pieces == list(split_lines([text]))
     assert "".join(pieces) == text
@@ -112,8 +112,8 @@ def test_pieces_do_not_depend_on_blocks(text, sizes):
 def test_tokens_do_not_depend_on_chunks_and_blocks(monkeypatch):
     texts = [f"line {i}\n" * i for i in range(40)]
     whole = tokenize(Documents(texts), BYTES)
-    monkeypatch.setattr(content, "_CHUNK", 20)
-    monkeypatch.setattr(content, "_PIECE", 10)
+    monkeypatch.setattr("lineage.data.documents._CHUNK", 20)
+    monkeypatch.setattr("lineage.data.documents._PIECE", 10)
     documents = Documents([iter([text[:7], text[7:]]) for text in texts])
     found = tokenize(documents, BYTES)
     np.testing.assert_array_equal(found.tokens, whole.tokens)
@@ -143,7 +143,7 @@ def test_corpora_are_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kept", [False, True])
 def test_token_before_each_document(kept, small, monkeypatch, tmp_path):
     """Check documents of several pieces and groups of documents, and that a corpus without the token is another one."""
-    monkeypatch.setattr(content, "_PIECE", 10)
+    monkeypatch.setattr("lineage.data.documents._PIECE", 10)
     texts = [f"line {i}\n" * i for i in range(20)]
     folder = tmp_path if kept else ""
     plain = tokenize(Documents(texts), BYTES, folder)
@@ -166,7 +166,7 @@ def kept_texts(tmp_path_factory):
     """Tokens in memory, and the same in shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "SHARD", 500)
-        patch.setattr(content, "_CHUNK", 100)
+        patch.setattr("lineage.data.documents._CHUNK", 100)
         folder, documents = tmp_path_factory.mktemp("tokens"), Documents(TEXTS)
         kept = tokenize(documents, BYTES, folder)
         assert len(files(folder)) > 10

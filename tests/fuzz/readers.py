@@ -18,7 +18,7 @@ from PIL import Image
 from lineage import data, models
 from lineage.configs import cli
 from lineage.configs.atomic import sealed
-from lineage.data.content import Documents
+from lineage.data.documents import Documents
 from lineage.data.facts import FACTS, Facts
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import from_files
