@@ -23,6 +23,7 @@ from lineage.data import shuffle
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 # Why a process cannot be started: there are too many open files or processes, or too little memory.
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+ENDED = "Worker process was terminated"  # begins Grain's message on a process that has ended
 GRACE = 5.0  # seconds that worker processes have to end by themselves
 Batch = dict[str, np.ndarray]
 
@@ -150,13 +151,17 @@ class _Batches:
             yield shielded(partial(next, iterator))
             for _ in range(start + 1, stop):
                 yield next(iterator)
-        except RuntimeError as error:  # raised by Grain for a process that has ended
+        except RuntimeError as error:
+            if not str(error).startswith(ENDED):
+                raise
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
-            if workers and error.errno in LIMITS and error.filename is None:
+            if not workers or error.filename is not None:  # such as an error of the user's code
+                raise
+            if error.errno in LIMITS:
                 why = f"the loader cannot start a worker process: {error.strerror}"
                 raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
-            if workers and error.errno == errno.ENOSPC:
+            if error.errno == errno.ENOSPC:
                 why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise

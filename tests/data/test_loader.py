@@ -3,6 +3,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,14 +252,26 @@ def test_full_shared_memory_is_named():
         next(batches.iterate())
 
 
-def fail(batch, keys):
-    raise ValueError("the picture is torn")
+ERRORS = (
+    ValueError("the picture is torn"),
+    RuntimeError("the decoder has failed"),
+    OSError(errno.ENOSPC, "No space left on device", "/data/frames"),
+)
+
+
+class Failure:
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, batch, keys):
+        raise ERRORS[self.number]
 
 
 @pytest.mark.parametrize("kind", [{}, {"threads": 1}, pytest.param({"workers": 1}, marks=pytest.mark.slow)])
-def test_worker_exception_reaches_the_caller(kind):
-    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=fail, **kind)
-    with pytest.raises(ValueError, match="the picture is torn"):
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+def test_worker_exception_reaches_the_caller(kind, number):
+    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=Failure(number), **kind)
+    with pytest.raises(type(ERRORS[number]), match=re.escape(str(ERRORS[number]))):
         next(batches.iterate())
 
 
