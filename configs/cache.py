@@ -7,6 +7,7 @@ only copies of remote files are kept, in the default folder. The cache can be de
 import contextlib
 import os
 import time
+import zlib
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ REPRODUCIBLE = (
     f"tokens/{'[0-9a-f]' * 24}/*",
     "fingerprints/fingerprints-*.json",
 )
+CHECKED = "checked"  # file whose modification time is that of the last call of `delete_incomplete`
+BLOCK = 1 << 20  # bytes of a program that are read at a time
 
 
 def root() -> Path:
@@ -62,3 +65,34 @@ def delete_unused(path: Path) -> None:
             status = file.stat()
             if file.is_file() and time.time() - max(status.st_atime, status.st_mtime) > DAYS * 86400:
                 file.unlink()
+
+
+def delete_incomplete(path: Path | None) -> None:
+    """Delete the compiled programs in a folder, if any, that a kill or a full disk has cut off since the last call.
+
+    JAX does not replace them: it would print a warning and compile the program again at each start.
+    """
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        since = (path / CHECKED).stat().st_mtime if (path / CHECKED).exists() else 0
+        (path / CHECKED).touch()  # before the files are read: those that are being written are checked again
+        for file in path.glob("jit_*-cache"):
+            if file.is_file() and file.stat().st_mtime >= since - 1 and not _is_complete(file):
+                file.unlink(missing_ok=True)
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether a file is a complete zlib stream, or has another format, which JAX uses with other packages."""
+    stream = zlib.decompressobj()
+    with path.open("rb") as file:
+        if (first := file.read(1)) not in (b"", b"\x78"):
+            return True
+        try:
+            stream.decompress(first, BLOCK)
+            while not stream.eof and (block := stream.unconsumed_tail or file.read(BLOCK)):
+                stream.decompress(block, BLOCK)
+            stream.flush()
+        except zlib.error:
+            return False
+    return stream.eof
