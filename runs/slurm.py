@@ -118,7 +118,10 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
             try:
                 numbers = [job.job_id for job in executor.submit_array(tasks)]
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
-                raise ValueError(f"SLURM refuses the jobs: {_brief(str(error))}") from error
+                refusal = f"SLURM refuses the jobs: {_brief(str(error))}"
+                if "array" in refusal:
+                    refusal += f" (there are {len(tasks)} jobs; `scontrol show config` prints MaxArraySize)"
+                raise ValueError(refusal) from error
             jobs |= {run.name: number for run, number in zip(todo, numbers)}
             write_record(folder / JOBS, jobs)
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")

@@ -168,6 +168,16 @@ def test_folder_of_the_logs_exists_when_slurm_accepts_a_job(cluster, tmp_path):
     assert json.loads((tmp_path / "a/slurm" / slurm.JOBS).read_text())["a"] == "7"
 
 
+def test_sweep_of_more_jobs_than_an_array_may_have(cluster, tmp_path):
+    pytest.importorskip("submitit")
+    cluster("srun", "")
+    cluster("squeue", "")
+    cluster("sbatch", "echo 'Batch job submission failed: Invalid job array specification' >&2; exit 1")
+    settings, runs = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster, [Run(name, tmp_path / name) for name in "ab"]
+    with pytest.raises(ValueError, match=r"refuses the jobs: .*Invalid job array .* 2 jobs; .* MaxArraySize"):
+        slurm.submit(runs, ["x"], tmp_path, settings)
+
+
 def test_job_that_would_be_signaled_at_its_start_is_not_submitted(tmp_path):
     settings = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster
     settings.minutes = 2
