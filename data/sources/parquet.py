@@ -236,9 +236,10 @@ def write_features(path: Path, predictions: Iterator[dict[str, Any]]) -> None:
 
 def _class_names(labels: Sequence[Any], split: str) -> list[str]:
     """Return the names of the classes of some labels: the numbers up to the largest, or the different texts."""
-    if not all(isinstance(label, int) for label in labels):
-        return sorted({label for label in labels if label and isinstance(label, str)})
-    if (largest := max(labels)) >= MAX_CLASSES:
+    texts = {label for label in labels if label and isinstance(label, str)}
+    if texts or not (numbers := [label for label in labels if isinstance(label, int)]):
+        return sorted(texts)
+    if (largest := max(numbers)) >= MAX_CLASSES:
         raise ValueError(f"The split {split} has the label {largest}: it must be below {MAX_CLASSES:,}.")
     return [str(number) for number in range(largest + 1)]
 
@@ -249,7 +250,7 @@ def _with_class(rows: Iterable[tuple[Any, ...]], names: Sequence[str], missing: 
     classes |= {-1: -1} if missing else {}
     for file, row, label in rows:
         if not isinstance(label, str | int) or label not in classes:
-            allowed = f"a name or number of the {len(names)} classes"
+            allowed = f"a name or number of the {len(names)} classes" if names else "a text or a whole number"
             raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {allowed}.")
     return [(file, row, classes[label]) for file, row, label in rows if classes[label] >= 0]
 

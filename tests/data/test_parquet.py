@@ -336,6 +336,19 @@ def test_empty_label_is_refused(tmp_path):
         Parquet(path).images()
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([1, None], "row 2 has the label None: it must be a name or number of the 2 classes"),
+        ([0.5, 1.0], "row 1 has the label 0.5: it must be a text or a whole number"),
+    ],
+)
+def test_the_row_without_a_class_is_named(labels, message, tmp_path):
+    path = write(tmp_path / "a.parquet", {"image": encoded([0, 1]), "label": labels})
+    with pytest.raises(ValueError, match=f"{path}, {message}"):
+        Parquet(path).images()
+
+
 def test_large_labels_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", {"image": encoded([0, 1]), "label": [0, 1 << 62]})
     with pytest.raises(ValueError, match=f"train has the label {1 << 62}: it must be below 1,000,000"):
