@@ -96,7 +96,8 @@ class TFDS(PathSource):
 
     def questions(self) -> dict[str, list[Question]]:
         self._parts("answers", "text", "answer_start")
-        splits = self._columns(["question", "context"], "answers").items()
+        ids = [name for name in self._builder.info.features if name == "id"]
+        splits = self._columns(["question", "context"], "answers", *ids).items()
         return {name: [_question(i, *row) for i, row in enumerate(zip(*columns))] for name, columns in splits}
 
     def images(self) -> Images:
@@ -221,12 +222,12 @@ def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
         yield text
 
 
-def _question(index: int, text: str, context: str, answers: Any) -> Question:
+def _question(index: int, text: str, context: str, answers: Any, *ids: Any) -> Question:
     starts, texts = answers["answer_start"], answers["text"]
     if len(starts) != len(texts):
         raise ValueError(f"Example {index} has {len(texts)} answers and {len(starts)} positions of answers.")
     pairs = [(int(start), decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
-    return Question(text, context, pairs)
+    return Question(text, context, pairs, *map(str, ids))
 
 
 def _text(value: Any, key: str, index: int) -> str:

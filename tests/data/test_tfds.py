@@ -372,17 +372,18 @@ def test_regression_targets(prepare, tmp_path):
 def test_questions(prepare, tmp_path):
     def features(kinds):
         answers = kinds.Sequence({"text": kinds.Text(), "answer_start": np.int32})
-        return {"question": kinds.Text(), "context": kinds.Text(), "answers": answers}
+        return {"id": kinds.Text(), "question": kinds.Text(), "context": kinds.Text(), "answers": answers}
 
     rows = []
-    for question, texts, starts in ((b"Who?", [b"cat", b"a cat"], [2, 0]), (b"Why?", [], [])):
+    for id, question, texts, starts in ((b"56be", b"Who?", [b"cat", b"a cat"], [2, 0]), (b"7", b"Why?", [], [])):
         answers = {"answers/text": np.array(texts, object), "answers/answer_start": np.array(starts, int)}
-        rows.append({"question": question, "context": b"a cat sat"} | answers)
+        rows.append({"id": id, "question": question, "context": b"a cat sat"} | answers)
     prepare(tmp_path, "squad", features, {"train": rows, "validation": rows})
     loaded = load(TFDS("squad", str(tmp_path)), QuestionAnswering(sequence_length=20), batch_size=2)
     source = loaded.splits["validation"].source
     assert [item.references for item in source.questions] == [["cat", "a cat"], []]
     assert source.per_sequence["start"].tolist() == [8, 0]
+    assert [item.id for item in source.questions] == ["56be", "7"]
     prepare(tmp_path, "uneven", features, {"train": [rows[0] | {"answers/answer_start": np.array([2])}]})
     with pytest.raises(ValueError, match="Example 0 has 2 answers and 1 positions of answers"):
         load(TFDS("uneven", str(tmp_path)), QuestionAnswering(sequence_length=20))
