@@ -283,6 +283,7 @@ def save_token_ids(
     if begin is not None or config.get("eos_token_id") != end:
         config["bos_token_id"] = end if begin is None else begin
     config |= {"eos_token_id": [*ends] if len(ends) > 1 else end, "pad_token_id": pad}
+    config.pop("bad_words_ids", None)  # the padding token of published Marian models
     if excluded:
         config["bad_words_ids"] = [[token] for token in excluded]
     if start is not None:

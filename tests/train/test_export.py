@@ -136,6 +136,23 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     assert tokens == [*experiment.tokenizer.encode("1 Mai"), *([] if task == "causal_lm" else [end])]
 
 
+def test_exported_marian_generates_the_last_token(tiny, tmp_path):
+    """Check a model whose most probable token is the last one, which is the padding of published models only."""
+    sizes = {"model.name": "bart", "model.depth": 1, "model.width": 16, "model.num_heads": 2, "model.mlp_dim": 16}
+    marian = {"model.position": "sinusoidal", "model.embed_norm": False, "model.logits_bias": True}
+    changes = sizes | marian | {"model.vocab_size": 300}
+    experiment = Experiment(tiny("transformer", changes), tmp_path / "run", jax.devices()[:1])
+    variables = jax.jit(experiment.make_state)().variables()
+    last = experiment.model.vocab_size - 1
+    params = variables["params"]
+    params = params | {"logits_bias": params["logits_bias"].at[last].set(100.0)}
+    export.write(experiment, variables | {"params": params}, "safetensors", tmp_path / "export")
+    reference = transformers.MarianMTModel.from_pretrained(tmp_path / "export")
+    generated = reference.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False)
+    assert generated.tolist() == [[experiment.facts.start_token, last, last]]
+    assert companions.excluded_tokens(tmp_path / "export") == experiment.tokenizer.excluded == ()
+
+
 @pytest.mark.parametrize("task", ["causal_lm", "conditional_lm"])
 @pytest.mark.parametrize("added", ["<s> $A", "<s> $A <|endoftext|>", "$A <|endoftext|>"])
 def test_exported_language_model_reads_the_token_before_a_text(added, task, tiny, tmp_path):
