@@ -47,6 +47,12 @@ class Init(Options):
         super().__post_init__()
         check_expressions("init.skip", self.skip)
         check_expressions("init.rename", self.rename, paired=True)
+        for pattern, replacement in self.rename:
+            try:
+                re.sub(pattern, replacement, "")
+            except (re.error, IndexError, TypeError) as error:
+                what = f"{replacement!r}, which cannot replace {pattern!r}"
+                raise ValueError(f"init.rename has {what}: {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -305,6 +305,8 @@ def test_parameters_are_renamed(tiny, base):
             adapted(tiny, base, {"init.rename": (pair,)})
     with pytest.raises(ValueError, match=r"init\.rename has 'x': it must be a pair"):
         adapted(tiny, base, {"init.rename": ("x",)})
+    with pytest.raises(ValueError, match=r"init.rename has .* cannot replace '\^embed': invalid group reference 1"):
+        adapted(tiny, base, {"init.rename": (("^embed", r"\1x"),)})
 
 
 def test_new_parameters_must_be_trained(tiny, base):
