@@ -270,6 +270,17 @@ def test_registering_a_class_that_is_not_a_dataclass_raises():
         THINGS.register("undecorated")(Undecorated)
 
 
+@pytest.mark.parametrize("names", [("colour",), "color"])
+def test_fields_from_data_must_exist(names):
+    @dataclass(frozen=True)
+    class Misspelled(Part):
+        FROM_DATA = names
+        color: str = "red"
+
+    with pytest.raises(ValueError, match=r"Misspelled: FROM_DATA has 'c(olour)?', which is not a field"):
+        THINGS.register("misspelled")(Misspelled)
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "expected"),
     [
