@@ -81,7 +81,6 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
     """Return a context that connects the processes of the run, if it has several; configure JAX's cache."""
     if options.command in ("train", "evaluate", "generate", "predict"):
         cache.keep_compiled_programs()
-        cache.delete_incomplete(cache.folder("programs"))
     elif options.command in ("prepare", "verify"):  # a run may be using the accelerators
         os.environ["JAX_PLATFORMS"] = "cpu"
     if "coordinator" not in options:

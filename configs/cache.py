@@ -54,6 +54,7 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     if "JAX_COMPILATION_CACHE_DIR" in environment or not (path := folder("programs")):
         return
     delete_unused(path.parent)
+    delete_incomplete(path)
     environment["JAX_COMPILATION_CACHE_DIR"] = str(path)
     environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
@@ -67,13 +68,11 @@ def delete_unused(path: Path) -> None:
                 file.unlink()
 
 
-def delete_incomplete(path: Path | None) -> None:
-    """Delete the compiled programs in a folder, if any, that a kill or a full disk has cut off since the last call.
+def delete_incomplete(path: Path) -> None:
+    """Delete the compiled programs in a folder that a kill or a full disk has cut off since the last call.
 
     JAX does not replace them: it would print a warning and compile the program again at each start.
     """
-    if path is None:
-        return
     with contextlib.suppress(OSError):
         since = (path / CHECKED).stat().st_mtime if (path / CHECKED).exists() else 0
         (path / CHECKED).touch()  # before the files are read: those that are being written are checked again

@@ -77,32 +77,34 @@ def test_files_that_are_not_used_are_deleted(kept):
         for age, times in (("old", (month, month)), ("read", (now, month)), ("new", (month, now))):
             path = kept / name.format(age)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            path.write_bytes(zlib.compress(b""))
             os.utime(path, times)
     cache.keep_compiled_programs({})
+    (kept / "programs" / cache.CHECKED).unlink()
     actual = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
     others = {name.format("old") for name in names[4:]}  # not files of the cache, whose folder users choose
     assert actual == {name.format(age) for name in names for age in ("read", "new")} | others
 
 
-def test_programs_that_were_not_written_completely_are_deleted(tmp_path):
+def test_programs_that_were_not_written_completely_are_deleted(kept):
     """JAX would warn and compile again at each start, because it does not replace an entry that exists."""
-    whole, since = zlib.compress(os.urandom(3 * cache.BLOCK)), time.time() - 100
+    programs, since = cache.folder("programs"), time.time() - 100
+    whole = zlib.compress(os.urandom(3 * cache.BLOCK))
     zeros = zlib.compress(bytes(3 * cache.BLOCK))
     contents = {"whole": whole, "zeros": zeros, "cut": whole[:-9], "cut_zeros": zeros[:-9], "empty": b""}
     contents |= {"changed": whole[:-1] + bytes([whole[-1] ^ 1]), "zstd": bytes.fromhex("28b52ffd00")}
     for name, content in contents.items():
-        (tmp_path / f"jit_{name}-cache").write_bytes(content)
-    cache.delete_incomplete(tmp_path)
-    assert {path.name for path in tmp_path.glob("jit_*")} == {
+        (programs / f"jit_{name}-cache").write_bytes(content)
+    cache.keep_compiled_programs({})
+    assert {path.name for path in programs.glob("jit_*")} == {
         f"jit_{name}-cache" for name in ("whole", "zeros", "zstd")
     }
     for name, when in (("old", since), ("new", time.time() + 100)):
-        (tmp_path / f"jit_{name}-cache").write_bytes(whole[:-9])
-        os.utime(tmp_path / f"jit_{name}-cache", (when, when))
-    cache.delete_incomplete(tmp_path)
-    assert (tmp_path / "jit_old-cache").exists()  # it was checked before
-    assert not (tmp_path / "jit_new-cache").exists()
+        (programs / f"jit_{name}-cache").write_bytes(whole[:-9])
+        os.utime(programs / f"jit_{name}-cache", (when, when))
+    cache.keep_compiled_programs({})
+    assert (programs / "jit_old-cache").exists()  # it was checked before
+    assert not (programs / "jit_new-cache").exists()
 
 
 def test_a_tokenizer_is_trained_once(kept, monkeypatch):
