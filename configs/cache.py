@@ -85,10 +85,9 @@ def _is_complete(path: Path) -> bool:
     """Return whether a file is a complete zlib stream, or has another format, which JAX uses with other packages."""
     stream = zlib.decompressobj()
     with path.open("rb") as file:
-        if (first := file.read(1)) not in (b"", b"\x78"):
+        if file.peek(1)[:1] not in (b"", b"\x78"):
             return True
         try:
-            stream.decompress(first, BLOCK)
             while not stream.eof and (block := stream.unconsumed_tail or file.read(BLOCK)):
                 stream.decompress(block, BLOCK)
             stream.flush()
