@@ -36,7 +36,8 @@ def run_search(
     A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
     of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. A run that a
     signal ended is repeated at once, other failed ones by the next call, unless they failed because of a non-finite
-    loss or a lack of memory. If the first runs all fail, no others are started.
+    loss or a lack of memory. If the first runs all fail, no others are started. A complete search without a finite
+    value raises ValueError.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
     `run_sweep` for the other arguments. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by
@@ -56,7 +57,10 @@ def run_search(
         Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs, unmoved(workdir))
         if trials.runs:
             finish(trials.runs, command, workdir, (search.metric, search.maximize))
-    return PREEMPTED if trials.has_more() else exit_code(trials.runs)
+    code = PREEMPTED if trials.has_more() else exit_code(trials.runs)
+    if code == 0 and not trials.study.get_trials(states=[trials.states.COMPLETE]):
+        raise ValueError(f"none of the {len(trials.runs)} runs ended with a finite {search.metric}.")
+    return code
 
 
 class Trials:

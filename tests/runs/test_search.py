@@ -50,7 +50,7 @@ COMMAND = [sys.executable, "-c", RUN]
 
 
 def run(workdir, parallel=2, **more):
-    search = Search(SPACE, **{"trials": 12, "prune": False, "seed": 1} | more)
+    search = Search(**{"space": SPACE, "trials": 12, "prune": False, "seed": 1} | more)
     return run_search(COMMAND, search, dict, workdir, finish, parallel)
 
 
@@ -275,9 +275,16 @@ def test_finished_trial_whose_last_value_is_not_finite_stays_finished(tmp_path, 
     diverging = RUN.replace('with open(folder / "metrics', null)
     monkeypatch.setitem(globals(), "COMMAND", [sys.executable, "-c", diverging])
     for _ in range(2):
-        assert run(tmp_path, trials=1) == 0
+        with pytest.raises(ValueError, match="^none of the 1 runs ended with a finite validation/loss.$"):
+            run(tmp_path, trials=1)
         assert [(row["state"], row["validation/loss"]) for row in rows(tmp_path)] == [("done", "nan")]
     assert len(ran(tmp_path)) == 1
+
+
+def test_search_whose_runs_all_have_a_non_finite_loss_raises(tmp_path):
+    with pytest.raises(ValueError, match="^none of the 2 runs ended with a finite validation/loss.$"):
+        run(tmp_path, trials=2, space=SPACE | {"x": Choice(9.5)})
+    assert [row["state"] for row in rows(tmp_path)] == ["pruned"] * 2
 
 
 def test_metric_may_change_while_no_run_has_it(tmp_path):
