@@ -84,6 +84,8 @@ def self_bleu(texts: Sequence[str], order: int = 4) -> float:
     """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886)."""
     if len(texts) < 2:
         raise ValueError(f"There are {len(texts)} texts: self-BLEU needs at least 2.")
+    if order < 1:
+        raise ValueError(f"order is {order}: it must be at least 1.")
     metric = BLEU(effective_order=True, max_ngram_order=order)
     scores = [metric.sentence_score(text, [*texts[:i], *texts[i + 1 :]]).score for i, text in enumerate(texts)]
     return float(np.mean(scores))

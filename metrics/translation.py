@@ -17,6 +17,7 @@ from sacrebleu.significance import PairedTest
 from lineage.metrics.summary import check_numbers, grouped, ngrams
 
 SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+LEAST = {"max_ngram_order": 1, "char_order": 1, "word_order": 0, "beta": 0, "smooth_value": 0}  # smallest values
 References = Collection[str | Collection[str]]
 
 
@@ -155,11 +156,11 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
     for key, known in (("tokenize", BLEU.TOKENIZERS), ("smooth_method", BLEU.SMOOTH_DEFAULTS)):
         if settings.get(key) not in (None, *known):
             raise ValueError(f"{key} is {settings[key]!r}: it must be one of {', '.join(known)}.")
-    for key in ("max_ngram_order", "char_order"):
-        if settings.get(key, 1) < 1:
-            raise ValueError(f"{key} is {settings[key]}: it must be at least 1.")
-    if not isinstance(value := settings.get("smooth_value"), int | float | None):
-        raise ValueError(f"smooth_value is {value!r}: it must be a number.")
+    for key, least in LEAST.items():
+        if not isinstance(value := settings.get(key), int | float | None):
+            raise ValueError(f"{key} is {value!r}: it must be a number.")
+        if value is not None and not value >= least:
+            raise ValueError(f"{key} is {value}: it must be at least {least}.")
     try:
         return SACREBLEU[name](**settings)
     except (ImportError, RuntimeError) as error:  # a tokenizer that needs an optional package

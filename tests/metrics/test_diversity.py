@@ -82,3 +82,5 @@ def test_self_bleu():
     assert 0 < mixed < 100
     with pytest.raises(ValueError, match="There are 1 texts: self-BLEU needs at least 2"):
         self_bleu(["a"])
+    with pytest.raises(ValueError, match="order is 0: it must be at least 1"):
+        self_bleu(["a", "b"], 0)

@@ -151,6 +151,8 @@ def test_d2l_bleu_matches_direct_implementation(output, reference):
         (lambda: corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="x"), "tokenize is 'x': it must be one of none,"),
         (lambda: corpus_score("bleu", OUTPUTS, REFERENCES, max_ngram_order=0), "max_ngram_order is 0: it must be at"),
         (lambda: corpus_score("chrf", OUTPUTS, REFERENCES, char_order=0), "char_order is 0: it must be at least 1"),
+        (lambda: corpus_score("chrf", OUTPUTS, REFERENCES, word_order=-1), "word_order is -1: it must be at least 0"),
+        (lambda: corpus_score("chrf", OUTPUTS, REFERENCES, beta=float("nan")), "beta is nan: it must be at least 0"),
         (lambda: corpus_score("bleu", OUTPUTS, REFERENCES, smooth_value="x"), "smooth_value is 'x': it must be a num"),
         (lambda: corpus_score("bleu", ["a"], ["b"], smooth_method="x"), "smooth_method is 'x': it must be one of none"),
         (lambda: corpus_score("chrf", ["a", "b"], [["a"], []]), "Output 1 has no reference: at least one is needed"),
