@@ -129,18 +129,19 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
 
 
 def status(runs: Sequence[Run], workdir: Path) -> int:
-    """Print the states of runs, and why some failed.
+    """Print the states of runs, and why some wait or failed.
 
     Returns:
         0 if all are done, 1 if some failed, were not submitted or did not start, 75 otherwise.
     """
-    jobs, queue = _jobs(workdir / "slurm"), _queue()
+    jobs, queue = _jobs(workdir / "slurm"), _squeue("%i %T %r")
     for run in runs:
         number = jobs.get(run.name)
         run.look()
         ended = "failed or canceled" if run.folder.exists() else "not started"
         ended = "not submitted" if number is None else f"{ended} (job {number})"
-        run.state = "done" if run.is_done() else queue.get(number, ended).lower()
+        state, _, cause = queue[number].partition(" ") if number in queue else (ended, "", "")
+        run.state = "done" if run.is_done() else state.lower() + (f" ({cause})" if cause not in ("", "None") else "")
         if run.state.startswith("failed"):
             run.ended = _reason_of_end(run, workdir / "slurm" / f"{number}_0_log.err")
     with Table() as table:
@@ -227,7 +228,7 @@ def _queue() -> dict[str, str]:
 
 
 def _squeue(columns: str) -> dict[str, str]:
-    """Return the second column of the queue of this user by the first."""
+    """Return the other columns of the queue of this user by the first."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", f"--format={columns}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # filters
     done = _answer(command, environment)

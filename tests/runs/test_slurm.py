@@ -116,6 +116,15 @@ def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path
     assert time.monotonic() - start < 10
 
 
+def test_status_says_why_a_job_waits(cluster, tmp_path, capsys):
+    cluster("squeue", "echo 7_0 PENDING Resources; echo 7_1 PENDING launch failed requeued held; echo 7_2 RUNNING None")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0", "b": "7_1", "c": "7_2"}))
+    assert slurm.status([Run(name, tmp_path / name) for name in "abc"], tmp_path) == PREEMPTED
+    lines = [line.split(maxsplit=1)[1].strip() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert lines == ["pending (Resources)", "pending (launch failed requeued held)", "running"]
+
+
 def test_lines_of_squeue_without_a_state_are_ignored(cluster, tmp_path, capsys):
     cluster("squeue", "echo; echo 8; echo 7 RUNNING; echo")
     cluster("scancel", "")
