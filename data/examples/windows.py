@@ -76,6 +76,9 @@ class Sentences(Documents):
     def fingerprint(self, cache_dir: str | Path = "") -> str:
         return f"{self._texts.fingerprint(cache_dir)} in sentences"
 
+    def check_unchanged(self, cache_dir: str | Path = "") -> None:
+        self._texts.check_unchanged(cache_dir)
+
 
 class Chunks(ExampleSource):
     """Chunks of at least two consecutive sentences of a document, of about `length` tokens.

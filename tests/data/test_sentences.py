@@ -208,3 +208,22 @@ def test_pairs_of_a_mixture_are_read_from_their_own_source(tmp_path):
         assert sorted(letters(loaded.train[step])) == [*"aaaabbbb"]
     for name in "ab":
         assert {*letters(loaded.splits[f"validation_{name}"][0])} - {""} == {name}
+
+
+def test_pairs_of_cached_texts_are_those_of_texts_in_memory(tmp_path):
+    """The cache keeps the tokenizer and the tokens of sentences only if their documents are unchanged."""
+    (tmp_path / "texts").mkdir()
+    for number, document in enumerate(corpus(20)):
+        (tmp_path / "texts" / f"{number:02}.txt").write_text(document)
+    settings = {"sequence_length": 32, "pairing": "next_sentence"}
+    what, options = (Text(str(tmp_path / "texts")), WordPiece(60)), {"batch_size": 8, "seed": 1}
+    expected = load(what[0], SentencePairPretraining(**settings), what[1], **options).train[0]
+    task = SentencePairPretraining(**settings, cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):
+        cached = load(what[0], task, what[1], **options).train[0]
+        for name, value in expected.items():
+            np.testing.assert_array_equal(cached[name], value)
+    passes = [corpus(29), corpus(30)]
+    changing = Sentences(Documents(lambda: iter(passes.pop())))
+    with pytest.raises(ValueError, match="the texts of documents differ between two passes"):
+        tokenize(changing, train("words", corpus()), tmp_path / "changing")
