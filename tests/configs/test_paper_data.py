@@ -17,6 +17,7 @@ from PIL import Image
 from lineage.configs import cli, schema
 from lineage.data import SOURCES, PairedTexts
 from lineage.tasks import TASKS
+from lineage.train.experiment import Experiment
 from tests.data.test_box_files import coco
 from tests.data.test_images import imagenet
 
@@ -40,7 +41,7 @@ def openwebtext():
 
 def wikipedia():
     files = [f"train-{i:05}-of-00041.parquet" for i in range(2)]
-    hub("wikipedia/20231101.en", files, id="1", url="https://", title="b", text="a")
+    hub("wikipedia/20231101.en", files, id="1", url="https://", title="b", text="a. b")
 
 
 def wikitext():
@@ -114,6 +115,25 @@ def test_data_of_a_config(name, tmp_path, monkeypatch):
         package = Path(importlib.util.find_spec("tensorflow_datasets").origin).parent
         known = source.path.partition("/")[0]
         assert (package / "datasets" / known).is_dir() or (package / "url_checksums" / f"{known}.txt").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "cache_dir" in CONFIGS[name].read_text(encoding="utf-8")])
+def test_cached_examples_of_a_config_are_those_of_texts_in_memory(name, tmp_path, monkeypatch):
+    """Check the first batch, with a short context and with a tokenizer that is trained on the tiny files."""
+    monkeypatch.chdir(tmp_path)
+    FILES[name][0]()
+    changes = {"tokenizer": "wordpiece" if name.startswith("bert") else "bpe", "tokenizer.vocab_size": "400"}
+    changes |= {"task.sequence_length": "32", "loader.batch_size": "4"}
+    if "validation_fraction" in cli.load(name)[0].source:
+        changes["source.validation_fraction"] = "0.1"
+    batches = []
+    for cache_dir in ("", "cache", "cache"):
+        config, _ = cli.load(name)
+        cli.override(config, changes | {"task.cache_dir": cache_dir})
+        batches.append(Experiment(config).data.train[0])
+    for key, expected in batches[0].items():
+        np.testing.assert_array_equal(batches[1][key], expected)
+        np.testing.assert_array_equal(batches[2][key], expected)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
