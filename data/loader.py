@@ -156,10 +156,12 @@ class _Batches:
                 raise
             raise ChildProcessError(f"a worker process of the loader has ended: {error}") from error
         except OSError as error:
-            if not workers or error.filename is not None:  # such as an error of the user's code
+            in_memory = str(error.filename).startswith("/psm_")  # Python's name of a block of shared memory
+            if not workers or (error.filename is not None and not in_memory):  # such as an error of the user's code
                 raise
             if error.errno in LIMITS:
-                why = f"the loader cannot start a worker process: {error.strerror}"
+                action = "read the batches of" if in_memory else "start"
+                why = f"the loader cannot {action} a worker process: {error.strerror}"
                 raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
             if error.errno == errno.ENOSPC:
                 why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
