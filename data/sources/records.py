@@ -13,6 +13,8 @@ from lineage.data.content import gather
 from lineage.data.loader import ExampleSource
 from lineage.data.transforms.pillow import Picture, stamp
 
+CROWD = "is_crowd", "is_difficult"  # features of objects, as in COCO and Pascal VOC, that count as crowds
+
 
 class Part(NamedTuple):
     """Part of a split in a file: the index after its last example, and the modification time of the file."""
@@ -61,9 +63,10 @@ class Records(ExampleSource):
         boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
         boxes *= np.float32([image.shape[1], image.shape[0]] * 2)
         classes = np.asarray(objects["label"], np.int32)
-        crowd = np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool)
-        if not len(boxes) == len(classes) == len(crowd):
+        flags = [np.asarray(objects[name], bool) for name in CROWD if name in objects]
+        if {len(boxes)} != {len(classes), *map(len, flags)}:
             raise ValueError(f"Example {index} has {len(boxes)} boxes and {len(classes)} labels.")
+        crowd = np.any([np.zeros(len(boxes), bool), *flags], axis=0)
         if not np.isfinite(boxes).all():
             raise ValueError(f"Example {index} has a box that is not finite.")
         if wrong := [label for label in classes.tolist() if not 0 <= label < self.classes]:

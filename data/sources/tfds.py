@@ -106,6 +106,7 @@ class TFDS(PathSource):
         return self._images(self.label_key, self._classes(label, self.label_key))
 
     def images_with_boxes(self) -> Images:
+        """Return the images with boxes; "difficult" objects, as in Pascal VOC, are treated as crowds."""
         label = self._parts("objects", "bbox", "label")["label"]
         return self._images("", self._classes(label, "objects/label"))
 

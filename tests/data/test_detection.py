@@ -1,4 +1,4 @@
-"""Images with boxes: boxes follow their pixels exactly; the TFDS layout of COCO."""
+"""Images with boxes: boxes follow their pixels exactly; the TFDS layouts of COCO and Pascal VOC."""
 
 import numpy as np
 import pytest
@@ -212,17 +212,18 @@ def test_shapes_smaller_than_a_pixel_are_omitted():
     assert all((boxes[:, 2:] > boxes[:, :2]).all() for boxes in actual)
 
 
-def test_coco_of_tfds(prepare, tmp_path):
+@pytest.mark.parametrize("flag", ["is_crowd", "is_difficult"])
+def test_coco_and_voc_of_tfds(flag, prepare, tmp_path):
     images = [np.full((20, 40, 3), 50, np.uint8), np.full((30, 30, 3), 90, np.uint8)]
     boxes = [[[0.1, 0.2, 0.5, 0.6], [0.0, 0.0, 1.0, 1.0]], []]  # top, left, bottom and right, relative
 
     def features(kinds):
-        one = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["cat", "dog"]), "is_crowd": np.bool_}
+        one = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["cat", "dog"]), flag: np.bool_}
         return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(one)}
 
     examples = []
     for image, found in zip(images, boxes):
-        kinds = {f"objects/{name}": np.arange(len(found)) % 2 for name in ("label", "is_crowd")}
+        kinds = {f"objects/{name}": np.arange(len(found)) % 2 for name in ("label", flag)}
         examples.append({"image": png(image), "objects/bbox": np.float32(found).reshape(-1)} | kinds)
     prepare(tmp_path, "coco", features, {"train": examples, "validation": examples})
     task = ObjectDetection(image_size=40, shorter_side=20, max_boxes=2)
