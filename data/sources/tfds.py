@@ -22,6 +22,7 @@ from lineage.data.sources.files import parse_json
 from lineage.data.sources.records import Records, decoded, parts, reading
 
 CLASS_KEYS = "pythonClassName", "python_class_name", "type"  # of the classes of features, in features.json
+BOXES = "REL_YXYX"  # format of boxes: top, left, bottom and right, relative to the image
 
 
 @SOURCES.register("tfds")
@@ -107,8 +108,12 @@ class TFDS(PathSource):
 
     def images_with_boxes(self) -> Images:
         """Return the images with boxes; "difficult" objects, as in Pascal VOC, are treated as crowds."""
-        label = self._parts("objects", "bbox", "label")["label"]
-        return self._images("", self._classes(label, "objects/label"))
+        features = self._parts("objects", "bbox", "label")
+        kind = getattr(getattr(features["bbox"], "bbox_format", None), "value", None)  # None in old files
+        if kind not in (None, BOXES):
+            given = f"The feature 'objects/bbox' of {self._builder.info.full_name} has the format {kind}"
+            raise ValueError(f"{given}: it must be {BOXES}, the default of BBoxFeature.")
+        return self._images("", self._classes(features["label"], "objects/label"))
 
     @cached_property
     def _builder(self) -> Any:

@@ -1,5 +1,7 @@
 """Images with boxes: boxes follow their pixels exactly; the TFDS layouts of COCO and Pascal VOC."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -239,3 +241,18 @@ def test_coco_and_voc_of_tfds(flag, prepare, tmp_path):
     prepare(tmp_path, "plain", lambda kinds: {"image": kinds.Image(shape=(None, None, 3))}, plain)
     with pytest.raises(ValueError, match="has no feature 'objects'"):
         load(TFDS("plain", str(tmp_path)), task, batch_size=2)
+
+
+@pytest.mark.parametrize("kind", ["XYXY", "YXYX", "XYWH", "REL_XYXY", None])
+def test_boxes_of_tfds_in_another_format_raise(kind, prepare, tmp_path):
+    """Check the formats that a data set may declare; old data sets, which declare none, have the default one."""
+
+    def features(kinds):
+        one = {"bbox": kinds.BBoxFeature(bbox_format=kind), "label": kinds.ClassLabel(names=["cat"])}
+        return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(one)}
+
+    row = {"image": png(np.zeros((20, 40, 3), np.uint8)), "objects/label": np.array([0])}
+    prepare(tmp_path, "some", features, {"train": [row | {"objects/bbox": np.float32([0.1, 0.2, 0.5, 0.6])}]})
+    source, message = TFDS("some", str(tmp_path)), rf"'objects/bbox' of some/1\.0\.0 has the format {kind}: it must be"
+    with pytest.raises(ValueError, match=message) if kind else contextlib.nullcontext():
+        load(source, ObjectDetection(image_size=40), batch_size=1)
