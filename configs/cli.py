@@ -4,6 +4,7 @@ import ast
 import contextlib
 import difflib
 import inspect
+import os
 import re
 import textwrap
 import traceback
@@ -102,9 +103,13 @@ def _described_error(path, error):
 def find(file: str) -> tuple[str, str]:
     """Return the path and the argument of "FILE:ARGUMENT".
 
-    FILE is the path of a config file, the folder of a run, or the bare name of an experiment.
+    FILE is the path of a config file, the folder of a run, or the bare name of an experiment. The path of a file or
+    folder that exists may have colons.
     """
-    path, _, argument = file.partition(":")
+    parts = file.split(":")
+    splits = [(":".join(parts[:count]), ":".join(parts[count:])) for count in range(len(parts), 0, -1)]
+    existing = (split for split in splits if any(map(os.path.isfile, (split[0], os.path.join(split[0], CONFIG)))))
+    path, argument = next(existing, splits[-1])
     if Path(path, CONFIG).is_file():
         path = str(Path(path, CONFIG))
     if not Path(path).is_file():

@@ -146,3 +146,17 @@ def test_output_is_utf8_in_other_locales(monkeypatch):
     print("é", "\udcff")
     sys.stdout.flush()
     assert sys.stdout.buffer.getvalue().endswith(b"\xc3\xa9 \\udcff\n")
+
+
+@pytest.mark.parametrize("argument", ["", "a", "a:b"])
+def test_colons_in_the_path_of_a_config(argument, tmp_path):
+    """Check the folder and the config of a run, such as one named after a time, and a file with an argument."""
+    run = tmp_path / "12:30" / "run 1:2"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (tmp_path / "12:30" / "x.py").write_text("")
+    for path in (run, run / "config.json"):
+        assert cli.find(str(path)) == (str(run / "config.json"), "")
+    file = str(tmp_path / "12:30" / "x.py")
+    assert cli.find(f"{file}:{argument}") == (file, argument)
+    assert cli.find(f"bert_glue:{tmp_path}")[1] == str(tmp_path)
