@@ -115,4 +115,10 @@ class BiT(ResNet):
         return super().settings(config, architecture, names) | settings
 
     def config(self, model):
-        return super().config(model) | BITS[model.padding]
+        config = super().config(model)
+        # The reference rounds the widths within blocks to multiples of 8, and always projects the input of the first.
+        if any(width % 32 for width in model.widths) or model.widths[0] == model.stem_width:
+            given = f"widths is {model.widths} and stem_width {model.stem_width}"
+            needed = "multiples of 32, of which the first differs from stem_width"
+            raise ValueError(f"{given}: `transformers` has only BiTs whose widths are {needed}.")
+        return config | BITS[model.padding]
