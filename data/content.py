@@ -47,6 +47,9 @@ class TaggedSentence:
             raise ValueError(f"A sentence has {len(self.words)} words and {len(self.tags)} tags: {self.words!r:.80}.")
 
 
+OPTIONAL = "id", "is_impossible"  # fields that not all files with questions have
+
+
 @dataclass(frozen=True)
 class Question:
     """Question about a context, with (first character in the context, text) of each reference answer, if any."""
@@ -74,6 +77,13 @@ class Question:
     def references(self) -> list[str]:
         """Texts of the answers."""
         return [text for _, text in self.answers]
+
+
+def question(text: Any, context: Any, answers: Any, id: Any = None, is_impossible: Any = None) -> Question:
+    """Return a question with the fields of SQuAD's files; one that is marked as impossible has no answers."""
+    if is_impossible not in (None, False, True):
+        raise ValueError(f"is_impossible is {str(is_impossible)[:60]!r}: it must be true or false.")
+    return Question(text, context, [] if is_impossible else answers, "" if id is None else str(id))
 
 
 class Images(NamedTuple):

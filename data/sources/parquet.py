@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data.content import Images, Question
+from lineage.data.content import OPTIONAL, Images, Question, question
 from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import check_bytes, gathered, inside
@@ -87,17 +87,18 @@ class Parquet(Table):
         """Return the questions in the columns `question`, `context` and `answers`, as in SQuAD on the Hub.
 
         The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions. The
-        column `id` is optional.
+        columns `id` and `is_impossible` are optional.
         """
         return {split: list(self._questions(split)) for split in self.splits()}
 
     def _questions(self, split: str) -> Iterator[Question]:
         with _opened(next(iter(self.split_files().values()))[0]) as table:
-            ids = [name for name in table.schema_arrow.names if name == "id"]
-        for file, row, text, context, answers, *others in self._rows(split, ["question", "context", "answers", *ids]):
+            optional = [name for name in OPTIONAL if name in table.schema_arrow.names]
+        keys = ["question", "context", "answers", *optional]
+        for file, row, text, context, answers, *others in self._rows(split, keys):
             try:
                 pairs = list(zip(answers["answer_start"], answers["text"], strict=True))
-                yield Question(text, context, pairs, *map(str, others))
+                yield question(text, context, pairs, **dict(zip(optional, others)))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{file}, row {row} is not a question: {error}") from None
 

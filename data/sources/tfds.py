@@ -14,7 +14,7 @@ import numpy as np
 
 from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
-from lineage.data.content import Images, LabeledTexts, PairedTexts, Question
+from lineage.data.content import OPTIONAL, Images, LabeledTexts, PairedTexts, Question, question
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
@@ -97,9 +97,9 @@ class TFDS(PathSource):
 
     def questions(self) -> dict[str, list[Question]]:
         self._parts("answers", "text", "answer_start")
-        ids = [name for name in self._builder.info.features if name == "id"]
-        splits = self._columns(["question", "context"], "answers", *ids).items()
-        return {name: [_question(i, *row) for i, row in enumerate(zip(*columns))] for name, columns in splits}
+        optional = [name for name in OPTIONAL if name in self._builder.info.features]
+        splits = self._columns(["question", "context"], "answers", *optional).items()
+        return {name: [_question(i, optional, *row) for i, row in enumerate(zip(*columns))] for name, columns in splits}
 
     def images(self) -> Images:
         """Return the images; -1 is the label of those without one, such as in the test split of ImageNet."""
@@ -228,12 +228,12 @@ def _read_texts(records: Any, key: str, length: int) -> Iterator[str]:
         yield text
 
 
-def _question(index: int, text: str, context: str, answers: Any, *ids: Any) -> Question:
+def _question(index: int, optional: Sequence[str], text: str, context: str, answers: Any, *others: Any) -> Question:
     starts, texts = answers["answer_start"], answers["text"]
     if len(starts) != len(texts):
         raise ValueError(f"Example {index} has {len(texts)} answers and {len(starts)} positions of answers.")
     pairs = [(int(start), decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
-    return Question(text, context, pairs, *map(str, ids))
+    return question(text, context, pairs, **dict(zip(optional, others)))
 
 
 def _text(value: Any, key: str, index: int) -> str:

@@ -96,6 +96,8 @@ def test_questions(tmp_path):
     (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
     where = Question("Where?", context, [(13, "Rome"), (10, "in Rome")], "a")
     assert actual == [where, Question("Why?", context, [], "b")]
+    (actual,) = Parquet(write(tmp_path / "a.parquet", columns | {"is_impossible": [True, False]})).questions().values()
+    assert actual == [Question("Where?", context, [], "a"), Question("Why?", context, [], "b")]
     del columns["id"]
     (actual,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
     assert [question.id for question in actual] == ["", ""]

@@ -384,6 +384,10 @@ def test_questions(prepare, tmp_path):
     assert [item.references for item in source.questions] == [["cat", "a cat"], []]
     assert source.per_sequence["start"].tolist() == [8, 0]
     assert [item.id for item in source.questions] == ["56be", "7"]
+    impossible = {"train": [row | {"is_impossible": 1} for row in rows]}
+    prepare(tmp_path, "squad2", lambda kinds: features(kinds) | {"is_impossible": np.bool_}, impossible)
+    source = load(TFDS("squad2", str(tmp_path)), QuestionAnswering(sequence_length=20), batch_size=2).train.source
+    assert [item.references for item in source.questions] == [[], []]
     prepare(tmp_path, "uneven", features, {"train": [rows[0] | {"answers/answer_start": np.array([2])}]})
     with pytest.raises(ValueError, match="Example 0 has 2 answers and 1 positions of answers"):
         load(TFDS("uneven", str(tmp_path)), QuestionAnswering(sequence_length=20))
