@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -47,9 +47,6 @@ class TaggedSentence:
             raise ValueError(f"A sentence has {len(self.words)} words and {len(self.tags)} tags: {self.words!r:.80}.")
 
 
-OPTIONAL = "id", "is_impossible"  # fields that not all files with questions have
-
-
 @dataclass(frozen=True)
 class Question:
     """Question about a context, with (first character in the context, text) of each reference answer, if any."""
@@ -58,6 +55,14 @@ class Question:
     context: str
     answers: Sequence[tuple[int, str]]
     id: str = ""
+    OPTIONAL: ClassVar = ("id", "is_impossible")  # fields of SQuAD's files that others may not have
+
+    @classmethod
+    def from_fields(cls, text: Any, context: Any, answers: Any, id: Any = None, is_impossible: Any = None) -> Self:
+        """Return a question with the fields of SQuAD's files; one that is marked as impossible has no answers."""
+        if is_impossible not in (None, False, True):
+            raise ValueError(f"is_impossible is {str(is_impossible)[:60]!r}: it must be true or false.")
+        return cls(text, context, [] if is_impossible else answers, "" if id is None else str(id))
 
     def __post_init__(self):
         if wrong := [text for text in (self.text, self.context) if not isinstance(text, str)]:
@@ -77,13 +82,6 @@ class Question:
     def references(self) -> list[str]:
         """Texts of the answers."""
         return [text for _, text in self.answers]
-
-
-def question(text: Any, context: Any, answers: Any, id: Any = None, is_impossible: Any = None) -> Question:
-    """Return a question with the fields of SQuAD's files; one that is marked as impossible has no answers."""
-    if is_impossible not in (None, False, True):
-        raise ValueError(f"is_impossible is {str(is_impossible)[:60]!r}: it must be true or false.")
-    return Question(text, context, [] if is_impossible else answers, "" if id is None else str(id))
 
 
 class Images(NamedTuple):

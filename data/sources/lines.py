@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.data.content import OPTIONAL, LabeledTexts, PairedTexts, Question, TaggedSentence, question
+from lineage.data.content import LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.documents import Documents
 from lineage.data.sources.base import SOURCES, SplitFiles
 from lineage.data.sources.files import DataFiles, gathered, iterate_lines, read_json, read_lines, suffix_of
@@ -167,10 +167,10 @@ def read_questions(path: str, *, answered: bool = True) -> list[Question]:
                 for item in paragraph["qas"]:
                     answers = item["answers"] if answered else ()
                     answers = [(answer["answer_start"], answer["text"]) for answer in answers]
-                    optional = {name: item.get(name) for name in OPTIONAL}
+                    optional = {name: item.get(name) for name in Question.OPTIONAL}
                     if answered and optional["is_impossible"] is False and not answers:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
-                    questions.append(question(item["question"], paragraph["context"], answers, **optional))
+                    questions.append(Question.from_fields(item["question"], paragraph["context"], answers, **optional))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
     except ValueError as error:

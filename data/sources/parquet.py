@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data.content import OPTIONAL, Images, Question, question
+from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource, evenly_spaced
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.files import check_bytes, gathered, inside
@@ -93,12 +93,12 @@ class Parquet(Table):
 
     def _questions(self, split: str) -> Iterator[Question]:
         with _opened(next(iter(self.split_files().values()))[0]) as table:
-            optional = [name for name in OPTIONAL if name in table.schema_arrow.names]
+            optional = [name for name in Question.OPTIONAL if name in table.schema_arrow.names]
         keys = ["question", "context", "answers", *optional]
         for file, row, text, context, answers, *others in self._rows(split, keys):
             try:
                 pairs = list(zip(answers["answer_start"], answers["text"], strict=True))
-                yield question(text, context, pairs, **dict(zip(optional, others)))
+                yield Question.from_fields(text, context, pairs, **dict(zip(optional, others)))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{file}, row {row} is not a question: {error}") from None
 

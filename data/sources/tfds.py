@@ -14,7 +14,7 @@ import numpy as np
 
 from lineage.configs.registry import Natural
 from lineage.configs.storage import is_remote, local
-from lineage.data.content import OPTIONAL, Images, LabeledTexts, PairedTexts, Question, question
+from lineage.data.content import Images, LabeledTexts, PairedTexts, Question
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource
@@ -97,7 +97,7 @@ class TFDS(PathSource):
 
     def questions(self) -> dict[str, list[Question]]:
         self._parts("answers", "text", "answer_start")
-        optional = [name for name in OPTIONAL if name in self._builder.info.features]
+        optional = [name for name in Question.OPTIONAL if name in self._builder.info.features]
         splits = self._columns(["question", "context"], "answers", *optional).items()
         return {name: [_question(i, optional, *row) for i, row in enumerate(zip(*columns))] for name, columns in splits}
 
@@ -233,7 +233,7 @@ def _question(index: int, optional: Sequence[str], text: str, context: str, answ
     if len(starts) != len(texts):
         raise ValueError(f"Example {index} has {len(texts)} answers and {len(starts)} positions of answers.")
     pairs = [(int(start), decoded(answer, "answers", index)) for start, answer in zip(starts, texts)]
-    return question(text, context, pairs, **dict(zip(optional, others)))
+    return Question.from_fields(text, context, pairs, **dict(zip(optional, others)))
 
 
 def _text(value: Any, key: str, index: int) -> str:
