@@ -224,6 +224,9 @@ def _place(config, key):
     for section_name in sections:
         section = section.get(section_name) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
+        if sections[0] == "evaluators" and len(sections) == 2:
+            added = f"--config.{'.'.join(sections)}=KIND adds it; `lineage list evaluators` lists the kinds"
+            raise ValueError(f"unknown config key {key!r}: there is no evaluator {sections[1]!r} ({added}).")
         hint = did_you_mean(key, schema.describe(config, {})) or "." + _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:

@@ -338,3 +338,11 @@ def test_regular_expressions_must_match():
     check_matches("key", ("b$", "^a"), ("a/c", "a/b"))
     with pytest.raises(ValueError, match=r"^key has '\^b', which matches no parameter; one is 'a/c'\.$"):
         check_matches("key", ("b$", "^b"), ("a/c", "a/b"))
+
+
+def test_a_key_of_an_evaluator_that_is_not_added_says_how_to_add_it():
+    config = base.get_config("vit", "image_classification", "digits")
+    with pytest.raises(ValueError, match=r"no evaluator 'knn' \(--config.evaluators.knn=KIND adds it"):
+        cli.override(config, {"evaluators.knn.count": "7"})
+    cli.override(config, {"evaluators.knn.count": "7", "evaluators.knn": "knn"})
+    assert config.evaluators.knn.count == 7
