@@ -10,6 +10,7 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,10 @@ def find(file: str) -> tuple[str, str]:
     FILE is the path of a config file, the folder of a run, or the bare name of an experiment. The path of a file or
     folder that exists may have colons.
     """
-    parts = file.split(":")
-    splits = [(":".join(parts[:count]), ":".join(parts[count:])) for count in range(len(parts), 0, -1)]
-    existing = (split for split in splits if any(map(os.path.isfile, (split[0], os.path.join(split[0], CONFIG)))))
-    path, argument = next(existing, splits[-1])
+    paths = [*accumulate(file.split(":"), "{}:{}".format)]  # up to each colon
+    existing = (path for path in reversed(paths) if any(map(os.path.isfile, (path, os.path.join(path, CONFIG)))))
+    path = next(existing, paths[0])
+    argument = file[len(path) + 1 :]
     if Path(path, CONFIG).is_file():
         path = str(Path(path, CONFIG))
     if not Path(path).is_file():

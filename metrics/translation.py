@@ -17,7 +17,8 @@ from sacrebleu.significance import PairedTest
 from lineage.metrics.summary import check_numbers, grouped, ngrams
 
 SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
-LEAST = {"max_ngram_order": 1, "char_order": 1, "word_order": 0, "beta": 0, "smooth_value": 0}  # smallest values
+# Smallest value of each option.
+LEAST = {"max_ngram_order": 1, "char_order": 1, "word_order": 0, "beta": 0, "smooth_value": 0}
 References = Collection[str | Collection[str]]
 
 

@@ -119,6 +119,6 @@ class BiT(ResNet):
         # The reference rounds the widths within blocks to multiples of 8, and always projects the input of the first.
         if any(width % 32 for width in model.widths) or model.widths[0] == model.stem_width:
             given = f"widths is {model.widths} and stem_width {model.stem_width}"
-            needed = "multiples of 32, of which the first differs from stem_width"
-            raise ValueError(f"{given}: `transformers` has only BiTs whose widths are {needed}.")
+            needed = "multiples of 32 as the widths of a BiT, and a first width other than stem_width"
+            raise ValueError(f"{given}: `transformers` needs {needed}.")
         return config | BITS[model.padding]

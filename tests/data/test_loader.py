@@ -252,13 +252,13 @@ def test_full_shared_memory_is_named():
         next(batches.iterate())
 
 
-def leave_open(batch, keys):
+def exceed_open_files(batch, keys):
     raise OSError(errno.EMFILE, "Too many open files", "/psm_0123abcd")  # of a block of shared memory
 
 
 @pytest.mark.thorough
 def test_shared_memory_that_cannot_be_opened_is_reported():
-    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=leave_open, workers=1)
+    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=exceed_open_files, workers=1)
     expected = "the loader cannot read the batches of a worker process: Too many open files; set loader.workers=0"
     with pytest.raises(OSError, match=expected):
         next(batches.iterate())

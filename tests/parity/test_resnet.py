@@ -131,5 +131,5 @@ def test_export_of_a_bit_with_other_widths_than_the_reference_raises(widths, tmp
     """Check widths that the reference rounds, and a first block without a projection, which it would draw randomly."""
     model = resnet.ResNet(depths=(1, 1), widths=widths, stem_width=32, norm="group", preactivation=True, groups=2)
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 33, 33, 3)))
-    with pytest.raises(ValueError, match="`transformers` has only BiTs whose widths are multiples of 32, of which"):
+    with pytest.raises(ValueError, match="`transformers` needs multiples of 32 as the widths of a BiT, and a first"):
         convert.save(tmp_path, model, variables)
