@@ -175,6 +175,8 @@ class CSV(Table):
                 errors.clear()
                 delimiters.clear()
         except csv.Error as error:
+            if errors:  # a line is not UTF-8, such as all lines of a UTF-16 file
+                raise errors[0] from None
             hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
             raise ValueError(f"{file}, line {reader.line_num} cannot be read: {error}{hint}.") from None
 
