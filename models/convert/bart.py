@@ -49,6 +49,7 @@ class Bart(Family):
         for copy in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
     )
     num_inputs = 2
+    unread = r"(model\.)?(encoder|decoder)\.version"  # a number of fairseq, in old files
 
     def rules(self, model):
         table = [Rule("model.shared.weight", "embed/table"), *layers()]

@@ -70,13 +70,17 @@ def test_generation(seed, options, randomize, assert_same_generation):
 
 
 def test_file_without_head_has_no_bias(randomize, tmp_path):
-    """Check files whose names have no prefix, and old ones that repeat the embedding."""
+    """Check files whose names have no prefix, and old ones with a copy of the embedding and versions."""
     reference = reference_of(0, randomize)
     tokens = np.random.default_rng(0).integers(REAL, reference.config.vocab_size, (2, 6)).astype(np.int32)
     reference.model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BartModel"]
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]}, tmp_path / "model.safetensors")
+    old = {"encoder.embed_tokens.weight": tensors["shared.weight"]}
+    old |= {
+        f"{prefix}{side}.version": np.full(1, 3.0, "f") for prefix in ("", "model.") for side in ("encoder", "decoder")
+    }
+    save_file(tensors | old, tmp_path / "model.safetensors")
     model, variables = convert.load(tmp_path)
     assert not model.logits_bias
     args = {"input_ids": torch.tensor(tokens).long(), "decoder_input_ids": torch.tensor(tokens).long()}
