@@ -177,8 +177,10 @@ class CSV(Table):
         except csv.Error as error:
             if errors:  # a line is not UTF-8, such as all lines of a UTF-16 file
                 raise errors[0] from None
-            hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
-            raise ValueError(f"{file}, line {reader.line_num} cannot be read: {error}{hint}.") from None
+            reason = str(error) + "; with --config.source.quotes=false, quotes have no meaning" * self.quotes
+            if reason.startswith("new-line character"):
+                reason = "new-line character \\r in a field" + " that is not in double quotes" * self.quotes
+            raise ValueError(f"{file}, line {reader.line_num} cannot be read: {reason}.") from None
 
 
 @SOURCES.register("tsv")

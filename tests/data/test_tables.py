@@ -253,6 +253,11 @@ def test_paths_are_files_globs_and_folders(tmp_path):
         ("a.csv", 'text,label\n"x,y\nz,w\n', "line 3 cannot be read: unexpected end of data"),
         ("a.csv", b"text,label\nx,y\ncaf\xe9,z\n", "line 3 is not UTF-8 text: byte 0xe9 at offset 3 of the line"),
         ("a.csv", "text,label\r\nx,y\r\n".encode("utf-16"), "line 1 is not UTF-8 text: byte 0xff at offset 0"),
+        (
+            "a.csv",
+            "text,label\nx\rz,y\n",
+            r"line 2 cannot be read: new-line character \\r in a field that is not in double quotes\.",
+        ),
         ("a.csv.gz", gzip.compress(TWO_COLUMNS, mtime=0)[:-9], r"is not a complete \.gz file"),
         ("a.csv.gz", b"", r"is not a complete \.gz file: it has 0 bytes\."),
         ("a.csv.zst", b"", r"is not a complete \.zst file: it has 0 bytes\."),
