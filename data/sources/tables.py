@@ -177,9 +177,11 @@ class CSV(Table):
         except csv.Error as error:
             if errors:  # a line is not UTF-8, such as all lines of a UTF-16 file
                 raise errors[0] from None
-            reason = str(error) + "; with --config.source.quotes=false, quotes have no meaning" * self.quotes
-            if reason.startswith("new-line character"):
-                reason = "new-line character \\r in a field" + " that is not in double quotes" * self.quotes
+            if str(error).startswith("new-line character"):
+                reason = r"new-line character \r in a field" + (" that is not in double quotes" if self.quotes else "")
+            else:
+                hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
+                reason = f"{error}{hint}"
             raise ValueError(f"{file}, line {reader.line_num} cannot be read: {reason}.") from None
 
 
