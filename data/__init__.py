@@ -107,9 +107,11 @@ def _contents(source: Source, kind: str, known: Facts | None, as_test: bool) -> 
     """
     contents = source.read_parts(kind)
     for name, content in contents.items():
-        check_content(name, content)
+        check_content(name, content, kind)
         if known is None and "train" not in splits_of(content):
-            raise ValueError(f"The source {name!r} has no training examples.")
+            splits = ", ".join(splits_of(content))
+            given = f": its splits are {splits}, none of them 'train'" if splits else ""
+            raise ValueError(f"The source {name!r} has no training examples{given}.")
         if known is not None and isinstance(content, Images):
             content.check_classes(known.class_names)
     return {name: as_test_split(content) for name, content in contents.items()} if as_test else contents

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from lineage.data import shuffle
+from lineage.data.documents import Documents
 from lineage.data.facts import Facts
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.transforms.pillow import stack
@@ -114,6 +115,12 @@ class Arrays(ExampleSource):
 
     features: Mapping[str, np.ndarray]
 
+    def __post_init__(self):
+        lengths = {name: len(values) for name, values in self.features.items()}
+        if len({*lengths.values()}) > 1:
+            counts = " and ".join(f"{length} of {name!r}" for name, length in lengths.items())
+            raise ValueError(f"The numbers of examples differ between the features, {counts}: they must be equal.")
+
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
 
@@ -126,11 +133,28 @@ def splits_of(content: Images | Mapping[str, Any]) -> Mapping[str, Any]:
     return content.splits if isinstance(content, Images) else content
 
 
-def check_content(source: str, content: Any) -> None:
-    """Raise ValueError if what a source returns is not a mapping of splits, or its columns are not as documented."""
+# Type of a split of each kind of content, and of the items of a split that is a sequence.
+TYPES: Mapping[str, tuple[type, type | None]] = {
+    "documents": (Documents, None),
+    "pairs": (PairedTexts, None),
+    "labeled_texts": (LabeledTexts, None),
+    "tagged_sentences": (Sequence, TaggedSentence),
+    "questions": (Sequence, Question),
+    "images": (ExampleSource, None),
+    "images_with_boxes": (ExampleSource, None),
+}
+
+
+def check_content(source: str, content: Any, kind: str = "") -> None:
+    """Raise ValueError if what a source returns is not of its kind, or its columns are not as documented.
+
+    Content of any kind is a mapping of splits, or `Images` with one. Types are not checked if the kind is "".
+    """
     splits = splits_of(content)
     if not isinstance(splits, Mapping):
         raise ValueError(f"The source {source!r} returns {type(content).__name__}: it must be a dictionary of splits.")
+    if kind:
+        _check_types(source, content, splits, kind)
     for split, part in splits.items():
         where = f"The {split} split of the source {source!r} has"
         columns = {"texts": part.texts, "labels": part.labels} if isinstance(part, LabeledTexts) else {}
@@ -142,6 +166,21 @@ def check_content(source: str, content: Any) -> None:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"{where} {counts}: the counts must be equal.")
         _check_texts(where, columns)
+
+
+def _check_types(source, content, splits, kind):
+    """Raise ValueError if the splits, or the items of their sequences, are not those of a kind of content."""
+    split_type, item_type = TYPES[kind]
+    if split_type is ExampleSource and not isinstance(content, Images):
+        name = type(content).__name__
+        raise ValueError(f"The source {source!r} returns {name}: it must be Images(splits, class_names).")
+    expected = f"a sequence of {item_type.__name__}" if item_type else split_type.__name__
+    for split, part in splits.items():
+        wrong = None if isinstance(part, split_type) and not isinstance(part, str) else type(part).__name__
+        if item_type and not wrong and (items := [item for item in part[:1] if not isinstance(item, item_type)]):
+            wrong = f"a {type(part).__name__} of {type(items[0]).__name__}"
+        if wrong:
+            raise ValueError(f"The {split} split of the source {source!r} is {wrong}: it must be {expected}.")
 
 
 def _check_texts(where, columns):

@@ -20,7 +20,7 @@ from lineage.data import (
     load,
     tokenize,
 )
-from lineage.data.content import check_content, gather
+from lineage.data.content import Arrays, check_content, gather
 from lineage.data.fingerprint import fingerprint
 from lineage.data.loader import TrainBatches
 from lineage.data.sources import SOURCES
@@ -155,6 +155,36 @@ def test_wrong_content_is_refused(task, kind, content, message, registered, tmp_
     assert TASKS[task].reads == kind
     with pytest.raises(ValueError, match=message):
         load(source, TASKS[task](), Bytes(), Loader(batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("documents", {"train": "one text"}, "is str: it must be Documents"),
+        ("documents", {"train": ["one", "two"]}, "is list: it must be Documents"),
+        ("pairs", {"train": [("a", "b")]}, "is list: it must be PairedTexts"),
+        ("labeled_texts", {"train": [("a", "x")]}, "is list: it must be LabeledTexts"),
+        ("tagged_sentences", {"train": [(["a"], ["X"])]}, "a list of tuple: it must be a sequence of TaggedSentence"),
+        ("questions", {"train": "who"}, "is str: it must be a sequence of Question"),
+        ("images", {"train": []}, r"returns dict: it must be Images\(splits, class_names\)"),
+        ("images", Images({"train": [{"image": 0, "label": 0}]}, ["a"]), "is list: it must be ExampleSource"),
+    ],
+)
+def test_content_of_another_type_is_refused(kind, content, message):
+    with pytest.raises(ValueError, match=message):
+        check_content("reviews", content, kind)
+
+
+def test_features_of_different_lengths_are_refused():
+    """Labels would belong to other images, or be missing for the last ones."""
+    with pytest.raises(ValueError, match=r"differ between the features, 3 of 'image' and 2 of 'label'"):
+        Arrays({"image": np.zeros((3, 8, 8, 1), np.uint8), "label": np.zeros(2, int)})
+
+
+def test_missing_training_split_is_named(registered, tmp_path):
+    registered.CSV.read_parts = lambda self, kind: {"reviews": {"training": LabeledTexts([("a",)], ["1"])}}
+    with pytest.raises(ValueError, match="has no training examples: its splits are training, none of them 'train'"):
+        load(registered.CSV(str(tmp_path)), TASKS["text_classification"](), Bytes(), Loader(batch_size=1))
 
 
 def test_sentences_have_a_tag_for_each_word():
