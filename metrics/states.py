@@ -40,9 +40,16 @@ class Mean(State):
         return cls(jnp.zeros(()), jnp.zeros(()))
 
     def update(
-        self, values: Num[Array, "*N"] | Bool[Array, "*N"], weights: Num[Array, "*N"] | Bool[Array, "*N"]
+        self, values: Num[Array, "..."] | Bool[Array, "..."], weights: Num[Array, "..."] | Bool[Array, "..."]
     ) -> "Mean":
-        """Add values; a value with weight 0 is ignored, even if it is nan."""
+        """Add values, or one value for all weights; a value with weight 0 is ignored, even if it is nan.
+
+        Raises:
+            ValueError: the shapes differ, such as [B, 1] and [B], which would be broadcast to [B, B].
+        """
+        if jnp.shape(values) not in ((), jnp.shape(weights)):
+            shapes = f"the values have the shape {jnp.shape(values)} and the weights {jnp.shape(weights)}"
+            raise ValueError(f"{shapes}: they must be equal.")
         values = jnp.where(weights != 0, values, 0).astype(jnp.float32)
         return Mean(self.total + jnp.sum(values * weights), self.weight + jnp.sum(weights.astype(jnp.float32)))
 

@@ -16,6 +16,7 @@ from lineage.metrics.states import F1, Mean
 from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
 from lineage.tasks import TASKS
+from lineage.tasks.losses import sums
 from lineage.train.optimizer import AdamW, Optimizer
 from lineage.train.sharding import make_mesh, to_mesh
 from lineage.train.step import init_state, make_forward_step, make_train_step
@@ -345,3 +346,40 @@ def test_losses_without_the_metric_loss_are_refused():
     state = init_state(model, optax.sgd(0.1), renamed, batch, seed=0)
     with pytest.raises(ValueError, match="returns the metrics cost: they must include 'loss'"):
         step(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda loss, weight, states: (loss, weight), r"returns 2 values: they must be \(loss_sum, weight, metric sta"),
+        (lambda loss, weight, states: loss, r"returns an array of shape \(\): it must be"),
+        (lambda loss, weight, states: (jnp.ones(8), weight, states), r"loss_sum of shape \(8,\): it must be a scalar"),
+        (lambda loss, weight, states: (loss, jnp.ones(8), states), r"weight of shape \(8,\): it must be a scalar"),
+        (
+            lambda loss, weight, states: (loss, weight, {"loss": loss / weight}),
+            "the metric 'loss' of the type Array: it must",
+        ),
+        (
+            lambda loss, weight, states: (loss, weight, states["loss"]),
+            "metrics in a Mean: they must be in a dictionary",
+        ),
+    ],
+    ids=["two", "one", "losses", "weights", "number", "state"],
+)
+def test_results_of_losses_are_checked(change, message):
+    model, objective, batch = setting("vit")
+
+    def changed(model, batch):
+        return change(*objective(model, batch))
+
+    step = make_train_step(model, changed, optax.sgd(0.1), Run())
+    state = init_state(model, optax.sgd(0.1), changed, batch, seed=0)
+    with pytest.raises(ValueError, match=message):
+        step(state, batch)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1,), (2, 4)])
+def test_losses_and_masks_of_different_shapes_are_refused(shape):
+    """Otherwise, the loss of a column [B, 1] would be broadcast to [B, B], and be B times as large."""
+    with pytest.raises(ValueError, match=r"values have the shape .* and the weights \(4,\): they must be equal"):
+        sums(jnp.ones(shape), jnp.ones(4, bool))
