@@ -8,8 +8,21 @@ from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 
-def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
-    """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan."""
+def check_shapes(**arrays: ArrayLike | None) -> None:
+    """Raise ValueError for arrays of different shapes, such as [N, 1] and [N], which would be broadcast to [N, N]."""
+    shapes = {name: np.shape(array) for name, array in arrays.items() if array is not None}
+    if len({*shapes.values()}) > 1:
+        listed = " and ".join(f"{name} have the shape {shape}" for name, shape in shapes.items())
+        raise ValueError(f"The {listed}: they must be equal.")
+
+
+def correct(logits: Float[Array, "*N V"], labels: Int[Array, "..."]) -> Bool[Array, "*N"]:
+    """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan.
+
+    Raises:
+        ValueError: the labels do not have the shape [*N].
+    """
+    check_shapes(labels=labels, predictions=logits[..., 0])
     logits, size = logits.astype(jnp.float32), logits.shape[-1]  # as in `cross_entropy`, which finds the same maximum
     highest = logits.max(axis=-1, keepdims=True)
     # Unlike an argmax, this needs no pass of its own: XLA's GPU backend fuses it with those of `cross_entropy`.

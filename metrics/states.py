@@ -12,6 +12,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from lineage.metrics.classification import check_shapes
+
 Leaf = Any  # a JAX or numpy array, or the placeholder that a pytree transformation puts in its place
 
 
@@ -47,9 +49,8 @@ class Mean(State):
         Raises:
             ValueError: the shapes differ, such as [B, 1] and [B], which would be broadcast to [B, B].
         """
-        if jnp.shape(values) not in ((), jnp.shape(weights)):
-            shapes = f"the values have the shape {jnp.shape(values)} and the weights {jnp.shape(weights)}"
-            raise ValueError(f"{shapes}: they must be equal.")
+        if jnp.ndim(values):
+            check_shapes(values=values, weights=weights)
         values = jnp.where(weights != 0, values, 0).astype(jnp.float32)
         return Mean(self.total + jnp.sum(values * weights), self.weight + jnp.sum(weights.astype(jnp.float32)))
 
@@ -88,9 +89,10 @@ class Confusion(State):
         return cls(jnp.zeros((num_classes, num_classes), jnp.int32), jnp.zeros((), jnp.int32))
 
     def update(
-        self, predictions: Int[Array, "N"], labels: Int[Array, "N"], mask: Bool[Array, "N"] | None = None
+        self, predictions: Int[Array, "..."], labels: Int[Array, "..."], mask: Bool[Array, "..."] | None = None
     ) -> "Confusion":
-        """Add predictions; examples whose mask is False are ignored."""
+        """Add predictions [N]; examples whose mask is False are ignored. Raise ValueError if the shapes differ."""
+        check_shapes(predictions=predictions, labels=labels, mask=mask)
         ones, classes = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32), len(self.counts)
         known = (jnp.minimum(labels, predictions) >= 0) & (jnp.maximum(labels, predictions) < classes)
         outside = self.outside + jnp.where(known, 0, ones).sum()
@@ -147,9 +149,10 @@ class ExpectedCalibrationError(State):
         return cls(jnp.zeros((3, bins)))
 
     def update(
-        self, probabilities: Float[Array, "N V"], labels: Int[Array, "N"], mask: Bool[Array, "N"] | None = None
+        self, probabilities: Float[Array, "N V"], labels: Int[Array, "..."], mask: Bool[Array, "..."] | None = None
     ) -> "ExpectedCalibrationError":
-        """Add predictions; examples whose mask is False are ignored."""
+        """Add predictions; examples whose mask is False are ignored. Raise ValueError if the shapes differ."""
+        check_shapes(predictions=probabilities[..., 0], labels=labels, mask=mask)
         confidence, bins = probabilities.max(axis=-1), self.sums.shape[1]
         correct = probabilities.argmax(axis=-1) == labels
         bounds = (np.arange(1, bins) / bins).astype(confidence.dtype)  # a product would be rounded across them

@@ -128,3 +128,23 @@ def test_nan_logits_are_never_correct():
 def test_invalid_inputs_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+COLUMN, LINE = np.zeros((4, 1), int), np.zeros(4, int)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda: Mean.empty().update(jnp.ones((4, 1)), jnp.ones(4)),
+        lambda: Confusion.empty(2).update(jnp.asarray(LINE), jnp.asarray(COLUMN)),
+        lambda: F1.empty(2).update(jnp.asarray(LINE), jnp.asarray(LINE[:1])),
+        lambda: Matthews.empty(2).update(jnp.asarray(LINE), jnp.asarray(LINE), jnp.ones((4, 1), bool)),
+        lambda: ExpectedCalibrationError.empty().update(jnp.full((4, 2), 0.5), jnp.asarray(COLUMN)),
+        lambda: correct(jnp.ones((4, 2)), jnp.asarray(COLUMN)),
+    ],
+)
+def test_columns_are_not_broadcast(update):
+    """Otherwise, each prediction would be compared with the label of every example."""
+    with pytest.raises(ValueError, match=r"have the shape \(4.*: they must be equal"):
+        update()

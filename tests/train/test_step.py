@@ -381,5 +381,7 @@ def test_results_of_losses_are_checked(change, message):
 @pytest.mark.parametrize("shape", [(4, 1), (1,), (2, 4)])
 def test_losses_and_masks_of_different_shapes_are_refused(shape):
     """Otherwise, the loss of a column [B, 1] would be broadcast to [B, B], and be B times as large."""
-    with pytest.raises(ValueError, match=r"values have the shape .* and the weights \(4,\): they must be equal"):
+    with pytest.raises(
+        ValueError, match=r"values have the shape .* and weights have the shape \(4,\): they must be equal"
+    ):
         sums(jnp.ones(shape), jnp.ones(4, bool))
