@@ -114,6 +114,7 @@ class Evaluator:
         returns: names of the metrics that `measure` may return; None: unknown.
     """
 
+    REQUIRED: ClassVar[tuple[str, ...]] = ("measure",)
     returns: ClassVar[tuple[str, ...] | None] = None
 
     split: str = ""
@@ -133,6 +134,9 @@ class Evaluator:
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         """Return the metrics of a split, for model variables with the EMA of the parameters if enabled."""
         raise NotImplementedError
+
+
+EVALUATORS.base = Evaluator
 
 
 @EVALUATORS.register("loss")

@@ -8,6 +8,7 @@ from lineage.models.kernels.devices import visited_blocks
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers.placement import EXAMPLES, TOKENS, gathering, num_parts
 
+MODELS.base = Model
 load_all(__name__, __path__)
 
 

@@ -58,6 +58,8 @@ class Task:
     A task must implement `examples`, `axes` and `loss`, and set `reads`, `needs` and `arrays`; all else has a default.
     """
 
+    REQUIRED: ClassVar[tuple[str, ...]] = ("examples", "axes", "loss", "reads", "needs", "arrays")
+
     reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
     needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`; the model must provide one of them
     arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
@@ -230,3 +232,6 @@ class Task:
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return artifacts of an evaluation for the report, computed from the first batch of the first split."""
         return {}
+
+
+TASKS.base = Task

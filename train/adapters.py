@@ -87,6 +87,7 @@ class Adapter:
         return None
 
 
+ADAPTERS.base = Adapter
 NO_ADAPTER = Adapter()
 
 

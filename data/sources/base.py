@@ -92,6 +92,9 @@ class Source:
         return SOURCES.name_of(self)
 
 
+SOURCES.base = Source
+
+
 @dataclass(frozen=True)
 class PathSource(Source):
     """Source that reads one path.

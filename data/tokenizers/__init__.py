@@ -2,3 +2,5 @@
 
 from lineage.data.tokenizers.kinds import BPE, TOKENIZERS, Bytes, TokenizerFile, TokenizerKind, find_tokenizer
 from lineage.data.tokenizers.tokenizer import FILE, SPECIAL, Tokenizer
+
+TOKENIZERS.base = TokenizerKind

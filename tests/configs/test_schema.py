@@ -22,6 +22,8 @@ from lineage.configs.registry import (
     variants,
 )
 from lineage.configs.run import Run
+from lineage.evaluation import EVALUATORS, Evaluator
+from lineage.tasks import TASKS, Task
 
 THINGS = Registry("thing")
 
@@ -268,6 +270,40 @@ def test_registering_a_class_that_is_not_a_dataclass_raises():
 
     with pytest.raises(ValueError, match=r"The thing .*Undecorated must be a dataclass: add @dataclass"):
         THINGS.register("undecorated")(Undecorated)
+
+
+@pytest.mark.parametrize("registry", [*base.REGISTRIES.values(), EVALUATORS], ids=lambda registry: registry.kind)
+def test_classes_without_the_base_class_are_refused(registry):
+    """Otherwise, the run would end where an attribute of the base class is used, with a traceback."""
+
+    @dataclass(frozen=True)
+    class Alone:
+        color: str = "red"
+
+    with pytest.raises(ValueError, match=rf"The {registry.kind} .*Alone must inherit from lineage\.[\w.]+\.[A-Z]\w+\."):
+        registry.register("alone")(Alone)
+    assert "alone" not in registry
+
+
+def test_classes_without_required_methods_are_refused():
+    @dataclass(frozen=True)
+    class Misspelled(Evaluator):
+        def mesure(self, context, variables, split):
+            return {}
+
+    with pytest.raises(ValueError, match=r"Misspelled must have measure, see lineage\.evaluation\.Evaluator\."):
+        EVALUATORS.register("misspelled")(Misspelled)
+
+    @dataclass(frozen=True)
+    class Unfinished(Task):
+        reads = "images"
+
+        def loss(self, model, batch):
+            return model, batch, {}
+
+    missing = "examples and axes and needs and arrays, see lineage.tasks.Task"
+    with pytest.raises(ValueError, match=f"Unfinished must have {missing}"):
+        TASKS.register("unfinished")(Unfinished)
 
 
 @pytest.mark.parametrize("names", [("colour",), "color"])

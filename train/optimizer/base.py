@@ -85,7 +85,7 @@ class Optimizer:
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         """Return the update rule, before weight decay and learning rates."""
-        raise NotImplementedError
+        raise ValueError(f"The optimizer {type(self).__name__} must have the method rule.")
 
     def make(
         self, learning_rate: LearningRate, model: Model | None = None, inputs: Callable[[], Inputs] | None = None
@@ -170,6 +170,9 @@ class Optimizer:
                 f"optimizer.frozen_layers is {self.frozen_layers}: it must be at most {model.num_layers}, the model's "
                 "layers."
             )
+
+
+OPTIMIZERS.base = Optimizer
 
 
 def map_paths(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:

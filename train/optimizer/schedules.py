@@ -50,6 +50,9 @@ class Schedule:
         return optax.constant_schedule(self.learning_rate)
 
 
+SCHEDULES.base = Schedule
+
+
 @SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
