@@ -7,7 +7,7 @@ import pytest
 
 from lineage import launch
 from lineage.configs import base
-from lineage.configs.registry import field_types, ranges
+from lineage.configs.registry import Count, check_ranges, field_types, ranges
 from lineage.configs.run import Mesh, Run, Sampling
 from lineage.evaluation import EVALUATORS
 from lineage.models.bert import BERT
@@ -92,3 +92,12 @@ def test_values_that_disable_something_are_allowed():
 def test_learning_rate_multipliers_are_not_negative():
     with pytest.raises(ValueError, match=r"optimizer.lr_multipliers has -1.0 for 'bias': it must be 0 or more"):
         OPTIMIZERS["adamw"](lr_multipliers=(("bias", -1.0),))
+
+
+def test_texts_in_place_of_numbers_are_shown_as_texts():
+    @dataclasses.dataclass
+    class Options:
+        width: Count = 1
+
+    with pytest.raises(ValueError, match=r"^model\.width is '8': it must be 1 or more\.$"):
+        check_ranges("model", Options("8"))
