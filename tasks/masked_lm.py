@@ -32,7 +32,7 @@ class MaskedLM(DocumentTask):
 
     Attributes:
         mask_rate: fraction of the tokens that is masked.
-        whole_words: whether to mask all tokens of a word, or none.
+        whole_words: whether to mask all tokens of a word, or none; a part of a word only if none fits.
     """
 
     needs = ("masked_lm",)

@@ -30,7 +30,7 @@ class MaskTokens:
 
     Of the selected tokens, 80% are replaced by the mask token and 10% by a random token. Training selects different
     tokens each time, evaluation always the same ones. Special tokens are never selected. With `whole_words`, all tokens
-    of a word are selected or none, as long as whole words fit.
+    of a word are selected or none; if no word fits, a part of one.
 
     With `begin`, that token is before each window and the token `sep` after it, so that it has two more tokens.
 
@@ -89,10 +89,13 @@ class MaskTokens:
         word, rows = np.cumsum(starts, axis=1), np.arange(len(tokens))
         sizes, chosen = np.zeros(tokens.shape, np.int64), np.zeros(tokens.shape, bool)
         np.add.at(sizes, (rows[:, None], word), selectable)
-        for column in np.argsort(np.where(sizes, draws, _LAST), axis=1).T:
+        order = np.argsort(np.where(sizes, draws, _LAST), axis=1)
+        for column in order.T:
             size = sizes[rows, column]
             chosen[rows, column] = size <= counts
             counts = counts - np.where(size <= counts, size, 0)
+        none_fits = ~(chosen & (sizes > 0)).any(axis=1)
+        chosen[none_fits, order[none_fits, 0]] = True  # of which as many tokens are masked as without whole words
         return np.take_along_axis(chosen, word, axis=1)
 
 

@@ -89,6 +89,18 @@ SUBWORDS = {
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
+def test_part_of_a_word_is_masked_if_no_word_fits(kind):
+    """A batch without targets has the loss nan, which ended the run."""
+    coder = SUBWORDS[kind]
+    tokens = coder.encode("rewritten" * 8)[None, :16]
+    keys, mask = np.arange(1, 9, dtype=np.uint64), MaskTokens(0.15, coder, whole_words=True)
+    tokens = np.repeat(tokens, len(keys), axis=0).astype(np.int32)
+    batch = mask.hide(tokens, np.ones(tokens.shape, bool), keys)
+    assert (batch["mask"].sum(axis=1) == 2).all()
+    assert not mask.hide(tokens, np.zeros(tokens.shape, bool), keys)["mask"].any()
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
 def test_whole_word_masking(kind):
     """Check that words are masked as a whole, with equal probability for words of equal length."""
     coder, rng = SUBWORDS[kind], np.random.default_rng(0)
