@@ -19,6 +19,7 @@ from lineage.runs.supervisor import reason
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir; maps the name of a run to its SLURM job number
 CONFIGS = "configs.json"  # likewise; maps the name of a run to the SHA-256 of the config that it was submitted with
+START = "starting the job"  # printed to the log of errors at each start, because a requeued job appends to its logs
 ANSWER_SECONDS = 300  # to wait for `squeue` and `scancel`, which repeat failed requests themselves
 
 
@@ -187,18 +188,19 @@ def _executor(folder, settings):
         raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
     limits |= {"time": settings["minutes"], "signal_delay_s": settings["save_seconds"]}
     limits |= {"ntasks_per_node": settings["tasks_per_node"], "array_parallelism": settings["parallel"] or 1_000_000}
-    limits |= {"setup": list(settings["setup"]), "additional_parameters": {"requeue": True}}
+    limits |= {"setup": [f"echo '{START}' >&2", *settings["setup"]], "additional_parameters": {"requeue": True}}
     executor.update_parameters(**limits, job_name=folder.parent.name)
     return executor
 
 
 def _reason_of_end(run: Run, log: Path) -> str:
-    """Return SLURM's last message in the log of a job, such as that on a memory limit, "" if there is none.
+    """Return SLURM's last message on the last start of a job, such as that on a memory limit, "" if there is none.
 
     If the run has no log, return the last line of the job's, such as that of an error at its start.
     """
-    lines = tail(log).splitlines()
-    messages = [line for line in lines if line.startswith("slurmstepd")] or ([] if run.tail() else lines)
+    lines = tail(log).rpartition(f"{START}\n")[2].splitlines()
+    ends = ("slurmstepd", "submitit.core.utils.UncompletedJobError")  # the latter: it may not be requeued again
+    messages = [line for line in lines if line.startswith(ends)] or ([] if run.tail() else lines)
     return f"{messages[-1]} ({log})" if messages else ""
 
 

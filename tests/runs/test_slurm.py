@@ -232,6 +232,32 @@ def test_status_tells_why_slurm_ended_a_job(cluster, tmp_path, monkeypatch, caps
     assert f"c: ModuleNotFoundError: No module named 'lineage' ({logs[2]}) (" in shown
 
 
+def test_status_tells_why_the_last_start_of_a_requeued_job_ended(cluster, tmp_path, capsys):
+    """Check that messages of SLURM on earlier starts are not taken for the reason."""
+    pytest.importorskip("submitit")
+    scripts = {"srun": "", "squeue": ""}
+    scripts["sbatch"] = "sh $1 2> $(sed -n 's/^#SBATCH --error=//p' $1); echo Submitted batch job 7"
+    for name, script in scripts.items():
+        cluster(name, script)
+    settings = cli.load(f"{ROOT}/tests/tiny.py:vit")[0].cluster
+    settings.setup = ("echo loading modules >&2",)
+    run = Run("a", tmp_path / "a")
+    assert slurm.submit([run], ["x"], run.folder, settings) == 1
+    start = (run.folder / "slurm" / "%j_0_log.err").read_text()
+    assert start.endswith("loading modules\n")
+    (run.folder / "log.txt").write_text("$ x\nstep 3\n")
+    requeued, ended = "slurmstepd: error: JOB 7 CANCELLED DUE TO JOB REQUEUE", "Job not requeued because: timed-out"
+    log = run.folder / "slurm" / "7_0_log.err"
+    requeues_used_up = f"Traceback\nsubmitit.core.utils.UncompletedJobError: {ended}\nsrun: error"
+    for last, reason in ((requeues_used_up, ended), ("", "step 3")):
+        log.write_text(f"{start}{requeued}\nsrun: error\n{start}{last}\n")
+        capsys.readouterr()
+        assert slurm.status([run], run.folder) == 1
+        shown = capsys.readouterr().out
+        assert reason in shown
+        assert "REQUEUE" not in shown
+
+
 def test_queue_with_a_name_that_is_not_utf8(cluster, tmp_path):
     """Check that a job of another folder does not hinder the commands on this one."""
     cluster("squeue", r"""printf '9 /home/caf\351/x.sh\n'""")
