@@ -126,6 +126,8 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
             jobs |= {run.name: number for run, number in zip(todo, numbers)}
             write_record(folder / JOBS, jobs)
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
+    if ending := [name for name in queued if queue[jobs[name]] == "COMPLETING"]:  # such as jobs just canceled
+        print(f"the jobs of {len(ending)} runs are ending: submit again when they have ended, to continue these runs")
     return status(runs, workdir)
 
 

@@ -33,6 +33,12 @@ def cluster(tmp_path, monkeypatch):
     return cluster
 
 
+@pytest.fixture(scope="module")
+def submitit():
+    """Import submitit before `capsys` replaces the standard streams, which it would close."""
+    return pytest.importorskip("submitit")
+
+
 def test_numbers_of_jobs_are_written_atomically(cluster, tmp_path, monkeypatch):
     """Check that a full disk does not cost the numbers of earlier jobs, and that runs in the queue are not repeated."""
     cluster("squeue", '[ "$SQUEUE_STATES" ] || { echo 7_0 PENDING; echo 7_1 PENDING; }')
@@ -114,6 +120,21 @@ def test_program_that_hangs_is_not_waited_for_forever(program, cluster, tmp_path
     with pytest.raises(ValueError, match=f"{program} has not answered within 0.3 s"):
         slurm.cancel(tmp_path)
     assert time.monotonic() - start < 10
+
+
+def test_run_whose_job_is_ending_is_not_said_to_be_in_the_queue(cluster, tmp_path, monkeypatch, capsys):
+    """Check that a user who submits again right after `slurm cancel` learns that the run is not continued yet."""
+    cluster("squeue", "echo 7_0 COMPLETING; echo 7_1 RUNNING")
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / slurm.JOBS).write_text(json.dumps({"a": "7_0", "b": "7_1"}))
+    monkeypatch.setattr(slurm, "_executor", lambda *_: None)
+    for names, note in (("ab", "jobs of 1 runs are ending: submit again when they have ended"), ("b", "")):
+        runs = [Run(name, tmp_path / name) for name in names]
+        assert slurm.submit(runs, ["x"], tmp_path, {}) == PREEMPTED
+        shown = capsys.readouterr().out
+        assert f"0 of {len(runs)} runs submitted" in shown
+        assert note in shown
+        assert ("ending" in shown) == bool(note)
 
 
 def test_status_says_why_a_job_waits(cluster, tmp_path, capsys):
@@ -232,9 +253,8 @@ def test_status_tells_why_slurm_ended_a_job(cluster, tmp_path, monkeypatch, caps
     assert f"c: ModuleNotFoundError: No module named 'lineage' ({logs[2]}) (" in shown
 
 
-def test_status_tells_why_the_last_start_of_a_requeued_job_ended(cluster, tmp_path, capsys):
+def test_status_tells_why_the_last_start_of_a_requeued_job_ended(submitit, cluster, tmp_path, capsys):
     """Check that messages of SLURM on earlier starts are not taken for the reason."""
-    pytest.importorskip("submitit")
     scripts = {"srun": "", "squeue": ""}
     scripts["sbatch"] = "sh $1 2> $(sed -n 's/^#SBATCH --error=//p' $1); echo Submitted batch job 7"
     for name, script in scripts.items():
