@@ -6,7 +6,7 @@ The dropout rates are the same, but the reference has no dropout inside the MLP,
 """
 
 from lineage.models.convert.family import ImageFamily, Rule, labels, linear, norm, num_labels, register
-from lineage.models.convert.vit import layers
+from lineage.models.convert.vit import layers, make_square
 
 
 @register("swin")
@@ -65,6 +65,7 @@ class Swin(ImageFamily):
         return table + (linear("classifier", "classifier") if model.num_classes else [])
 
     def settings(self, config, architecture, names):
+        make_square(config)
         trained = config.get("pretrained_window_sizes", ())
         trained = tuple(trained) if any(trained) else ()
         return {"trained_windows": trained, "num_classes": num_labels(config, architecture)}

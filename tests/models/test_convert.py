@@ -16,11 +16,13 @@ from safetensors.numpy import load_file, save, save_file
 from lineage.models import convert
 from lineage.models.convert.family import rearrange
 from lineage.models.gpt import GPT
+from lineage.models.swin import Swin
 from lineage.models.vit import ViT
 from tests.tiers import tiered
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
 TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
+TINY_SWIN = Swin(num_classes=2, image_size=8, patch_size=2, depths=(1,), width=8, num_heads=(2,), window=2)
 RESNET = {"model_type": "resnet", "architectures": "absent"}
 ROBERTA = {"model_type": "roberta", "architectures": "absent"}
 DETR = {"model_type": "detr", "architectures": "absent"}
@@ -28,7 +30,7 @@ BACKBONE = {"model_type": "resnet"}
 SWIN = {"model_type": "swin", "architectures": "absent", "image_size": 64, "num_labels": 2}
 MAE = {"model_type": "vit_mae", "architectures": "absent", "num_labels": 2}
 LLAMA = {"model_type": "llama", "architectures": "absent"}
-INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
+INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2)), Swin: jnp.zeros((1, 8, 8, 3))}
 
 
 @pytest.fixture
@@ -101,6 +103,7 @@ def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
         (TINY_VIT, {"hidden_act": "relu"}, "activation", "relu"),
         (TINY_VIT, {"layer_norm_eps": "absent"}, "epsilon", 1e-12),
         (TINY_VIT, {"image_size": [8, 8], "patch_size": [4, 4]}, "image_size", 8),
+        (TINY_SWIN, {"image_size": [8, 8], "patch_size": [2, 2]}, "image_size", 8),
         (TINY_VIT, {"id2label": "absent", "num_labels": 3}, "num_classes", 3),
         (TINY_VIT, {"id2label": None, "num_labels": 3}, "num_classes", 3),
     ],
