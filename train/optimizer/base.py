@@ -58,8 +58,8 @@ class Optimizer:
         frozen_layers: number of initial layers, in the order of `Model.layer_of`, that are not trained, along with the
             parameters before them. A loop over layers (see `model.unroll`) still computes the backward pass of all
             its layers, unless all are frozen.
-        layer_decay: ratio of each layer's learning rate to that of the next layer; the heads have the full learning
-            rate (arXiv 2003.10555). 0: all layers have the same learning rate.
+        layer_decay: ratio of each layer's learning rate to that of the next one, in the order of `Model.layer_of`; the
+            heads have the full learning rate (arXiv 2003.10555). 0: all layers have the same learning rate.
         lr_multipliers: (regular expression, factor) pairs; the first expression that matches a parameter's path scales
             its learning rate.
     """

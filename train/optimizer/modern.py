@@ -215,8 +215,8 @@ def schedule_free(
 ) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer of y = (1 - b1) z + b1 x, where `base` updates z, and x is the average of z.
 
-    The weights of the average are proportional to the square of the largest learning rate so far. The rule equals
-    that of `optax.contrib`.
+    The weights of the average are proportional to the square of the largest learning rate so far. If the
+    learning rate changes, they differ from those of `optax.contrib`, which already counts that of the next step.
     """
     base = optax.with_extra_args_support(base)
 
