@@ -71,10 +71,9 @@ class Table(DataFiles):
 
         ValueError is also raised if there are no rows.
         """
-        files, index, count = self.split_files(), -1, 0
-        held = split not in files  # whether it consists of training rows
-        fraction = self.validation_fraction if held or (split == "train" and "validation" not in files) else 0
-        for file in files["train" if held else split]:
+        files, held, fraction = self._part(split)
+        index, count = -1, 0
+        for file in files:
             for number, row in self.rows(file, keys):
                 if strict and isinstance(row, ValueError):
                     raise row
@@ -83,7 +82,14 @@ class Table(DataFiles):
                     count += 1
                     yield file, number, row
         if not count:
-            raise ValueError(f"{files['train' if held else split][0]} has no rows for the split {split}.")
+            raise ValueError(f"{files[0]} has no rows for the split {split}.")
+
+    def _part(self, split: str) -> tuple[list[str], bool, float]:
+        """Return the files of a split, whether it consists of training rows, and the fraction of them held out."""
+        files = self.split_files()
+        held = split not in files
+        fraction = self.validation_fraction if held or (split == "train" and "validation" not in files) else 0.0
+        return files["train" if held else split], held, fraction
 
     def documents(self) -> dict[str, Documents]:
         splits = self.splits()
@@ -120,9 +126,9 @@ class Table(DataFiles):
 
     def _identity(self, split: str, cache_dir: str | Path) -> str:
         """Return a string that identifies the documents of a split."""
-        files = self.split_files()
+        files, *part = self._part(split)
         options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
-        return identity(files[split if split in files else "train"], self.name, split, options, cache_dir=cache_dir)
+        return identity(files, self.name, split, part, options, cache_dir=cache_dir)
 
 
 @SOURCES.register("csv")

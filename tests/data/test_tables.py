@@ -16,7 +16,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
 from lineage.data.sources.files import find_splits, numbered_lines, read_lines, split_of
 from lineage.data.sources.tables import CSV, TSV, JSONLines
-from lineage.data.tokenizers.kinds import Characters
+from lineage.data.tokenizers.kinds import Bytes, Characters
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
 from lineage.tasks.text_classification import TextClassification, TextRegression
@@ -175,6 +175,19 @@ def test_fingerprints_of_documents_and_files(tmp_path):
     for name in ("train", "test"):
         write(tmp_path / f"{name}.csv")
     assert set(fingerprint(CSV(str(tmp_path)).files())) == {f"{tmp_path}/train.csv", f"{tmp_path}/test.csv"}
+
+
+@tiered("read_first", [0, 1, 2])
+def test_token_cache_of_rows_that_are_held_out_or_not(tmp_path, read_first):
+    """The training rows that `validation_fraction` holds out are training rows again with a `validation_path`."""
+    rows = {name: [(f"{name} {number}",) for number in range(10)] for name in "ab"}
+    a, b = (str(write(tmp_path / f"{name}.csv", rows[name], ("text",))) for name in "ab")
+    sources = [CSV(a, validation_fraction=0.2), CSV(a, b, validation_fraction=0.2), CSV(b, validation_fraction=0.2)]
+    task, counts = CausalLM(sequence_length=2, cache_dir=str(tmp_path / "cache")), {}
+    for number in [read_first, *{0, 1, 2} - {read_first}]:
+        counts[number] = load(sources[number], task, Bytes(), batch_size=1).facts.tokens
+    held = {"train": 8 * 4, "validation": 2 * 4}
+    assert counts == {0: held, 1: {"train": 10 * 4, "validation": 10 * 4}, 2: held}
 
 
 def touch(folder, *names):
