@@ -145,23 +145,22 @@ TYPES: Mapping[str, tuple[type, type | None]] = {
 }
 
 
-def check_content(source: str, content: Any, kind: str = "") -> None:
+def check_content(source: str, content: Any, kind: str) -> None:
     """Raise ValueError if what a source returns is not of its kind, or its columns are not as documented.
 
-    Content of any kind is a mapping of splits, or `Images` with one. Types are not checked if the kind is "".
+    Content of any kind is a mapping of splits, or `Images` with one.
     """
     splits = splits_of(content)
     if not isinstance(splits, Mapping):
         raise ValueError(f"The source {source!r} returns {type(content).__name__}: it must be a dictionary of splits.")
-    if kind:
-        _check_types(source, content, splits, kind)
+    _check_types(source, content, splits, kind)
     for split, part in splits.items():
         where = f"The {split} split of the source {source!r} has"
         columns = {"texts": part.texts, "labels": part.labels} if isinstance(part, LabeledTexts) else {}
         columns |= part._asdict() if isinstance(part, PairedTexts) else {}
         if unsized := [name for name, column in columns.items() if not isinstance(column, Sized)]:
-            kind = type(columns[unsized[0]]).__name__
-            raise ValueError(f"{where} {unsized[0]} in a {kind}: use a list.")
+            given = type(columns[unsized[0]]).__name__
+            raise ValueError(f"{where} {unsized[0]} in a {given}: use a list.")
         if len({len(column) for column in columns.values()}) > 1:
             counts = " and ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"{where} {counts}: the counts must be equal.")

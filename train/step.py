@@ -170,35 +170,34 @@ def make_loss(
             variables["reference"] = cast(reference, dtype)
         apply = nn.apply(objective, model, mutable=list(collections))
         result, collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
-        check_result(result)
+        _check_result(result)
         loss_sum, weight, states = result
         return loss_sum, (weight, states, collections)
 
     return loss
 
 
-def check_result(result: Any) -> None:
-    """Raise ValueError if the loss of a task returns something else than `Task.loss` documents."""
-    given, what = "", "it must be (loss_sum, weight, metric states)"
+def _check_result(result):
+    """Raise ValueError if the loss of a task does not return what `Task.loss` documents."""
+    returns, needed = "The loss of the task returns", "(loss_sum, weight, metric states)"
     if not isinstance(result, tuple | list):
         given = f"an array of shape {result.shape}" if isinstance(result, jax.Array) else f"a {type(result).__name__}"
-    elif len(result) != 3:
-        given, what = f"{len(result)} values", "they must be (loss_sum, weight, metric states)"
-    else:
-        *numbers, states = result
-        for name, value in zip(("loss_sum", "weight"), numbers):
-            if jnp.shape(value):
-                given, what = f"a {name} of shape {jnp.shape(value)}", "it must be a scalar, the sum over the examples"
-        if not isinstance(states, Mapping):
-            given, what = f"metrics in a {type(states).__name__}", "they must be in a dictionary"
-        elif wrong := [name for name, state in states.items() if not isinstance(state, State)]:
-            kind = "Array" if isinstance(states[wrong[0]], jax.Array) else type(states[wrong[0]]).__name__
-            given = f"the metric {wrong[0]!r} of the type {kind}"
-            what = "it must be a state, such as Mean.empty().update(values, mask)"
-        elif "loss" not in states:
-            given, what = f"the metrics {', '.join(states)}", "they must include 'loss'"
-    if given:
-        raise ValueError(f"The loss of the task returns {given}: {what}.")
+        raise ValueError(f"{returns} {given}: it must be {needed}.")
+    if len(result) != 3:
+        raise ValueError(f"{returns} {len(result)} values: they must be {needed}.")
+    *numbers, states = result
+    for name, value in zip(("loss_sum", "weight"), numbers):
+        if shape := jnp.shape(value):
+            raise ValueError(f"{returns} a {name} of shape {shape}: it must be a scalar, the sum over the examples.")
+    if not isinstance(states, Mapping):
+        raise ValueError(f"{returns} metrics in a {type(states).__name__}: they must be in a dictionary.")
+    for name, state in states.items():
+        if not isinstance(state, State):
+            kind = "Array" if isinstance(state, jax.Array) else type(state).__name__
+            needed = "a state, such as Mean.empty().update(values, mask)"
+            raise ValueError(f"{returns} the metric {name!r} of the type {kind}: it must be {needed}.")
+    if "loss" not in states:
+        raise ValueError(f"{returns} the metrics {', '.join(states)}: they must include 'loss'.")
 
 
 def make_gradients(loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -285,7 +285,7 @@ def test_labeled_texts_without_tuples_are_refused():
     """The characters of a text would be its texts: "ab" would be the pair of "a" and "b"."""
     content = {"train": LabeledTexts(["ab", "cd"], ["x", "y"])}
     with pytest.raises(ValueError, match=r"has the text 'ab': it must be a tuple of one or two texts, as in \(text,\)"):
-        check_content("reviews", content)
+        check_content("reviews", content, "labeled_texts")
 
 
 @pytest.mark.parametrize("value", [None, 3, b"bytes", ["a block", None]])
