@@ -8,8 +8,9 @@ import contextlib
 import os
 import time
 import zlib
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import TypeVar
 
 DAYS = 30  # reproducible files are deleted if unused for this long
 # Patterns of the reproducible files. The folder may contain other files, as users choose it.
@@ -22,6 +23,7 @@ REPRODUCIBLE = (
 )
 CHECKED = "checked"  # file whose modification time is that of the last call of `delete_incomplete`
 BLOCK = 1 << 20  # bytes of a program that are read at a time
+Result = TypeVar("Result")
 
 
 def root() -> Path:
@@ -43,6 +45,17 @@ def folder(kind: str) -> Path | None:
     except OSError:
         return None
     return path if os.access(path, os.W_OK) else None
+
+
+def kept(cached: Callable[[], Result], without: Callable[[], Result]) -> Result:
+    """Return the result of `cached`, or that of `without` if `cached` meets files that this user may not open.
+
+    In a cache that several users share, a file may be readable or writable only for the user who created it.
+    """
+    try:
+        return cached()
+    except PermissionError:
+        return without()
 
 
 def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -70,21 +70,35 @@ def tokenize(
     while the others wait. Complete shards are kept; those that are missing or have a wrong size are encoded.
 
     Args:
-        cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none.
+        cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none or
+            the files of the corpus belong to another user and cannot be opened.
         workers: number of processes that encode; 0: this process, in which the library uses all cores.
         begin: token before each document; None: none.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     end = tokenizer.end_of_text if documents.always_ended or are_several(documents) else None
     encode = _Encode(tokenizer, begin, end, dtype)
+    in_memory = partial(_encode_in_memory, documents, encode)
     if not (root := cache_dir or cache.folder("tokens")):
-        parts = list(map(encode, documents.chunks()))
-        tokens = np.concatenate([np.empty(0, dtype), *(part.tokens for part in parts)])
-        return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
+        return in_memory()
+    in_folder = partial(_encode_in_folder, Path(root), documents, encode, cache_dir, workers)
+    return in_folder() if cache_dir else cache.kept(in_folder, in_memory)
+
+
+def _encode_in_memory(documents: Documents, encode: "_Encode") -> Stream:
+    parts = list(map(encode, documents.chunks()))
+    tokens = np.concatenate([np.empty(0, encode.dtype), *(part.tokens for part in parts)])
+    return Stream(tokens, **_sizes(parts), document_ends=_ends(parts))
+
+
+def _encode_in_folder(
+    root: Path, documents: Documents, encode: "_Encode", cache_dir: str | Path, workers: int
+) -> Stream:
+    tokenizer, begin, dtype = encode.tokenizer, encode.begin, encode.dtype
     key = f"{FORMAT} {SHARD} {documents.fingerprint(cache_dir)} {tokenizer.to_str()}"
     if begin is not None:
         key += f" {begin}"
-    folder = Path(root) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    folder = root / hashlib.sha256(key.encode()).hexdigest()[:24]
     shards, complete = read_index(folder)
     complete = complete and all(_is_intact(folder, number, shard, dtype) for number, shard in enumerate(shards))
     if workers or not complete:

@@ -289,7 +289,9 @@ def find_tokenizer(
                 part.check_unchanged(cache_dir)
             return trained
 
-        tokenizer = _cached(folder / f"tokenizer-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json", train_unchanged)
+        path = folder / f"tokenizer-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+        cached = partial(_cached, path, train_unchanged)
+        tokenizer = cached() if cache_dir else cache.kept(cached, train)  # another user may have created the file
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
@@ -304,11 +306,9 @@ def _cached(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
         return hashlib.sha256(f"{path.stem} {text}".encode()).hexdigest()
 
     def read() -> Tokenizer | None:
-        if not (path.is_file() and checksum.is_file()):  # a pipe would be waited for
-            return None
         with contextlib.suppress(OSError, ValueError):
-            text = path.read_text(encoding="utf-8")
-            if checksum.read_text() == digest(text):
+            is_there = path.is_file() and checksum.is_file()  # a pipe would be waited for
+            if is_there and checksum.read_text() == digest(text := path.read_text(encoding="utf-8")):
                 return Tokenizer(tokenizers.Tokenizer.from_str(text))
         return None
 

@@ -1,5 +1,7 @@
 """The cache of the user: its place, its switch, and what is kept in it."""
 
+import errno
+import io
 import json
 import os
 import pwd
@@ -191,3 +193,37 @@ def test_a_second_run_compiles_no_step(kept, tmp_path):
     losses = [[json.loads(line).get("train/loss") for line in lines] for lines in numbers]
     assert losses[0] == losses[1]
     assert len(losses[0]) > 1
+
+
+@pytest.mark.parametrize("forbidden", ["open for writing", "open"])
+def test_files_of_another_user_are_not_needed(kept, forbidden, monkeypatch):
+    """Check that a run encodes for itself what another user keeps, or is writing, in a shared cache."""
+    tokenizer = find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",))
+    expected = tokenize(TEXTS["train"], tokenizer)
+    for unfinished in (*kept.glob("tokenizers/*.sha256"), *kept.glob("tokens/*/index.json")):
+        if forbidden == "open for writing":
+            unfinished.unlink()
+    before = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    monkeypatch.setattr(os, "open", refusing(os.open, kept))
+    if forbidden == "open":
+        monkeypatch.setattr(io, "open", refusing(io.open, kept))
+    again = find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",))
+    assert again.to_str() == tokenizer.to_str()
+    stream = tokenize(TEXTS["train"], again)
+    np.testing.assert_array_equal(stream.tokens[:], expected.tokens[:])
+    np.testing.assert_array_equal(stream.ends, expected.ends)
+    assert (stream.characters, stream.bytes) == (expected.characters, expected.bytes)
+    assert before == {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    with pytest.raises(PermissionError, match=r"another user: .*tokens/"):  # a folder that the user has named
+        tokenize(TEXTS["train"], again, kept / "tokens")
+
+
+def refusing(function, folder):
+    """Return a function that opens files, but none below a folder."""
+
+    def opened(path, *arguments, **options):
+        if str(path).startswith(str(folder)):
+            raise PermissionError(errno.EACCES, "another user", str(path))
+        return function(path, *arguments, **options)
+
+    return opened
