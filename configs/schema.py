@@ -140,7 +140,9 @@ def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
         given: values that the data determine, such as the number of classes; those that the class does not have are
             ignored.
     """
-    values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
+    if isinstance(values, ConfigDict):
+        _check_keys(registry, values)
+        values = values.to_dict()
     known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
     return registry.build(**known | {key: value for key, value in values.items() if value is not None})
 
@@ -170,12 +172,25 @@ def _implied(registry, section, given, outer=types.MappingProxyType({})):
     cls, variant = registry[section.name], section.get("variant") or outer.get("variant")
     defaults = {key.name: key.default for key in keys(cls)} | variants(cls).get(variant, {})
     shared = {key: None for settings in variants(cls).values() for key in settings if key not in from_data(cls)}
+    _check_keys(registry, section, shared)
     for key in shared | {key: None for key in outer if key in section and key != "name"}:
         value = {**defaults, **given, **outer}[key]
         if isinstance(section[key], ConfigDict):
             yield from _implied(registry, section[key], {}, value if isinstance(value, Mapping) else {})
         else:
             yield section, key, value
+
+
+def _check_keys(registry, section, needed=()):
+    """Raise ValueError if the name of a section was assigned, which does not change its keys."""
+    known = {"name", *(key.name for key in keys(registry[section.name]))}
+    others = [key for key, value in section.items() if key not in known and value is not None]
+    if others := others or [key for key in needed if key not in section]:
+        kind, name = registry.kind, section.name
+        raise ValueError(
+            f"The section of the {kind} {name!r} has the keys of another {kind}, see {others[0]!r}: in Python, replace "
+            "the section with `choose` of lineage.configs.base, because a change of its name keeps its keys."
+        )
 
 
 def documentation(cls: type) -> dict[str, str]:

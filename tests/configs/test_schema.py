@@ -382,3 +382,21 @@ def test_a_key_of_an_evaluator_that_is_not_added_says_how_to_add_it():
         cli.override(config, {"evaluators.knn.count": "7"})
     cli.override(config, {"evaluators.knn.count": "7", "evaluators.knn": "knn"})
     assert config.evaluators.knn.count == 7
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "key"),
+    [
+        ("model", "swin", "attention_dropout"),
+        ("optimizer", "lion", "epsilon"),
+        ("task", "masked_autoencoding", "binary"),
+    ],
+)
+def test_a_name_that_is_assigned_without_its_keys_is_refused(part, name, key):
+    config = base.get_config("vit", "image_classification", "digits")
+    config[part].name = name
+    with pytest.raises(ValueError, match=rf"the {part} '{name}' has the keys of another.*'{key}'.*`choose`"):
+        schema.build(base.REGISTRIES[part], config[part]) if part == "optimizer" else base.resolved(config)
+    config = base.get_config("vit", "image_classification", "digits")
+    assert base.choose(config, f"{part}.name", name)
+    assert base.resolved(config)[part].name == name
