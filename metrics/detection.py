@@ -4,6 +4,7 @@ The metrics run on the host in float64 over a whole data set at once, and agree 
 development kit. Boxes are in pixels.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,7 @@ def mask_overlaps(
     masks: Bool[np.ndarray, "N h w"], truths: Bool[np.ndarray, "M h w"], crowd: Bool[np.ndarray, "M"]
 ) -> Float[np.ndarray, "N M"]:
     """Return the IoU of the masks of one image; for a crowd, the fraction of the detection inside it."""
-    a, b = (array.reshape(len(array), -1).astype(np.float32) for array in (masks, truths))
+    a, b = (array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32) for array in (masks, truths))
     return _ratio((a @ b.T).astype(float), a.sum(1, keepdims=True).astype(float), b.sum(1)[None].astype(float), crowd)
 
 

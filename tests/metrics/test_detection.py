@@ -195,6 +195,16 @@ def test_rectangular_masks_score_as_boxes():
     np.testing.assert_array_equal(results[0].precision, results[1].precision)
 
 
+@pytest.mark.parametrize("none", [np.zeros((0, 20, 20), bool), []])
+def test_masks_of_images_without_detections_or_objects(none):
+    mask = np.zeros((1, 20, 20), bool)
+    mask[0, :9, :9] = True
+    state = Detections.empty(2).update(0, mask, [0.5], [1], mask, [1]).update(1, none, [], [], mask, [1])
+    boxes = Detections.empty(2).update(0, BOX, [0.5], [1], BOX, [1]).update(1, [], [], [], BOX, [1])
+    state, boxes = state.update(2, mask, [0.9], [1], none, []), boxes.update(2, BOX, [0.9], [1], [], [])
+    np.testing.assert_array_equal(coco(state.update(3, none, [], [], none, [])).precision, coco(boxes).precision)
+
+
 def test_box_formats():
     boxes = np.array([[10.0, 20, 30, 40], [0, 0, 8, 8]])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
