@@ -23,7 +23,8 @@ from lineage.train.optimizer.schedules import LearningRate, NonNegative
 class Muon(AdamW):
     """Muon: orthogonalized momentum for the matrices of the layers, AdamW for all other parameters (arXiv 2502.16982).
 
-    AdamW also trains the matrices of embeddings and heads, and the parameters of adapters.
+    AdamW also trains the matrices of embeddings and heads, and the parameters of adapters. As in optax, the bias of the
+    Nesterov momentum is corrected, which changes the first steps; the original code and PyTorch do not correct it.
 
     Attributes:
         momentum: decay of the Nesterov momentum of matrices.
