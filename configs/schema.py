@@ -99,14 +99,18 @@ def parse(registry: Registry, text: str) -> ConfigDict:
 
 
 def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
-    """Return the section of the class `text` (see `parse`), with the values of common keys that were changed."""
+    """Return the section of the class `text` (see `parse`), with the values of common keys that were changed.
+
+    A value is not kept if the key has another type, such as the numbers of heads of all stages in place of one number.
+    """
     new = parse(registry, text)
     if old.name == new.name:
         return new if ":" in text else old
     old_defaults, new_defaults = section(registry, old.name), section(registry, new.name)
     for key, value in old.items():
         changed = key in old_defaults and value != old_defaults[key]
-        if changed and key in new and key not in ("name", "variant") and new[key] == new_defaults[key]:
+        common = key in new and key not in ("name", "variant") and old.get_type(key) is new.get_type(key)
+        if changed and common and new[key] == new_defaults[key]:
             new[key] = value
     return new
 

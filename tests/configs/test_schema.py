@@ -400,3 +400,13 @@ def test_a_name_that_is_assigned_without_its_keys_is_refused(part, name, key):
     config = base.get_config("vit", "image_classification", "digits")
     assert base.choose(config, f"{part}.name", name)
     assert base.resolved(config)[part].name == name
+
+
+@pytest.mark.parametrize(
+    ("old", "heads", "new"), [("vit", 2, "swin"), ("swin", (1, 2, 2, 4), "vit"), ("transformer_xl", 2, "swin")]
+)
+def test_a_changed_value_of_another_type_is_not_kept(old, heads, new):
+    config = base.get_config(old)
+    config.model.update(num_heads=heads, dropout=0.3)
+    cli.override(config, {"model.name": new})
+    assert (config.model.num_heads, config.model.dropout) == (base.get_config(new).model.num_heads, 0.3)
