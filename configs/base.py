@@ -70,19 +70,27 @@ def registers(module: str) -> bool:
     return any(cls.__module__ == module for registry in (*REGISTRIES.values(), EVALUATORS) for cls in registry.values())
 
 
-def choose(config: ConfigDict, key: str, value: str) -> bool:
+def chooses(key: str) -> bool:
+    """Return whether a key chooses a part of the experiment, see `choose`."""
+    part, _, option = key.partition(".")
+    if part == "evaluators":
+        return option != "" and "." not in option.removesuffix(".name")
+    return part in REGISTRIES and option in ("", "name")
+
+
+def choose(config: ConfigDict, key: str, value: str) -> None:
     """Choose another part of the experiment, such as "model.name" or "source" of "text:PATH".
 
     Its section is replaced, and so are the default evaluators where the task changes. An evaluator is chosen, or added,
-    by "evaluators.NAME" and "evaluators.NAME.name". Return False, without a change, if the key does not select a part.
+    by "evaluators.NAME" and "evaluators.NAME.name". Other keys raise ValueError.
     """
+    if not chooses(key):
+        raise ValueError(f"{key!r} chooses no part of a config: it must be {', '.join(REGISTRIES)} or evaluators.NAME.")
     part, _, option = key.partition(".")
-    if part in REGISTRIES and option in ("", "name"):
-        registry, section, value = REGISTRIES[part], config, shorthand(part, value)
-    elif part == "evaluators" and option and "." not in option.removesuffix(".name"):
+    if part == "evaluators":
         registry, section, part = EVALUATORS, config.evaluators, option.removesuffix(".name")
     else:
-        return False
+        registry, section, value = REGISTRIES[part], config, shorthand(part, value)
     default = TASKS[config.task.name].evaluators
     extra = {name: evaluator.to_dict() for name, evaluator in config.evaluators.items() if name not in default}
     with config.unlocked():
@@ -91,7 +99,6 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
         if part == "task":
             config.evaluators = default_evaluators(config)
             config.evaluators.update(extra)
-    return True
 
 
 def from_json(values: dict[str, Any]) -> ConfigDict:

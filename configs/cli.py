@@ -201,7 +201,9 @@ def override(config: ConfigDict, changes: Mapping[str, Any], saved: Mapping[str,
             modules.import_module(module)
         changes = {**changes, "imports": tuple(dict.fromkeys([*used, *added]))}
     # Other parts come first, so that the order of the overrides does not matter.
-    chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
+    chosen = [key for key, value in changes.items() if isinstance(value, str) and base.chooses(key)]
+    for key in chosen:
+        base.choose(config, key, changes[key])
     values = {key: value for key, value in changes.items() if key not in chosen}
     of_model = {key for key in values if changes.get("init.path") and key.startswith("model.")} - {"model.variant"}
     _set_values(config, {key: value for key, value in values.items() if key not in of_model})

@@ -398,7 +398,7 @@ def test_a_name_that_is_assigned_without_its_keys_is_refused(part, name, key):
     with pytest.raises(ValueError, match=rf"the {part} '{name}' has the keys of another.*'{key}'.*`choose`"):
         schema.build(base.REGISTRIES[part], config[part]) if part == "optimizer" else base.resolved(config)
     config = base.get_config("vit", "image_classification", "digits")
-    assert base.choose(config, f"{part}.name", name)
+    base.choose(config, f"{part}.name", name)
     assert base.resolved(config)[part].name == name
 
 
@@ -410,3 +410,11 @@ def test_a_changed_value_of_another_type_is_not_kept(old, heads, new):
     config.model.update(num_heads=heads, dropout=0.3)
     cli.override(config, {"model.name": new})
     assert (config.model.num_heads, config.model.dropout) == (base.get_config(new).model.num_heads, 0.3)
+
+
+@pytest.mark.parametrize("key", ["modell", "model.variant", "evaluators", "evaluator.knn", "evaluators.loss.name.x"])
+def test_a_key_that_chooses_no_part_is_refused(key):
+    config = base.get_config()
+    with pytest.raises(ValueError, match=rf"^{key!r} chooses no part.*: it must be source, .* or evaluators.NAME"):
+        base.choose(config, key, "swin")
+    assert config == base.get_config()
