@@ -65,9 +65,10 @@ def default_evaluators(config: ConfigDict) -> ConfigDict:
     return ConfigDict({name: schema.section(EVALUATORS, name) for name in TASKS[config.task.name].evaluators})
 
 
-def registers(module: str) -> bool:
-    """Return whether a module has registered a part of an experiment or an evaluator."""
-    return any(cls.__module__ == module for registry in (*REGISTRIES.values(), EVALUATORS) for cls in registry.values())
+def registering_modules() -> set[str]:
+    """Return the names of the modules outside this package that have registered parts or evaluators."""
+    registered = (cls.__module__ for registry in (*REGISTRIES.values(), EVALUATORS) for cls in registry.values())
+    return {name for name in registered if not name.startswith("lineage.")}
 
 
 def chooses(key: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -48,9 +49,17 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
             raise ValueError(f"get_config() of {path} returns {str(config)[:60]}: it must return a ConfigDict.")
     if config.get("imports"):
         config.imports = tuple(map(modules.resolved, config.imports))
-    if base.registers(module.__name__):  # loading a trained model registers its classes again
+    if _registers(module, config):  # loading a trained model registers its classes again
         config.imports = (*config.imports, modules.resolved(path))
     return config.lock(), _overrides(module, path, argument)
+
+
+def _registers(module, config):
+    """Return whether a config file, or a module that it imports, registers classes that `config.imports` does not."""
+    values = vars(module).values()
+    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values}
+    own = tuple(f"{name}." for name in {module.__name__, *names})
+    return any(f"{name}.".startswith(own) for name in base.registering_modules().difference(config.get("imports", ())))
 
 
 def _overrides(module, path, argument):

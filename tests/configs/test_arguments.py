@@ -160,3 +160,22 @@ def test_colons_in_the_path_of_a_config(argument, tmp_path):
     file = str(tmp_path / "12:30" / "x.py")
     assert cli.find(f"{file}:{argument}") == (file, argument)
     assert cli.find(f"bert_glue:{tmp_path}")[1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used", "for a sweep"])
+def test_a_config_that_imports_a_module_with_its_model_is_recorded(used, tmp_path, monkeypatch):
+    """Check that the run names the config, so that other commands import the module again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"beside_{used}".lower()
+    (tmp_path / f"{name}.py").write_text(
+        "from lineage.models import MODELS\nfrom lineage.models.vit import ViT\n\n\n"
+        f'@MODELS.register("{name}")\nclass Own(ViT):\n    """A ViT."""\n'
+    )
+    (tmp_path / "own.py").write_text(
+        f"import {name}\nfrom lineage.configs import base\n"
+        f"def get_config():\n    return base.get_config('{name if used else 'vit'}')\n"
+    )
+    for _ in range(2):  # the second time, Python does not execute the module again
+        assert cli.load(str(tmp_path / "own.py"))[0].imports == (str(tmp_path / "own.py"),)
+    (tmp_path / "other.py").write_text("from lineage.configs.base import get_config\n")
+    assert cli.load(str(tmp_path / "other.py"))[0].imports == ()
