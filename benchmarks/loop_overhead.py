@@ -35,12 +35,10 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed()
     config, _ = cli.load(options.config)
-    if options.source:
-        config.source.name = options.source
     options.steps = 10 * options.save_every or options.steps
     many = 2 * (options.rounds + 2) * options.steps
     changes = {"total_steps": many + 1, "evaluate_every_steps": many + 1, "save_every_steps": many + 1}
-    cli.override(config, changes)
+    cli.override(config, changes | ({"source": options.source} if options.source else {}))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         experiment = Experiment(config, Path(folder))

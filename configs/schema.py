@@ -19,12 +19,15 @@ VARIANT = "Named settings of the class; the keys that it sets are empty, and val
 
 
 class Section(ConfigDict):
-    """Section of a config in which a duration has one unit: setting `total_steps` unsets `total_epochs` and the others.
+    """Section of a config whose `name` is fixed, as its keys depend on it, and in which a duration has one unit.
 
-    Setting a unit to None changes no other.
+    Setting `total_steps` unsets `total_epochs` and the others; setting a unit to None changes no other.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key == "name" and self.get(key, value) != value:
+            change = f"choose(config, PART, {value!r}) of lineage.configs.base, where PART is 'model', 'task', ..."
+            raise ValueError(f"the section {self.name!r} cannot become {value!r} with the same keys: use {change}")
         duration, _, unit = str(key).rpartition("_")
         is_duration = unit in UNITS and f"{duration}_epochs" in self  # grad_accum_steps is not a duration
         if is_duration and value is not None and not isinstance(value, FieldReference):
@@ -144,9 +147,7 @@ def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
         given: values that the data determine, such as the number of classes; those that the class does not have are
             ignored.
     """
-    if isinstance(values, ConfigDict):
-        _check_keys(registry, values)
-        values = values.to_dict()
+    values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
     known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
     return registry.build(**known | {key: value for key, value in values.items() if value is not None})
 
@@ -176,25 +177,12 @@ def _implied(registry, section, given, outer=types.MappingProxyType({})):
     cls, variant = registry[section.name], section.get("variant") or outer.get("variant")
     defaults = {key.name: key.default for key in keys(cls)} | variants(cls).get(variant, {})
     shared = {key: None for settings in variants(cls).values() for key in settings if key not in from_data(cls)}
-    _check_keys(registry, section, shared)
     for key in shared | {key: None for key in outer if key in section and key != "name"}:
         value = {**defaults, **given, **outer}[key]
         if isinstance(section[key], ConfigDict):
             yield from _implied(registry, section[key], {}, value if isinstance(value, Mapping) else {})
         else:
             yield section, key, value
-
-
-def _check_keys(registry, section, needed=()):
-    """Raise ValueError if the name of a section was assigned, which does not change its keys."""
-    known = {"name", *(key.name for key in keys(registry[section.name]))}
-    others = [key for key, value in section.items() if key not in known and value is not None]
-    if others := others or [key for key in needed if key not in section]:
-        kind, name = registry.kind, section.name
-        raise ValueError(
-            f"The section of the {kind} {name!r} has the keys of another {kind}, see {others[0]!r}: in Python, replace "
-            "the section with `choose` of lineage.configs.base, because a change of its name keeps its keys."
-        )
 
 
 def documentation(cls: type) -> dict[str, str]:
