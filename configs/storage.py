@@ -170,7 +170,9 @@ class Files:
             suffixes: suffixes of the files to copy, before any compression suffix; (): all.
         """
         infos = self.listed()
-        wanted = [name for name in infos if not suffixes or not name or hub.uncompressed(name).endswith(suffixes)]
+        wanted = [
+            name for name in infos if not suffixes or not name or hub.uncompressed(name).lower().endswith(suffixes)
+        ]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: self._fetch(name, infos[name], place / name), wanted))
         if "" in infos:

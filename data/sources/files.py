@@ -70,12 +70,13 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
     Links to folders are followed. Hidden files and folders in a folder are left out, and files with none of
-    the suffixes, if any are given. Links to missing files are included if their names match the suffixes or a glob.
+    the suffixes, in lower or upper case, if any are given. Links to missing files are included if their names match the
+    suffixes or a glob.
     """
     if is_folder := os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
         files = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
-        files = [file for file in files if not suffixes or uncompressed(file.name).endswith(suffixes)]
+        files = [file for file in files if not suffixes or uncompressed(file.name).lower().endswith(suffixes)]
     else:
         files = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     is_named = bool(suffixes) or not is_folder
@@ -289,5 +290,5 @@ def inside(folder: str | Path, name: str, source: str | Path) -> Path:
 
 
 def suffix_of(path: str) -> str:
-    """Return the last suffix of a path before any suffix of compression."""
-    return Path(uncompressed(path)).suffix
+    """Return the last suffix of a path before any suffix of compression, in lower case."""
+    return Path(uncompressed(path)).suffix.lower()

@@ -364,3 +364,13 @@ def test_links_to_missing_files_are_not_left_out(path, tmp_path):
     (tmp_path / "test.csv").write_text("text,label\na,x\n")
     if not path:
         assert list(evaluating(source, Facts()).labeled_texts()) == ["test"]
+
+
+def test_uppercase_suffixes_in_a_folder(tmp_path):
+    for name in ("train-0.csv", "TRAIN-1.CSV", "Test.Csv", "notes.CSV", "dev.TSV"):
+        (tmp_path / name).write_text("text,label\na,x\n")
+    source = CSV(str(tmp_path))
+    assert {split: len(part.labels) for split, part in source.labeled_texts().items()} == {"train": 2, "test": 1}
+    assert source.unread() == [str(tmp_path / "notes.CSV")]
+    (tmp_path / "a.TSV").write_text("a\tx\n")
+    assert SOURCES["labels"](path=str(tmp_path / "a.TSV")).labeled_texts()["train"].labels == ["x"]

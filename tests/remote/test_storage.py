@@ -48,6 +48,11 @@ def test_a_local_path_is_returned_as_it_is(tmp_path):
         assert local(path) == path
 
 
+def test_suffixes_in_upper_case(bucket):
+    bucket.put({"train.csv": b"one", "TEST.CSV": b"two", "a.txt": b"three"})
+    assert files(again(bucket.url, (".csv",))) == {"train.csv": b"one", "TEST.CSV": b"two"}
+
+
 def test_a_folder_a_file_and_a_glob_are_copied(bucket):
     content = {"a.txt": b"one", "inside/b.txt": b"two", "c.csv": b"three"}
     bucket.put(content)
