@@ -48,8 +48,8 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
         raise ValueError(f"{path!r} is not a path on the Hugging Face Hub: it must be hf:ORG/NAME[@REVISION][/PATH].")
     repository, revision, inside = match.groups("")
     if suffixes:
-        folder = f"{inside}/" if inside else ""
-        allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in suffixes for end in ("", *COMPRESSED)]
+        folder, kinds = f"{inside}/" if inside else "", [case for kind in suffixes for case in (kind, kind.upper())]
+        allowed = [inside] * bool(inside) + [f"{folder}*{kind}{end}" for kind in kinds for end in ("", *COMPRESSED)]
     elif inside:
         allowed = [inside, f"{inside}/*"]
     else:
@@ -59,8 +59,8 @@ def download(path: str, suffixes: tuple[str, ...] | None = None) -> str:
         raise NoFileError(f"{path} has no model.safetensors: weights are read from safetensors only.")
     names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
     if not any(fnmatchcase(name, pattern) for name in names for pattern in allowed):
-        kinds = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
-        raise NoFileError(f"The Hugging Face Hub has no file {path}{kinds}.")
+        end = f" that ends with {' or '.join(suffixes)}" if suffixes else ""
+        raise NoFileError(f"The Hugging Face Hub has no file {path}{end}.")
     return str(folder / inside)
 
 

@@ -195,6 +195,13 @@ def test_a_repository_without_data_files_is_refused(hub):
         SOURCES["hf"](path="org/name").read("documents")
 
 
+def test_suffixes_in_upper_case(hub):
+    table = rows(["text", "label"], ["a", "yes"])
+    hub.add("datasets/org/name", {"train.csv": table, "TEST.CSV": table, "a.txt": b"one"})
+    assert list(SOURCES["hf"](path="org/name").read("labeled_texts")) == ["train", "test"]
+    assert "a.txt" not in hub.downloads
+
+
 def test_fingerprints_do_not_depend_on_the_place_of_the_cache(hub, monkeypatch, tmp_path):
     from lineage.data.fingerprint import fingerprint
 
