@@ -29,7 +29,8 @@ class QuestionAnswering(EncoderTask):
     """Find the answer to a question in a text (SQuAD; BERT, arXiv 1810.04805, sections 4.2 and 4.3).
 
     Attributes:
-        stride: distance between the starts of consecutive windows of a long text, in tokens; 0: no overlap.
+        stride: distance between the starts of consecutive windows of a long text, in tokens; 0: no overlap, as for
+            windows that are shorter because the question is long.
         unanswerable: whether questions may have no answer; None: if some training question has none, which is not known
             of a folder in the layout of `transformers`.
         no_answer_threshold: predict "" if questions may have no answer, and the no-answer score exceeds that of the
@@ -92,8 +93,10 @@ class QuestionAnswering(EncoderTask):
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> encoded.ContextWindows:
-    """Encode questions with windows of their contexts, `stride` tokens apart (0: no overlap)."""
+    """Encode questions with windows of their contexts, `stride` tokens apart (0, or above their length: no overlap)."""
     check_length(length, 16)
+    added = encoded.num_added(tokenizer, 2)
+    encoded.window_starts(0, length - added, stride)  # raises ValueError for a stride above the longest window
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}
     contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))
@@ -101,8 +104,8 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
     for origin, question in enumerate(questions):
         ids, where = contexts[question.context]
         words = asked[origin][: min(MAX_QUESTION, length // 2)]
-        room = length - len(words) - encoded.num_added(tokenizer, 2)
-        for first in encoded.window_starts(len(ids), room, stride):
+        room = length - len(words) - added
+        for first in encoded.window_starts(len(ids), room, min(stride, room)):
             part, offsets = ids[first : first + room], where[first : first + room]
             row, second = encoded.join(tokenizer, words, part)
             outside = np.full((second, 2), -1)

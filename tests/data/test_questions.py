@@ -15,6 +15,7 @@ from lineage.tasks.question_answering import QuestionAnswering, encode
 from tests.data.conftest import load, train
 
 CONTEXT = "In 1066, the Normans — from Normandy — conquered England. Élan vital! 漢字 too."
+TEXT = "y" * 64
 CODERS = {
     kind: train(kind, [CONTEXT, "Who conquered what and when?"], encoded.ROLES, **options)
     for kind, options in (("bytes", {}), ("bpe", {"vocab_size": 300}), ("words", {}))
@@ -216,3 +217,11 @@ def test_invalid_files_raise(tmp_path):
         read_questions(f"{tmp_path}/b.json")
     with pytest.raises(ValueError, match=r"task.stride is 60: it must be from 0"):
         encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)
+
+
+def test_windows_that_a_long_question_shortens_follow_each_other():
+    """Check questions of 4 and 16 tokens, whose windows have 25 and 13, as in BERT's code: stride min(20, tokens)."""
+    source = encode([Question("Who?", TEXT, []), Question("Who " * 9, TEXT, [])], CODERS["bytes"], 32, 20)
+    starts = [int(offsets[offsets[:, 0] >= 0][0, 0]) for offsets in source.offsets]
+    assert starts == [0, 20, 40, 0, 13, 26, 39, 52]
+    assert source.origins.tolist() == [0] * 3 + [1] * 5
