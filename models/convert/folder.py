@@ -105,6 +105,12 @@ def model_type(model: nn.Module) -> str:
     for kind, cls in classes.items():
         if type(model) is cls and FAMILIES[kind].fits(model):
             return kind
+    if own := [dict(FAMILIES[kind].kind) for kind, cls in classes.items() if type(model) is cls]:
+        given = {name: getattr(model, name) for name in own[0]}
+        needed = " or ".join(map(str, own))
+        raise ValueError(
+            f"a {type(model).__name__} with {given} cannot be written for `transformers`: it must have {needed}."
+        )
     known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
     raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
 

@@ -1,5 +1,7 @@
 """Marian, a BART with sinusoidal positions, matches `transformers`."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -72,5 +74,7 @@ def test_export_round_trip(round_trip):
 
 
 def test_export_of_mixed_bart_and_marian_settings_raises(tmp_path):
-    with pytest.raises(ValueError, match="a BART cannot be written for `transformers`"):
+    given = "a BART with {'position': 'sinusoidal', 'embed_norm': True} cannot be written for `transformers`"
+    needed = "{'position': 'learned', 'embed_norm': True} or {'position': 'sinusoidal', 'embed_norm': False}"
+    with pytest.raises(ValueError, match=re.escape(f"{given}: it must have {needed}.")):
         convert.save(tmp_path, bart.BART(position="sinusoidal"), {"params": {}})
