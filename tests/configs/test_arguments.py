@@ -12,6 +12,7 @@ from lineage.configs import base, cli, schema
 from lineage.configs.arguments import parse
 from lineage.configs.commands import COMMANDS
 from lineage.data import SOURCES
+from lineage.models import MODELS
 
 
 def test_every_command_has_a_handler_help_and_an_example(capsys):
@@ -179,3 +180,4 @@ def test_a_config_that_imports_a_module_with_its_model_is_recorded(used, tmp_pat
         assert cli.load(str(tmp_path / "own.py"))[0].imports == (str(tmp_path / "own.py"),)
     (tmp_path / "other.py").write_text("from lineage.configs.base import get_config\n")
     assert cli.load(str(tmp_path / "other.py"))[0].imports == ()
+    del MODELS[name]
