@@ -36,6 +36,10 @@ class Generation(Evaluator):
     def check(self, context: Context) -> None:
         for metric in self.metrics:
             check(metric, "evaluators.generation.metrics")
+        new, limit = context.sampling.max_new_tokens, context.model.max_length
+        if self.every and context.facts.start_token is None and limit and new >= limit:
+            given = f"sampling.max_new_tokens is {new} and model.max_length is {limit}"
+            raise ValueError(f"{given}: the former must be lower, because the tokens of a prompt count, too.")
 
     def names(self, context: Context, split: Split) -> tuple[str, ...] | None:
         return None if self.metrics else ("exact_match", "bleu", "free_running_accuracy")

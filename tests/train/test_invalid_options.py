@@ -53,6 +53,15 @@ pytestmark = pytest.mark.usefixtures("no_report")
             [GPT, "--config.task=conditional_lm", "--config.source=digits"],
             "The source 'digits' provides images, not pairs.",
         ),
+        (
+            [
+                GPT,
+                *("--config.task=conditional_lm", "--config.source=cldr", "--config.task.sequence_length=64"),
+                *("--config.model.max_length=64", "--config.sampling.max_new_tokens=64"),
+                "--config.evaluators.generation=generation",
+            ],
+            "sampling.max_new_tokens is 64 and model.max_length is 64: the former must be lower, because",
+        ),
         ([GPT, "--config.task.name=causal"], "Unknown task 'causal'. Did you mean 'causal_lm'?"),
         ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup'. The keys of task are cache_dir, "),
         (
