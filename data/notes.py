@@ -39,7 +39,8 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
     examples, facts, size = data.train.source, data.facts, data.train.batch_size
     names = facts.class_names
     if files := source.unread():
-        yield f"{files[0]} is not read because its name has no split ({len(files)} such files)."
+        missing = "its path has no split or, for an image, no class"
+        yield f"{files[0]} is not read because {missing} ({len(files)} such files)."
     if files := source.shared():
         yield f"{files[0]} is in several splits ({len(files)} such files): their metrics do not show generalization."
     for name, batches in {"train": data.train, **data.splits}.items():

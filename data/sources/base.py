@@ -48,7 +48,7 @@ class Source:
         return []
 
     def unread(self) -> list[str]:
-        """Return the files in the source's folder that are not read because their names contain no split."""
+        """Return the files in the source's folder that are not read because their paths have no split, or no class."""
         return []
 
     def shared(self) -> list[str]:

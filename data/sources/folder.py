@@ -43,6 +43,14 @@ class Folder(PathSource):
         splits = {split: _labeled(folder, names) for split, folder in folders.items()}
         return _images(splits, names, known and known.channels)
 
+    def unread(self) -> list[str]:
+        root = Path(self.copied().path)
+        read = _split_folders(root).values()
+        others = [path for path in root.iterdir() if path not in read and not path.name.startswith(".")]
+        files = [file for path in others for file in image_files(path)]
+        loose = [file for folder in (root, *read) for file in folder.iterdir() if is_image(file)]
+        return sorted(map(str, files + loose))
+
 
 @SOURCES.register("imagenet")
 @dataclass(frozen=True)

@@ -85,6 +85,15 @@ def test_folders_of_validation_images(folder, name):
         Folder(str(folder)).images()
 
 
+def test_images_without_a_split_or_class(folder):
+    source, image = Folder(str(folder)), np.zeros((4, 5, 3), np.uint8)
+    assert source.unread() == []
+    files = [folder / name for name in ("Val/cat/a.png", "a.png", "test/b.png", "train/a.png", "unlabeled/a.png")]
+    for file in (*files, folder / ".cache" / "a.png", folder / "train" / ".a.png"):
+        write(file, image)
+    assert source.unread() == sorted(map(str, files))
+
+
 def test_gray_folders(tmp_path):
     """Check that the first of the images alone does not make the others gray."""
     for number in range(300):

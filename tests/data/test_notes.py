@@ -38,7 +38,7 @@ def test_files_of_no_split(tmp_path):
     source = SOURCES["csv"](path=str(tmp_path), validation_path=str(tmp_path / "dev_extra.csv"))
     data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=4))
     assert list(notes(source, data, 2)) == [
-        f"{tmp_path}/more.csv is not read because its name has no split (1 such files)."
+        f"{tmp_path}/more.csv is not read because its path has no split or, for an image, no class (1 such files)."
     ]
 
 
