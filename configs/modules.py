@@ -51,8 +51,12 @@ def execute(path: Path) -> types.ModuleType:
     cloudpickle.register_pickle_by_value(module)  # worker processes of the loader cannot import it
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[spec.name]
+        beside = path.resolve().with_name(f"{getattr(error, 'name', '')}.py")
+        if isinstance(error, ModuleNotFoundError) and beside.is_file():
+            advised = f"{error}; to import {beside}, set PYTHONPATH={beside.parent}."
+            raise ModuleNotFoundError(advised, name=error.name).with_traceback(error.__traceback__) from None
         raise
     return module
 

@@ -163,6 +163,14 @@ def test_colons_in_the_path_of_a_config(argument, tmp_path):
     assert cli.find(f"bert_glue:{tmp_path}")[1] == str(tmp_path)
 
 
+def test_a_module_beside_a_config_is_named(tmp_path):
+    (tmp_path / "no_package.py").touch()
+    (tmp_path / "own.py").write_text("import math\n\nimport no_package\n")
+    advice = f"to import {tmp_path}/no_package.py, set PYTHONPATH={tmp_path}."
+    with pytest.raises(ValueError, match=re.escape(f"own.py, line 3: No module named 'no_package'; {advice}")):
+        cli.load(str(tmp_path / "own.py"))
+
+
 @pytest.mark.parametrize("used", [True, False], ids=["used", "for a sweep"])
 def test_a_config_that_imports_a_module_with_its_model_is_recorded(used, tmp_path, monkeypatch):
     """Check that the run names the config, so that other commands import the module again."""
