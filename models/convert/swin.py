@@ -73,6 +73,12 @@ class Swin(ImageFamily):
     def config(self, model):
         stages = len(model.depths)
         trained, stride = model.trained_windows or [0] * stages, model.patch_size * 2 ** (stages - 1)
+        side = -(-model.image_size // stride)  # of the smallest feature map, in tokens
+        if model.version == "v1" and side < model.window:  # the reference has one table of biases for all windows
+            given = (
+                f"window is {model.window}, but the last feature map of {model.image_size} pixels is {side} x {side}"
+            )
+            raise ValueError(f"{given} tokens: `transformers` needs windows that are not larger than a feature map.")
         return labels(model) | {"pretrained_window_sizes": trained, "encoder_stride": stride}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from lineage.models import swin
+from lineage.models import convert, swin
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -140,3 +140,18 @@ def test_export_round_trip(version, kind, round_trip):
     images = np.random.default_rng(0).standard_normal((2, 11, 16, 2)).astype(np.float32)
     actual, expected = round_trip(model, CLASSES[kind][1], pixel_values=images)
     assert_close(actual, expected.logits)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"window": 2}, {"version": "v2"}], ids=str)
+def test_export_of_windows_larger_than_a_feature_map_raises(sizes, tmp_path):
+    """Check feature maps of 4 and 2 tokens: version 1 of the reference cannot be applied to them with windows of 4."""
+    settings = {"image_size": 7, "patch_size": 2, "depths": (1, 1), "num_heads": (1, 2), "width": 8, "window": 4}
+    model = swin.Swin(num_classes=2, **settings | sizes)
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 7, 7, 3)))
+    if sizes:
+        convert.save(tmp_path, model, variables)
+        kind = "swin" if model.version == "v1" else "swinv2"
+        CLASSES[kind][1].from_pretrained(tmp_path)(torch.zeros((1, 3, 7, 7)))  # raises no error
+        return
+    with pytest.raises(ValueError, match=r"window is 4, but .* 2 x 2 .*: `transformers` needs windows .* feature map"):
+        convert.save(tmp_path, model, variables)
