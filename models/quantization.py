@@ -36,14 +36,25 @@ def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inp
     return inputs
 
 
+def check(inputs: Inputs, kind: str) -> None:
+    """Raise ValueError if a model has no matrices `inputs` to quantize, so that it would be used as it is."""
+    if not inputs:
+        reason = "the model has no Linear or Embed of lineage.models.layers, whose matrices are quantized"
+        raise ValueError(f"weights is {kind!r}: it must be None, because {reason}.")
+
+
 def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
     """Return the parameters with the matrices `inputs` replaced by `Quantized` ones, with a scale for each output.
 
     Quantization is symmetric: the largest magnitude among the weights of an output becomes the largest 8-bit number.
     `inputs` is the result of `input_axes`, `kind` is "int8" or "fp8" (e4m3).
+
+    Raises:
+        ValueError: there are no matrices.
     """
     import qwix  # an optional dependency
 
+    check(inputs, kind)
     flat = flatten_dict(params, sep="/")
     for path, axes in inputs.items():
         matrix = flat[path]

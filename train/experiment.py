@@ -268,6 +268,8 @@ class Experiment:
 
     def evaluation(self) -> Evaluation:
         """Return the config's evaluators."""
+        if self.run.weights is not None:
+            quantization.check(self._input_axes, self.run.weights)
         return Evaluation(self.context(), self.evaluators)
 
     def variables(self, state: TrainState) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lineage import launch
-from lineage.configs import run
+from lineage.configs import cli, run
 from lineage.models.layers.quantized import Quantized
 from lineage.train import loop
 from lineage.train.experiment import Experiment
@@ -94,6 +94,17 @@ def test_training_is_not_quantized(tiny, tmp_path, no_report):
         states.append(Experiment(config, tmp_path / str(weights)).restore().params)
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert metrics[0]["validation/loss"] != metrics[1]["validation/loss"]
+
+
+def test_models_without_matrices_to_quantize_are_refused():
+    config, _ = cli.load("resnet_digits")
+    config.weights = "int8"
+    experiment = Experiment(config)
+    message = r"weights is 'int8': it must be None, because the model has no Linear or Embed of lineage\.models\.layers"
+    with pytest.raises(ValueError, match=message):
+        experiment.evaluation()
+    with pytest.raises(ValueError, match=message):
+        experiment.quantized({"params": {"stem_conv": {"kernel": jnp.ones((3, 3, 1, 8))}}})
 
 
 def test_qwix_is_missing(monkeypatch, workdir, capsys):
