@@ -411,5 +411,7 @@ def test_layer_options_without_a_model_raise():
         make("sgd", lambda n: 1.0, layer_decay=0.5)
     with pytest.raises(ValueError, match=r"optimizer\.frozen_layers is 4: it must be at most 3"):
         moved(frozen_layers=4)
+    with pytest.raises(ValueError, match=r"optimizer\.layer_decay is 0\.5: .* the model Model has no layer_groups"):
+        make("sgd", lambda n: 1.0, Model(), layer_decay=0.5)
     with pytest.raises(ValueError, match="requires a model with a single width"):
         rate("transformer", 0, width=0)

@@ -165,6 +165,11 @@ class Optimizer:
     def _check_layers(self, model):
         if model is None:
             raise ValueError("optimizer.layer_decay and optimizer.frozen_layers need the model.")
+        if self.layer_decay and not model.num_layers:
+            raise ValueError(
+                f"optimizer.layer_decay is {self.layer_decay}: it must be 0, because the model {type(model).__name__} "
+                "has no layer_groups, which name its layers."
+            )
         if self.frozen_layers > model.num_layers:
             raise ValueError(
                 f"optimizer.frozen_layers is {self.frozen_layers}: it must be at most {model.num_layers}, the model's "
