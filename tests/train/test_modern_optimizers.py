@@ -62,6 +62,12 @@ def test_muon_needs_the_model():
         make("muon", lambda n: 1.0)
 
 
+@pytest.mark.parametrize("inputs", [{}, {"classifier/kernel": (-2,)}])
+def test_muon_needs_matrices_in_the_layers(inputs):
+    with pytest.raises(ValueError, match=r"the model Layered have no Linear of lineage\.models\.layers\."):
+        OPTIMIZERS.build("muon").make(lambda n: 1.0, Layered(), lambda: inputs)
+
+
 def test_ademamix_matches_the_paper():
     options = {"b1": 0.8, "b2": 0.9, "b3": 0.99, "alpha": 3.0, "epsilon": 1e-3}
     ours = run(make("ademamix", lambda n: 0.1, **options), steps=3)["norm"]["scale"]

@@ -39,15 +39,22 @@ class Muon(AdamW):
 
     def rule(self, setting: Setting) -> optax.GradientTransformation:
         model, inputs = setting.model, setting.inputs()
-        if model is None or not inputs:
+        if model is None:
             raise ValueError("optimizer.name is 'muon': it needs the model and the axes of its matrices.")
 
-        def axes(path, leaf):
+        def inside(path):
             layer = model.layer_of(path)
-            inside = isinstance(layer, range) or 0 < layer <= model.num_layers
-            if path not in inputs or not path.endswith("/kernel") or not inside:
-                return None
-            return MuonDimensionNumbers(*setting.matrix(path, leaf))
+            return path.endswith("/kernel") and (isinstance(layer, range) or 0 < layer <= model.num_layers)
+
+        matrices = set(filter(inside, inputs))
+        if not matrices:
+            raise ValueError(
+                "optimizer.name is 'muon', which needs matrices in the layers: the layer_groups of the model "
+                f"{type(model).__name__} have no Linear of lineage.models.layers."
+            )
+
+        def axes(path, leaf):
+            return MuonDimensionNumbers(*setting.matrix(path, leaf)) if path in matrices else None
 
         def sized(path, update):
             """Scale an orthogonal matrix according to its numbers of inputs and outputs."""
@@ -57,9 +64,9 @@ class Muon(AdamW):
 
         settings = {"weight_dimension_numbers": partial(map_paths, axes)}
         rule = contrib.scale_by_muon(ns_steps=self.iterations, beta=self.momentum, **settings)
-        matrices = optax.chain(rule, optax.stateless(lambda updates, params: map_paths(sized, updates)))
+        orthogonal = optax.chain(rule, optax.stateless(lambda updates, params: map_paths(sized, updates)))
         labels = partial(map_paths, lambda path, leaf: "matrices" if axes(path, leaf) else "others")
-        return optax.partition({"matrices": matrices, "others": super().rule(setting)}, labels)
+        return optax.partition({"matrices": orthogonal, "others": super().rule(setting)}, labels)
 
 
 @OPTIMIZERS.register("ademamix")
