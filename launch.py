@@ -144,12 +144,12 @@ def run_train(options: Options) -> int:
 def restored(options: Options) -> Any:
     """Return the `Trained` model of a run, with the mixture of `config.experts` if the command line has one."""
     from lineage.configs import adoption
-    from lineage.train import trained
+    from lineage.train import distributed, trained
 
-    path, command = options.folder / CONFIG, options.command
-    if not (path.is_file() and adoption.is_run(path.parent)):
-        raise FileNotFoundError(f"{path} is missing or not that of a run: give the --workdir of a trained model.")
-    settings = {"file": options.named, "force": options.force_config}
+    command, settings = options.command, {"file": options.named, "force": options.force_config}
+    with distributed.agreed():
+        if not ((path := options.folder / CONFIG).is_file() and adoption.is_run(path.parent)):
+            raise FileNotFoundError(f"{path} is missing or not that of a run: give the --workdir of a trained model.")
     settings |= {"prompted": command == "generate", "alone": command == "predict"}
     return trained.restore(options.folder, options.checkpoint, options.changes, **settings)
 
@@ -176,7 +176,7 @@ def run_predict(options: Options) -> None:
     if options.batch_size is not None:
         options.changes["loader.evaluation_batch_size"] = str(options.batch_size)
     from lineage.evaluation import prediction
-    from lineage.train import trained
+    from lineage.train import distributed, trained
 
     if options.model:
         if options.inputs is None:
@@ -186,7 +186,8 @@ def run_predict(options: Options) -> None:
     else:
         model = restored(options)
     columns = options.columns.split(",") if options.columns else ()
-    inputs, files = model.inputs(options.inputs, options.split, columns, options.skip_bad)
+    with distributed.agreed():
+        inputs, files = model.inputs(options.inputs, options.split, columns, options.skip_bad)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
     about |= prediction.identity(model)
     settings = {"skip_bad": options.skip_bad, "as_features": options.features}

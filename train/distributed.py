@@ -41,7 +41,7 @@ NUMERICS = (
     "jax_random_seed_offset",
     "jax_threefry_partitionable",
 )
-RESUME = "Run the same command on every host to resume from the last checkpoint."
+RESUME = "Run the same command on every host again: a training run resumes from the last checkpoint."
 
 
 def check_devices() -> None:

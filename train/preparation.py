@@ -131,7 +131,11 @@ def check_evaluation_data(experiment: Experiment) -> None:
     with distributed.agreed():
         paths = [path for source in sources for path in source.files()]
         files = fingerprint(paths, cache_dir=experiment.task.cache_dir)
-    distributed.check_same("the data for evaluation", json.dumps(files, sort_keys=True))
+    first, *others = distributed.shared(files)
+    for process, other in enumerate(others, 1):
+        if different := sorted(path for path in {*first, *other} if first.get(path) != other.get(path)):
+            differs = f"the data for evaluation of process {process} differs from that of process 0"
+            raise ValueError(f"{differs}: {different[0]} is missing on one of them, or has other content.")
 
 
 def start_messages(experiment: Experiment, start: int, record: Mapping[str, Any]) -> Iterator[str]:

@@ -293,13 +293,14 @@ def restore(
         prompted: whether experts are chosen for `sampling.prompt` instead of the training data.
         alone: whether to use only the devices of this process instead of those of all processes.
     """
-    config = with_changes(cli.load(file or str(folder / CONFIG))[0], changes)
-    facts = Facts.load(folder / FACTS)
-    if not force:
-        check_config(base.resolved(config), folder, earlier=config)
-        data_record.check(folder)
-    devices = jax.local_devices() if alone else None
-    experiment = Experiment(config, folder, devices, saved_facts=facts)
+    with distributed.agreed():
+        config = with_changes(cli.load(file or str(folder / CONFIG))[0], changes)
+        facts = Facts.load(folder / FACTS)
+        if not force:
+            check_config(base.resolved(config), folder, earlier=config)
+            data_record.check(folder)
+        devices = jax.local_devices() if alone else None
+        experiment = Experiment(config, folder, devices, saved_facts=facts)
     state, experts = experiment.restore(checkpoint), ()
     if not alone:
         distributed.check_same("the config or the checkpoint", f"{int(state.step)} {plain(config)}")

@@ -1,6 +1,7 @@
 """Fixtures that run the command line in separate processes."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,45 @@ def start(environment):
         return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def start_all(environment, tmp_path_factory):
+    """Return `start_all(count, *command)`, which starts the processes of a run with four, or `devices`, in total.
+
+    {coordinator}, {count} and {number} in the command are replaced by their values.
+    """
+    compiled = str(tmp_path_factory.mktemp("compiled"))
+
+    def start_all(count, *command, devices=4):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            values = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
+        flags = f"--xla_force_host_platform_device_count={devices // count} {environment['XLA_FLAGS']}"
+        paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
+        cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        return [
+            subprocess.Popen(
+                [sys.executable, *(str(part).format(number=number, **values) for part in command)],
+                cwd=ROOT,
+                env=environment | cache | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(count)
+        ]
+
+    return start_all
+
+
+def outputs_of(processes, seconds=900):
+    """Wait for processes to end and return their outputs."""
+    try:
+        return [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @pytest.fixture(scope="session")

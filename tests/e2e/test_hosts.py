@@ -1,69 +1,26 @@
 """Runs over several processes match a run of one process, and end together when one process stops or dies."""
 
 import json
-import os
 import re
 import resource
 import runpy
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 from lineage.models import convert
 from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
 from lineage.train.experiment import Experiment
-from tests.data.test_questions import CONTEXT, squad
+from tests.e2e.conftest import outputs_of
 
 ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
-
-
-@pytest.fixture(scope="session")
-def start_all(environment, tmp_path_factory):
-    """Return `start_all(count, *command)`, which starts the processes of a run with four, or `devices`, in total.
-
-    {coordinator}, {count} and {number} in the command are replaced by their values.
-    """
-    compiled = str(tmp_path_factory.mktemp("compiled"))
-
-    def start_all(count, *command, devices=4):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            values = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
-        flags = f"--xla_force_host_platform_device_count={devices // count} {environment['XLA_FLAGS']}"
-        paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
-        cache = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        return [
-            subprocess.Popen(
-                [sys.executable, *(str(part).format(number=number, **values) for part in command)],
-                cwd=ROOT,
-                env=environment | cache | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for number in range(count)
-        ]
-
-    return start_all
-
-
-def outputs_of(processes, seconds=900):
-    """Wait for processes to end and return their outputs."""
-    try:
-        return [process.communicate(timeout=seconds)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def alone(folder, names):
@@ -295,7 +252,7 @@ def test_processes_with_different_data_for_evaluation_end(start_all, tiny, no_re
     training = "train", f"--config={ROOT}/tests/tiny.py", f"--workdir={tmp_path}/new", *evaluator
     for command in (training, ("evaluate", tmp_path / "run")):
         outputs = outputs_of(start_all(2, "-c", script, *command, *several))
-        message = "error: the data for evaluation of process 1 differs from that of process 0."
+        message = "error: the data for evaluation of process 1 differs from that of process 0: dev.txt "
         assert all(message in output for output in outputs), outputs
 
 
@@ -324,85 +281,6 @@ def test_processes_save_by_the_clock_of_process_0(start_all, tmp_path):
     outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert len(list((tmp_path / "checkpoints").iterdir())) >= 4  # they agree one step later
-
-
-def predict_all(start_all, count, output, run, inputs, *options):
-    """Start a command `predict` over several processes, each with one device."""
-    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
-    options = f"--inputs={inputs}", f"--output={output}", "--batch-size=2", *options
-    return start_all(count, "launch.py", "predict", run, *options, *(several if count > 1 else ()), devices=count)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt", "vit"])
-def test_predictions_of_two_processes_are_those_of_one(model, start_all, tiny, no_report, tmp_path):
-    """Check texts, which are sampled, and images, of which one cannot be read, and that a file is continued."""
-    config = tiny(model, {"model.depth": 1, "total_steps": 1, "sampling.max_new_tokens": 4})
-    loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
-    inputs = tmp_path / "inputs.txt"
-    more = ("--config.sampling.temperature=1.0",) if model == "gpt" else ("--skip-bad=1",)
-    if model == "gpt":
-        inputs.write_text("".join(f"text {number}\n" for number in range(29)))
-    else:
-        images = [tmp_path / f"{number}.png" for number in range(29)]
-        for number, image in enumerate(images):
-            Image.fromarray(np.full((8, 8), 8 * number, np.uint8)).save(image)
-        images[17].write_bytes(b"no image")
-        inputs.write_text("".join(f"{image}\n" for image in images))
-
-    def predict(count, output, *options):
-        return outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
-
-    outputs = predict(1, tmp_path / "one.jsonl", *more)
-    expected = (tmp_path / "one.jsonl").read_bytes()
-    assert expected.count(b"\n") == 29, outputs
-    outputs = predict(2, tmp_path / "two.jsonl", *more)
-    assert (tmp_path / "two.jsonl").read_bytes() == expected, outputs
-    assert [output.count("29 predictions") for output in outputs] == [1, 0], outputs
-    (tmp_path / "two.jsonl").write_bytes(expected[: len(expected) // 2])  # as after a kill
-    outputs = predict(2, tmp_path / "two.jsonl", *more)
-    assert (tmp_path / "two.jsonl").read_bytes() == expected, outputs
-    if model == "vit":
-        outputs = predict(2, tmp_path / "bad.jsonl")
-        assert any("Image 17: " in output and "(--skip-bad=N continues" in output for output in outputs)
-        assert all("error: " in output for output in outputs)
-
-
-CASES = {  # name -> model, changes of its config, options of the command, and format of the file
-    "beams": ("gpt", {}, ("--config.sampling.num_beams=2", "--config.sampling.temperature=0"), ".jsonl"),
-    "draft": ("gpt", {}, ("--config.sampling.draft={run}", "--config.sampling.num_drafted=2"), ".json"),
-    "contrast": ("gpt", {}, ("--config.sampling.contrast={run}", "--config.sampling.best_of=2"), ".jsonl"),
-    "features": ("vit", {}, ("--features",), ".npz"),
-    "answers": ("bert", {"task.name": "question_answering", "task.sequence_length": 16, "task.stride": 4}, (), ".json"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_files_of_two_processes_are_those_of_one(name, start_all, tiny, no_report, tmp_path):
-    model, changes, options, suffix = CASES[name]
-    inputs = tmp_path / f"inputs{'.json' if name == 'answers' else '.txt'}"
-    if name == "answers":
-        squad(inputs, [(f"Who is number {number}?", CONTEXT, [(13, "Normans")]) for number in range(29)])
-        changes = changes | {"tokenizer": "words", "source": f"squad:{inputs}", "source.validation_path": str(inputs)}
-    elif name == "features":
-        images = [tmp_path / f"{number}.png" for number in range(29)]
-        for number, image in enumerate(images):
-            Image.fromarray(np.full((8, 8), 8 * number, np.uint8)).save(image)
-        inputs.write_text("".join(f"{image}\n" for image in images))
-    else:
-        inputs.write_text("".join(f"text {number}\n" for number in range(29)))
-        changes = {"sampling.max_new_tokens": 4}
-    config = tiny(model, changes | {"model.depth": 1, "total_steps": 1})
-    loop.train(config, tmp_path / "run", devices=jax.devices()[:1])
-    options = [option.format(run=tmp_path / "run") for option in options]
-    files = {}
-    for count in (1, 2):
-        output = tmp_path / f"{count}{suffix}"
-        outputs = outputs_of(predict_all(start_all, count, output, tmp_path / "run", inputs, *options))
-        assert output.with_suffix(".jsonl").read_bytes().count(b"\n") == 29, outputs
-        files[count] = output.read_bytes()
-    assert files[2] == files[1]
 
 
 @pytest.mark.parametrize(
