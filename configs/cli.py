@@ -82,6 +82,8 @@ def _call(module, name, argument):
     function = getattr(module, name, None)
     if function is None:
         return None
+    if not callable(function):
+        raise ValueError(f"{module.__file__}: {name} is a {type(function).__name__}, but it must be a function.")
     return function(argument) if argument and inspect.signature(function).parameters else function()
 
 

@@ -366,13 +366,14 @@ def test_sweep_yields_overrides(tmp_path):
         ("sweep():\n    yield {'seed': [][1]}", r"x\.py, line 3: list index out of range"),
         ("search():\n    return {'seed': 1}", r"search\(\) of .*x\.py returns .*: it must return a Search"),
         ("search():\n    return seed", r"x\.py, line 3: name 'seed' is not defined"),
+        ("f(): pass\nsweep = [{}]", r"x\.py: sweep is a list, but it must be a function\."),
     ],
 )
 def test_mistakes_in_sweeps_and_searches_are_described(function, message, tmp_path):
     start = "from lineage.configs import base; get_config = lambda: base.get_config('vit')"
     (tmp_path / "x.py").write_text(f"{start}\ndef {function}\n")
     with pytest.raises(ValueError, match=message):
-        (cli.load if function.startswith("sweep") else cli.search)(str(tmp_path / "x.py"))
+        (cli.search if function.startswith("search") else cli.load)(str(tmp_path / "x.py"))
 
 
 @pytest.mark.parametrize(
