@@ -43,7 +43,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
     owner, mark = _check_folder(folder, experiment.workdir.resolve()), folder / OWNER
     if kind == "safetensors":
         try:
-            convert.model_type(experiment.model)
+            convert.config_of(experiment.model)
         except ValueError as error:
             raise ValueError(f"{error} Any model can be exported with --format=stablehlo.") from None
     variables = jax.tree.map(jnp.asarray, jax.device_get(dict(variables)))

@@ -2,6 +2,6 @@
 
 from lineage.configs.registry import load_all
 from lineage.models.convert.family import FAMILIES
-from lineage.models.convert.folder import describe, load, model_type, save
+from lineage.models.convert.folder import config_of, describe, load, save
 
 load_all(__name__, __path__)

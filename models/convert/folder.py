@@ -6,6 +6,7 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -77,14 +78,12 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         ValueError: `transformers` has no such model, or the variables are not the model's.
         OSError: the folder cannot be written to; existing files are kept.
     """
-    family = FAMILIES[kind := model_type(model)]
-    config = {name: family.value(model, setting) for name, (setting, _) in family.fields.items()}
-    config["architectures"] = [next(iter(family.architectures))]
+    config = config_of(model)
+    family = FAMILIES[config["model_type"]]
     kinds = _shapes(family, model)
     params = _merge({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
     _match(_merge(kinds), {path: value.shape for path, value in params.items()})
-    dtype = str(next(iter(params.values())).dtype)
-    config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
+    config["dtype"] = str(next(iter(params.values())).dtype)
     # safetensors would write the elements of a non-contiguous array in the wrong order.
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
@@ -99,7 +98,15 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
-def model_type(model: nn.Module) -> str:
+def config_of(model: nn.Module) -> dict[str, Any]:
+    """Return the `config.json` of a model in `transformers`; raise ValueError if it has no such model."""
+    family = FAMILIES[kind := _model_type(model)]
+    config = {name: family.value(model, setting) for name, (setting, _) in family.fields.items()}
+    config |= {"architectures": [next(iter(family.architectures))], "model_type": kind}
+    return config | family.fixed | family.config(model)
+
+
+def _model_type(model: nn.Module) -> str:
     """Return the `model_type` of a model in `transformers`; raise ValueError if it has no such model."""
     classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
     for kind, cls in classes.items():

@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import processors
 
 from lineage import models
-from lineage.configs import adoption
+from lineage.configs import adoption, cli
 from lineage.data import Facts, Loader
 from lineage.data.inputs import from_memory
 from lineage.data.tokenizers import TOKENIZERS
@@ -396,6 +396,15 @@ def test_unsupported_export_raises(exported):
     message = r"a Transformer cannot be written for `transformers`: .* exported with --format=stablehlo\."
     with pytest.raises(ValueError, match=message):
         export.write(experiment, state.variables(average=True), "safetensors", experiment.workdir / "no")
+
+
+def test_model_that_the_reference_does_not_have_may_be_exported_as_a_program(tmp_path):
+    config, _ = cli.load("resnet_digits")
+    config.model.epsilon = 1e-3
+    experiment = Experiment(config, tmp_path)
+    with pytest.raises(ValueError, match=r"epsilon 1e-5\. Any model can be exported with --format=stablehlo\."):
+        export.write(experiment, {}, "safetensors", tmp_path / "no")
+    assert not (tmp_path / "no").exists()
 
 
 def test_names_of_fewer_classes_than_those_of_the_model(tmp_path):
