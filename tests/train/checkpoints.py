@@ -62,6 +62,10 @@ def largest_file(folder):
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-def flip(data, at=0.5):
+def flip(data, at=0.3):
+    """Return the data of a checkpoint's largest file with one bit flipped, of an array.
+
+    In the middle of the file may be replaced nodes of the database, which are not read, between two arrays.
+    """
     place = int(len(data) * at)
     return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
