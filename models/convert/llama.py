@@ -1,5 +1,8 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
+A model whose heads do not divide its width is written as a Mistral without a window, which computes the same function:
+`transformers` refuses such a Llama.
+
 The reference has dropout on the attention weights only; ours also on the output of each sublayer.
 """
 
@@ -40,6 +43,9 @@ class Llama(Family):
     kind = {"window": None}
     unread = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
     tied = (("lm_head.weight", "model.embed_tokens.weight"),)
+
+    def fits(self, model):
+        return super().fits(model) and model.width % model.num_heads == 0
 
     def rules(self, model):
         names = {
@@ -127,4 +133,4 @@ class Mistral(Llama):
         return super().settings(config, architecture, names)
 
     def fits(self, model):
-        return model.window is not None
+        return model.window is not None or model.width % model.num_heads != 0
