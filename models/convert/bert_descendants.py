@@ -66,6 +66,8 @@ class BigBird(Bert):
     def config(self, model):
         if model.attention_type == "block_sparse" and model.random_blocks != "first":
             raise ValueError(f"random_blocks is {model.random_blocks!r}: it must be 'first', as in the reference.")
+        if model.attention_type == "block_sparse" and not model.num_random_blocks:  # the reference cannot be applied
+            raise ValueError("num_random_blocks is 0: `transformers` needs at least 1 for block-sparse attention.")
         return super().config(model) | {"attention_type": model.attention_type}
 
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from lineage import models
+from lineage.models import convert
 from tests.tiers import tiered
 
 HEADS = {
@@ -117,3 +118,13 @@ def test_parameter_count_matches_the_reference(variant, sizes):
     number = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert number == sum(parameter.numel() for parameter in reference.parameters())
     assert number == {"base": 128_112_824, "large": 360_228_024}[variant]
+
+
+def test_export_without_random_blocks_is_refused(tmp_path):
+    """`transformers` cannot apply such a model to texts that are long enough for block-sparse attention."""
+    sizes = {"depth": 1, "width": 8, "num_heads": 2, "vocab_size": 9, "max_length": 16, "block_size": 2}
+    model = models.build("bigbird", **sizes, random_blocks="first", num_random_blocks=0)
+    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 4), np.int32))
+    with pytest.raises(ValueError, match="num_random_blocks is 0: `transformers` needs at least 1"):
+        convert.save(tmp_path, model, variables)
+    convert.save(tmp_path, model.clone(attention_type="original_full"), variables)
