@@ -236,7 +236,8 @@ class Run:
         ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
-            path applies; they take precedence over the model's own rules.
+            path applies; they take precedence over the model's own rules. The paths are those in the training state, in
+            which "params/" or the names of moments come first, so an expression should not begin with "^".
         sequence_sharding: whether to shard activations between layers over the tensor axis (sequence parallelism).
         offload: whether to keep the optimizer's state and the average of the parameters in host memory except during
             the update: saves 8 to 12 bytes of device memory per parameter, but each step transfers them twice.

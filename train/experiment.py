@@ -321,6 +321,7 @@ class Experiment:
         state = jax.eval_shape(self.make_state)
         patterns = [pattern for pattern, _ in self.config.optimizer.lr_multipliers]
         check_matches("optimizer.lr_multipliers", patterns, paths_of(state.params))
+        check_matches("sharding", [pattern for pattern, _ in self.run.sharding], paths_of(state.replace(step=None)))
         if "memory" in state.collections and self.loader.order != "stream":
             raise ValueError(
                 f"loader.order is {self.loader.order!r}: it must be 'stream' for a model with a memory, so that "

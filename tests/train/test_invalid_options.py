@@ -122,6 +122,11 @@ pytestmark = pytest.mark.usefixtures("no_report")
         ([GPT, "--config.schedule.learning_rate=-1.0"], "schedule.learning_rate is -1.0: it must be 0 or more."),
         ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is not a regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
+        ([GPT, "--config.sharding=(('atention',('fsdp',)),)"], "sharding has 'atention', which matches no parameter"),
+        (
+            [GPT, "--config.sharding=(('^embed/',(None,'fsdp')),)"],
+            "sharding has '^embed/', which matches no parameter; one is 'params/embed/table'.",
+        ),
         ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: it must be at least 257, as the source"),
         ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: it must be at least 10, as the source"),
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
