@@ -171,7 +171,8 @@ class Sampling(Options):
         min_new_tokens: minimum number of new tokens.
         forced_first_token: token id with which a text starts; None: of encoder-decoders, the token before targets, if
             there is one.
-        best_of: number of samples from which the one with the highest mean log-probability is kept.
+        best_of: number of samples from which the one with the highest mean log-probability is kept; above 1, it needs a
+            temperature above 0.
         contrast: workdir of a weaker run whose log-probability is subtracted (not at evaluations); needs `best_of`.
         draft: workdir of a smaller run for speculative decoding (not at evaluations).
         num_drafted: tokens that the draft model proposes at a time.

@@ -27,9 +27,14 @@ class Sampler:
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
         count, temperature = context.sampling.best_of, context.sampling.temperature
+        given = f"sampling.best_of is {count} and sampling.temperature {temperature}"
         if "contrast" in helpers and (count == 1 or not temperature):
-            given = f"sampling.best_of is {count} and sampling.temperature {temperature}"
             raise ValueError(f"{given}: with sampling.contrast, they must be at least 2 and above 0.")
+        if count > 1 and not temperature:
+            raise ValueError(f"{given}: the samples would be equal, so the former must be 1 or the latter above 0.")
+        if (beams := context.sampling.num_beams) > 1 and temperature:
+            given = f"sampling.num_beams is {beams} and sampling.temperature {temperature}"
+            raise ValueError(f"{given}: beam search does not sample, so the latter must be 0.")
         self.context, self.helpers = context, helpers
         self.acceptance_rate: float | None = None  # acceptance of draft tokens in the last call; None without draft
 

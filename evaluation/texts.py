@@ -37,6 +37,8 @@ class Generation(Evaluator):
         for metric in self.metrics:
             check(metric, "evaluators.generation.metrics")
         new, limit = context.sampling.max_new_tokens, context.model.max_length
+        if self.every:
+            Sampler(context)  # raises ValueError for options that do not fit together
         if self.every and context.facts.start_token is None and limit and new >= limit:
             given = f"sampling.max_new_tokens is {new} and model.max_length is {limit}"
             raise ValueError(f"{given}: the former must be lower, because the tokens of a prompt count, too.")

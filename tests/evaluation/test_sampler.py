@@ -21,3 +21,19 @@ def test_helper_with_a_short_context(role, tiny):
         sampler.check_prompts(context.inputs(["a", "abcde"], loader))
     with pytest.raises(ValueError, match=f"the prompt has 5 tokens, and 8 follow: {limit}"):
         sampler.check(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"best_of": 3, "temperature": 0.0}, "best_of is 3 and .*temperature 0.0: the samples would be equal"),
+        ({"num_beams": 2, "temperature": 1.0}, "num_beams is 2 and .*temperature 1.0: beam search does not sample"),
+    ],
+)
+def test_options_that_do_not_fit_together(options, message, tiny):
+    """Check that they are refused by commands and, before the first step, by runs that evaluate generated texts."""
+    changes = {f"sampling.{key}": value for key, value in options.items()}
+    experiment = Experiment(tiny("transformer", changes), devices=jax.devices()[:1])
+    for check in (lambda: Sampler(experiment.context()), experiment.evaluation):
+        with pytest.raises(ValueError, match=message):
+            check()
