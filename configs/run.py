@@ -86,7 +86,8 @@ class Mesh(Options):
         context: number of parts into which the tokens of each sequence are split, for long sequences. Attention is
             computed by heads, between two all-to-all exchanges (arXiv 2309.14509): the number of heads must be a
             multiple of context x tensor.
-        tensor: number of parts into which attention heads and hidden units of MLPs are split.
+        tensor: number of parts into which attention heads and hidden units of MLPs are split; for models without them,
+            it must be 1.
     """
 
     data: Axis = -1

@@ -332,6 +332,8 @@ class Experiment:
     @cached_property
     def state_shardings(self) -> TrainState:
         places = sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
+        if not self.run.sequence_sharding:
+            sharding.check_tensor(places, self.mesh)
         return sharding.offloaded(places, self.abstract_state) if self.run.offload else places
 
     @property

@@ -65,6 +65,13 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
     return map_paths(lambda path, leaf: NamedSharding(mesh, placement(path, leaf.shape, rules, mesh)), tree)
 
 
+def check_tensor(places: Any, mesh: Mesh) -> None:
+    """Raise ValueError if the tensor axis splits no leaf, so that its devices would repeat each other's work."""
+    specs = (place.spec for place in jax.tree.leaves(places))
+    if (size := mesh.shape["tensor"]) > 1 and not any("tensor" in _flat(axis) for spec in specs for axis in spec):
+        raise ValueError(f"mesh.tensor is {size}: it must be 1, because no parameter of the model is split over it.")
+
+
 def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Return the placement of a leaf (see `shardings`).
 

@@ -127,6 +127,10 @@ pytestmark = pytest.mark.usefixtures("no_report")
             [GPT, "--config.sharding=(('^embed/',(None,'fsdp')),)"],
             "sharding has '^embed/', which matches no parameter; one is 'params/embed/table'.",
         ),
+        (
+            ["--config=resnet_digits", "--config.mesh.tensor=2"],
+            "mesh.tensor is 2: it must be 1, because no parameter of the model is split over it.",
+        ),
         ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: it must be at least 257, as the source"),
         ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: it must be at least 10, as the source"),
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
