@@ -51,7 +51,8 @@ class Optimizer:
     Attributes:
         weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
         no_decay: regular expressions; parameters whose path matches one have no weight decay. An expression need not
-            match the number at the end of a path such as `bias_0`.
+            match the number at the end of a path such as `bias_0`. The default matches biases, the scales of norms and
+            the factors of SVF.
         clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
         frozen: regular expressions; parameters whose path matches one are not trained: they have no gradients, updates,
             moments or weight decay, and do not count in the gradient's norm.
