@@ -85,7 +85,8 @@ class Mesh(Options):
         fsdp: number of shards of the parameters, which are gathered for computation (FSDP).
         context: number of parts into which the tokens of each sequence are split, for long sequences. Attention is
             computed by heads, between two all-to-all exchanges (arXiv 2309.14509): the number of heads must be a
-            multiple of context x tensor.
+            multiple of context x tensor. In models without attention, such as ResNet, these devices repeat each
+            other's work.
         tensor: number of parts into which attention heads and hidden units of MLPs are split; for models without them,
             it must be 1.
     """
