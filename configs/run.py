@@ -88,7 +88,7 @@ class Mesh(Options):
             multiple of context x tensor. In models without attention, such as ResNet, these devices repeat each
             other's work.
         tensor: number of parts into which attention heads and hidden units of MLPs are split; for models without them,
-            it must be 1.
+            it must be 1 unless `sequence_sharding` is set.
     """
 
     data: Axis = -1
