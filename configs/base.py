@@ -5,6 +5,7 @@ dataclasses whose fields are the keys of their sections (see `REGISTRIES`).
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,8 @@ def classes(config: ConfigDict) -> dict[str, type]:
     for part, registry in REGISTRIES.items():
         by_key |= schema.classes(registry, config[part], part)
     return by_key | {f"evaluators.{name}": EVALUATORS[evaluator.name] for name, evaluator in config.evaluators.items()}
+
+
+def without_effect(config: ConfigDict) -> Iterator[str]:
+    """Yield a note for each key that differs from its default, but has no effect because of another key's value."""
+    return schema.without_effect(config, resolved(config), classes(config))

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from lineage.configs.directions import direction
-from lineage.configs.registry import Count, Natural, Positive, Range, Rate, check_expressions, check_ranges
+from lineage.configs.registry import Count, Natural, Needs, Positive, Range, Rate, check_expressions, check_ranges
 from lineage.data import Loader
 
 MaybeNatural = Annotated[int | None, Range(0)]
@@ -39,9 +39,9 @@ class Init(Options):
     """
 
     path: str = ""
-    skip: tuple[str, ...] = ()
-    rename: tuple[tuple[str, str], ...] = ()
-    layers: Annotated[tuple[int, ...], Range(0)] = ()
+    skip: Annotated[tuple[str, ...], Needs("path")] = ()
+    rename: Annotated[tuple[tuple[str, str], ...], Needs("path")] = ()
+    layers: Annotated[tuple[int, ...], Range(0), Needs("path")] = ()
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,10 +70,10 @@ class Experts(Options):
     """
 
     paths: tuple[str, ...] = ()
-    choice: Literal["few_shot", "prompt"] = "few_shot"
-    examples: Count = 16
-    question: str = "{text}\n### {name}\n"
-    classifier: str = ""
+    choice: Annotated[Literal["few_shot", "prompt"], Needs("paths")] = "few_shot"
+    examples: Annotated[Count, Needs("paths")] = 16
+    question: Annotated[str, Needs("choice", ("prompt",))] = "{text}\n### {name}\n"
+    classifier: Annotated[str, Needs("choice", ("prompt",))] = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Checkpoint(Options):
     every_minutes: Annotated[float, Range(0)] = 30.0
     keep: Count = 2
     best: str = ""
-    best_is_highest: bool | None = None
+    best_is_highest: Annotated[bool | None, Needs("best")] = None
     on_error: Literal["stop", "continue"] = "stop"
 
     @property
@@ -199,10 +199,10 @@ class Sampling(Options):
     best_of: Count = 1
     contrast: str = ""
     draft: str = ""
-    num_drafted: Count = 4
+    num_drafted: Annotated[Count, Needs("draft")] = 4
     num_beams: Count = 1
-    length_penalty: float = 1.0
-    length_offset: Natural = 0
+    length_penalty: Annotated[float, Needs("num_beams")] = 1.0
+    length_offset: Annotated[Natural, Needs("num_beams")] = 0
     cache_format: Literal["int8"] | None = None
 
 

@@ -1,17 +1,30 @@
 """Config sections from dataclasses: one declaration gives keys, types, defaults, choices and documentation."""
 
 import dataclasses
+import functools
 import inspect
+import operator
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
+from lineage.configs.registry import (
+    Needs,
+    Range,
+    Registry,
+    choices,
+    declared,
+    field_types,
+    from_data,
+    nearest,
+    typed,
+    variants,
+)
 
 UNITS = ("steps", "epochs", "examples", "percent")  # units of durations
 NAME = "Registered name of the class:"
@@ -48,7 +61,7 @@ class Key(NamedTuple):
 
 def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
-    documented, limits = documentation(cls), ranges(cls)
+    documented, limits = documentation(cls), declared(cls, Range)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     listed = [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT)] if variants(cls) else []
     for name, hint in field_types(cls).items():
@@ -283,3 +296,23 @@ def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "")
             undocumented = Key(name, config.get_type(name).__name__ + optional, None, "")
             described[path] = known.get(name, undocumented), config[name]
     return described
+
+
+def without_effect(config: ConfigDict, resolved: ConfigDict, classes: Mapping[str, type]) -> Iterator[str]:
+    """Yield a note for each key that differs from its default, but has no effect because of another key (see `Needs`).
+
+    `resolved` is the config with the values of variants; `classes` are as in `describe`.
+    """
+    for section, cls in classes.items():
+        defaults = {key.name: key.default for key in keys(cls)}
+        for name, needs in declared(cls, Needs).items():
+            path, other = (f"{section}.{key}".removeprefix(".") for key in (name, needs.field))
+            value, condition = _value(config, path), _value(resolved, other)
+            met = condition in needs.values if needs.values else condition != defaults[needs.field]
+            if value not in (None, defaults[name]) and not met:
+                state = "empty" if condition in ("", ()) else repr(condition)
+                yield f"{path} has no effect, because {other} is {state}."
+
+
+def _value(config: ConfigDict, path: str) -> Any:
+    return functools.reduce(operator.getitem, path.split("."), config)

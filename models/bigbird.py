@@ -4,7 +4,7 @@ A block attends to its neighbors (local context), the first and the last block (
 keep the path between any two blocks short. Time and memory are linear in the length.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT
-from lineage.models.fields import Activation, Count, Natural
+from lineage.models.fields import Activation, Count, Natural, Needs
 from lineage.models.layers import ACTIVATIONS, Attention, BlockSparse, Mask
 
 
@@ -53,10 +53,10 @@ class BigBird(BERT):
     )
     activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
-    block_size: Count = 64
-    num_random_blocks: Natural = 3
-    random_blocks: Literal["seeded", "first"] = "seeded"
-    seed: Natural = 0
+    block_size: Annotated[Count, Needs("attention_type", ("block_sparse",))] = 64
+    num_random_blocks: Annotated[Natural, Needs("attention_type", ("block_sparse",))] = 3
+    random_blocks: Annotated[Literal["seeded", "first"], Needs("attention_type", ("block_sparse",))] = "seeded"
+    seed: Annotated[Natural, Needs("random_blocks", ("seeded",))] = 0
 
     attention = BlockSparseAttention
     dropout_first = True

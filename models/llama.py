@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Needs, Range
 from lineage.models.base import MODELS
 from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Epsilon, Implementation, Size
@@ -67,9 +67,9 @@ class Llama(DecoderOnly):
     tied: bool = False
     rope_base: Annotated[float, Range(above=1)] = 10_000.0
     rope_scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
-    rope_factor: Annotated[float, Range(1)] = 1.0
-    rope_length: Size = None
-    rope_turns: Annotated[tuple[float, float], Range(above=0)] = (1.0, 4.0)
+    rope_factor: Annotated[float, Range(1), Needs("rope_scaling")] = 1.0
+    rope_length: Annotated[Size, Needs("rope_scaling", ("llama3", "yarn"))] = None
+    rope_turns: Annotated[tuple[float, float], Range(above=0), Needs("rope_scaling", ("llama3", "yarn"))] = (1.0, 4.0)
     activation: Activation = "silu"
     epsilon: Epsilon = 1e-5
     attend: Implementation = "auto"

@@ -6,7 +6,7 @@ paper. BiT has group norm, standardized kernels (arXiv 1903.10520) and pre-activ
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
-from lineage.models.fields import Count, Counts, Epsilon, Image
+from lineage.models.fields import Count, Counts, Epsilon, Image, Needs
 from lineage.models.kernels.compiler import convolve, max_pool
 from lineage.models.layers.norm import BatchNorm, standardize
 
@@ -54,8 +54,8 @@ class ResNet(ImageModel):
     bottleneck: bool = True
     preactivation: bool = False
     norm: Literal["batch", "group"] = "batch"
-    groups: Count = 32
-    frozen: bool = False
+    groups: Annotated[Count, Needs("norm", ("group",))] = 32
+    frozen: Annotated[bool, Needs("norm", ("batch",))] = False
     padding: Literal["symmetric", "same"] = "symmetric"
     epsilon: Epsilon = 1e-5
 

@@ -7,7 +7,7 @@ of the decoder (arXiv 1409.0473), Luong's on the current state, which affects th
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -16,10 +16,11 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
-from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Size, Tokens, TokensMask
+from lineage.models.fields import Count, Inputs, InputsMask, Logits, Needs, Rate, Size, Tokens, TokensMask
 from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, Weighting, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Kind, Recurrent, held
 
+SCORES = "additive", "dot", "general", "concat"
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 
 
@@ -65,9 +66,9 @@ class Seq2Seq(Model):
     width: Count = 1000
     embed_width: Size = None
     bidirectional: bool = True
-    attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
-    span: Literal["global", "monotonic", "predictive"] = "global"
-    window: Count = 10
+    attention: Literal["fixed", *SCORES] = "additive"
+    span: Annotated[Literal["global", "monotonic", "predictive"], Needs("attention", SCORES)] = "global"
+    window: Annotated[Count, Needs("span")] = 10
     dropout: Rate = 0.0
 
     outputs = ("target_tokens",)

@@ -6,7 +6,7 @@ linear in the number of pixels.
 
 import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,18 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Naturals, Positions, Positive, Rate
+from lineage.models.fields import (
+    Count,
+    Counts,
+    Epsilon,
+    Image,
+    Implementation,
+    Naturals,
+    Needs,
+    Positions,
+    Positive,
+    Rate,
+)
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, dot_product
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.embed import join, split
@@ -66,7 +77,7 @@ class Swin(ImageModel, StackModel):
     num_heads: Counts = (3, 6, 12, 24)
     window: Count = 7
     version: Literal["v1", "v2"] = "v1"
-    trained_windows: Naturals = ()
+    trained_windows: Annotated[Naturals, Needs("version", ("v2",))] = ()
     mlp_ratio: Positive = 4.0
     epsilon: Epsilon = 1e-5
     stochastic_depth: Rate = 0.0

@@ -6,7 +6,7 @@ Options: pre-norm (arXiv 2002.04745), RMSNorm, batch norm and PowerNorm (arXiv 2
 """
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from lineage.models.fields import (
     Inputs,
     InputsMask,
     Natural,
+    Needs,
     Positions,
     Rate,
     Size,
@@ -63,10 +64,10 @@ class Transformer(EncoderDecoder):
     activation: Activation = "relu"
     norm_placement: Literal["post", "pre"] = "post"
     norm: Literal[*NORMS] = "layer"
-    norm_warmup: Natural = 4000
+    norm_warmup: Annotated[Natural, Needs("norm", ("power",))] = 4000
     epsilon: Epsilon = 1e-6
     position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"
-    max_distance: Count = 16
+    max_distance: Annotated[Count, Needs("position", ("relative",))] = 16
     dropout: Rate = 0.1
     attend: Implementation = "auto"
 

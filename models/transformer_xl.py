@@ -6,7 +6,7 @@ model of independent segments (section 3.1).
 """
 
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,19 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
-from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
+from lineage.models.fields import (
+    Activation,
+    Count,
+    Counts,
+    Epsilon,
+    Logits,
+    Natural,
+    Needs,
+    Positions,
+    Rate,
+    Size,
+    Tokens,
+)
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp
 from lineage.models.layers.adaptive import AdaptiveEmbed
@@ -169,7 +181,7 @@ class TransformerXL(DecoderOnly):
     same_length: bool = False
     clamp_length: Natural = 0
     cutoffs: Counts = ()
-    divisor: Count = 1
+    divisor: Annotated[Count, Needs("cutoffs")] = 1
     depth: Count = 16
     width: Count = 410
     num_heads: Count = 10

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from lineage.configs.registry import Natural, Range
+from lineage.configs.registry import Natural, Needs, Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.content import Transform, in_memory, random_subset
 from lineage.data.transforms import augmentation
@@ -113,8 +113,8 @@ class LabeledImageTask(ImageTask):
     loader_options = ("repeats",)
     arrays: ClassVar = {"image": "float32 B height width channels", "label": "int32 B", "mask": "bool B"}
 
-    evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
-    squash: bool = False
+    evaluation_crop: Annotated[float, Range(above=0, high=1), Needs("image_size")] = 1.0
+    squash: Annotated[bool, Needs("image_size")] = False
     resample: Literal[*augmentation.RESAMPLING] = "bilinear"
     max_examples: Natural = 0
     in_memory: bool = False

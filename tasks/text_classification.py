@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import log
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.configs.registry import Natural
+from lineage.configs.registry import Natural, Needs
 from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
 from lineage.data.content import check_length
 from lineage.data.examples import encoded
@@ -43,7 +43,7 @@ class LabeledTextTask(EncoderTask):
     arrays = EncoderTask.arrays | {"label": "int32 B", "mask": "bool B"}
 
     long_text: Literal["head", "tail", "head_tail", "key_sentences", "segments"] = "head"
-    stride: Natural = 0
+    stride: Annotated[Natural, Needs("long_text", ("segments",))] = 0
 
     def texts(self, content: Mapping[str, LabeledTexts]) -> dict[str, Iterable[str]]:
         counts = {len(row) for part in content.values() for row in part.texts}

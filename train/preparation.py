@@ -151,8 +151,9 @@ def start_messages(experiment: Experiment, start: int, record: Mapping[str, Any]
 
 
 def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes about the data of a run and its learning rate; `before` is the config of the checkpoint, if any."""
+    """Yield notes about the options, the data and the learning rate; `before` is the checkpoint's config, if any."""
     if not start:
+        yield from base.without_effect(experiment.config)
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
         yield from _class_order_notes(experiment)

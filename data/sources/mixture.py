@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from lineage.configs.registry import Natural, Range, field_types
+from lineage.configs.registry import Natural, Needs, Range, field_types
 from lineage.data.content import Images, PairedTexts, splits_of
 from lineage.data.sources.base import CONTENT, SOURCES, Source
 
@@ -39,8 +39,8 @@ class Mixture(Source):
 
     parts: tuple[Any, ...] = ()
     weights: Annotated[tuple[float, ...], Range(above=0)] = ()
-    temperature: Annotated[float, Range(1)] = 1.0
-    limit: Natural = 0
+    temperature: Annotated[float, Range(1), Needs("weights", ((),))] = 1.0
+    limit: Annotated[Natural, Needs("weights", ((),))] = 0
 
     def __post_init__(self):
         super().__post_init__()
