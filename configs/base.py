@@ -163,4 +163,8 @@ def classes(config: ConfigDict) -> dict[str, type]:
 
 def without_effect(config: ConfigDict) -> Iterator[str]:
     """Yield a note for each key that differs from its default, but has no effect because of another key's value."""
-    return schema.without_effect(config, resolved(config), classes(config))
+    values = resolved(config)
+    for key, value in schema.build(TASKS, config.task).model_options().items():
+        if values.model.get(key, value) is None:
+            values.model[key] = value
+    return schema.without_effect(config, values, classes(config))

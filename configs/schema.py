@@ -301,14 +301,14 @@ def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "")
 def without_effect(config: ConfigDict, resolved: ConfigDict, classes: Mapping[str, type]) -> Iterator[str]:
     """Yield a note for each key that differs from its default, but has no effect because of another key (see `Needs`).
 
-    `resolved` is the config with the values of variants; `classes` are as in `describe`.
+    `resolved` is the config with the values of variants and of the task; `classes` are as in `describe`.
     """
     for section, cls in classes.items():
         defaults = {key.name: key.default for key in keys(cls)}
         for name, needs in declared(cls, Needs).items():
             path, other = (f"{section}.{key}".removeprefix(".") for key in (name, needs.field))
             value, condition = _value(config, path), _value(resolved, other)
-            met = condition in needs.values if needs.values else condition != defaults[needs.field]
+            met = condition in (None, *needs.values) if needs.values else condition != defaults[needs.field]
             if value not in (None, defaults[name]) and not met:
                 state = "empty" if condition in ("", ()) else repr(condition)
                 yield f"{path} has no effect, because {other} is {state}."

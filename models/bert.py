@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.configs.registry import Range
+from lineage.configs.registry import Needs, Range
 from lineage.models.base import MODELS, Layers, StackModel
 from lineage.models.fields import Count, Epsilon, Implementation, Natural, Rate, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp
@@ -25,6 +25,7 @@ POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice") 
 # Number of outputs of the classifier of a head; 0: it has none; that of other heads has `num_classes`.
 OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "choice": 1, "replaced": 1}
 OUTPUTS |= {"pretraining": 2, "next_sentence": 2, "question_answering": 2}
+CLASSIFIERS = ("classification", "token_classification")  # heads with `num_classes`
 Classifier = Literal["classification", "token_classification", "question_answering", "choice"]  # of most models
 
 
@@ -70,10 +71,10 @@ class BERT(StackModel):
     num_heads: Count = 12
     mlp_dim: Size = None
     head: Literal["none", "pooler", "masked_lm", "pretraining", "next_sentence", Classifier] = "pretraining"
-    num_classes: Count = 2
+    num_classes: Annotated[Count, Needs("head", CLASSIFIERS)] = 2
     epsilon: Epsilon = 1e-12
     dropout: Rate = 0.1
-    head_dropout: Annotated[float | None, Range(0, below=1)] = None
+    head_dropout: Annotated[float | None, Range(0, below=1), Needs("head", (*CLASSIFIERS, "choice"))] = None
     attend: Implementation = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"

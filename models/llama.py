@@ -66,7 +66,7 @@ class Llama(DecoderOnly):
     window: Size = None
     tied: bool = False
     rope_base: Annotated[float, Range(above=1)] = 10_000.0
-    rope_scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
+    rope_scaling: Annotated[Literal["default", "linear", "llama3", "yarn"], Needs("rope_factor")] = "default"
     rope_factor: Annotated[float, Range(1), Needs("rope_scaling")] = 1.0
     rope_length: Annotated[Size, Needs("rope_scaling", ("llama3", "yarn"))] = None
     rope_turns: Annotated[tuple[float, float], Range(above=0), Needs("rope_scaling", ("llama3", "yarn"))] = (1.0, 4.0)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from lineage.configs.registry import Rate
+from lineage.configs.registry import Needs, Rate
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
@@ -39,7 +39,7 @@ class EncoderDecoderTask(TextTask):
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
     scheduled_sampling: Rate = 0.0
-    decay: Literal[*DECAYS] = "linear"
+    decay: Annotated[Literal[*DECAYS], Needs("scheduled_sampling")] = "linear"
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)

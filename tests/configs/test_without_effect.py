@@ -8,6 +8,8 @@ from lineage.train.experiment import Experiment
 from lineage.train.preparation import start_notes
 from tests.configs.test_ranges import registered
 
+LINEAR = {"model.rope_scaling": "linear", "model.rope_factor": 2.0}
+
 
 def test_declarations_name_other_fields_and_their_values():
     count = 0
@@ -31,8 +33,11 @@ def test_declarations_name_other_fields_and_their_values():
         ("vit_digits", {"checkpoint.best_is_highest": False, "checkpoint.best": "validation/loss"}, None),
         ("gpt_stdlib", {"sampling.length_penalty": 0.6}, "because sampling.num_beams is 1."),
         ("gpt_stdlib", {"sampling.length_penalty": 0.6, "sampling.num_beams": 4}, None),
-        ("llama_stdlib", {"model.rope_turns": (1.0, 8.0), "model.rope_scaling": "linear"}, "rope_scaling is 'linear'."),
-        ("llama_stdlib", {"model.rope_turns": (1.0, 8.0), "model.rope_scaling": "yarn"}, None),
+        ("llama_stdlib", {"model.rope_scaling": "yarn"}, "because model.rope_factor is 1.0."),
+        ("llama_stdlib", LINEAR | {"model.rope_turns": (1.0, 8.0)}, "because model.rope_scaling is 'linear'."),
+        ("llama_stdlib", LINEAR | {"model.rope_turns": (1.0, 8.0), "model.rope_scaling": "yarn"}, None),
+        ("bert_stdlib", {"model.head_dropout": 0.5}, "because model.head is 'pretraining'."),
+        ("bert_tagging_ud:/data", {"model.head_dropout": 0.5}, None),
         ("llama_stdlib", {"model.variant": "llama3.2-1b", "model.rope_factor": 8.0}, None),
         ("seq2seq_cldr", {"model.attention": "fixed", "model.span": "monotonic"}, "model.attention is 'fixed'."),
         ("seq2seq_cldr", {"model.attention": None, "model.variant": "luong_local", "model.window": 3}, None),
