@@ -102,6 +102,8 @@ class ViT(ImageModel, StackModel):
         stride = stride_of(self.hybrid)
         if self.patch_size % stride:
             raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
+        if self.image_size < self.patch_size:
+            raise ValueError(f"image_size is {self.image_size}: it must be at least patch_size, {self.patch_size}.")
         self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
         if self.hybrid:
             sizes = {"channels": self.channels, "depths": self.hybrid, "widths": WIDTHS[: len(self.hybrid)]}

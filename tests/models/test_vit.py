@@ -191,3 +191,8 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
 def test_invalid_settings_raise(shape, message):
     with pytest.raises(ValueError, match=message):
         TINY.init(jax.random.key(0), jnp.zeros(shape))
+
+
+def test_images_smaller_than_a_patch_are_refused():
+    with pytest.raises(ValueError, match="image_size is 2: it must be at least patch_size, 4"):
+        TINY.clone(image_size=2, patch_size=4).init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
