@@ -138,6 +138,8 @@ def test_frozen_parameters_do_not_change():
     frozen = run(make("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
     np.testing.assert_array_equal(frozen["norm"]["scale"], PARAMS["norm"]["scale"])
     assert np.abs(frozen["stack"]["mlp"]["kernel"] - PARAMS["stack"]["mlp"]["kernel"]).min() > 0
+    with pytest.raises(ValueError, match=r"^optimizer\.frozen is \('.',\) and .*: they leave no parameter to train\.$"):
+        run(make("adamw", lambda n: 0.1, frozen=(".",)))
 
 
 def test_biases_of_clusters_have_no_weight_decay():

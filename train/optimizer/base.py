@@ -116,7 +116,7 @@ class Optimizer:
         """Return the trained part of the parameters, or of a tree of their shapes; see `merged`.
 
         `optax.MaskedNode` replaces frozen parameters, and the trained layers replace stacked layers of which some are
-        frozen. `frozen_layers` needs the model.
+        frozen. `frozen_layers` needs the model. ValueError is raised if all parameters are frozen.
         """
         check_matches("optimizer.frozen", self.frozen, paths_of(params))
 
@@ -132,7 +132,11 @@ class Optimizer:
                 return leaf if kept else optax.MaskedNode()
             return leaf[-kept:]
 
-        return map_paths(part, params)
+        kept = map_paths(part, params)
+        if not jax.tree.leaves(kept):
+            options = f"optimizer.frozen is {self.frozen} and optimizer.frozen_layers {self.frozen_layers}"
+            raise ValueError(f"{options}: they leave no parameter to train.")
+        return kept
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the update rule, followed by weight decay and learning rates."""
