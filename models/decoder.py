@@ -52,7 +52,7 @@ class DecoderOnly(Decoder):
 
     Attributes:
         fused_loss: whether to compute the loss in blocks of tokens, without an array of all logits, which takes less
-            memory and is faster for large vocabularies.
+            memory and is faster for large vocabularies; not in the task `reinforcement`, whose loss needs the logits.
     """
 
     outputs = ("next_token",)

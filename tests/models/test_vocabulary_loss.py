@@ -16,6 +16,7 @@ from lineage.models.kernels import vocabulary
 from lineage.models.kernels.vocabulary import rows_of_block, scored, token_losses
 from lineage.models.layers import AdaptiveEmbed, Embed
 from lineage.tasks.causal_lm import CausalLM
+from lineage.tasks.sequence_to_sequence import ConditionalLM
 from lineage.train.sharding import make_mesh
 from tests.tiers import tiered
 
@@ -153,14 +154,17 @@ def test_label_that_is_not_a_word_has_no_loss(variables, normal):
 
 
 @pytest.mark.thorough
-@tiered(("name", "smoothing"), [("gpt", 0.1), ("llama", 0.0), ("transformer_xl", 0.0)])
-def test_causal_language_models_may_fuse_the_loss(name, smoothing, variables, small_blocks):
+@tiered(
+    ("name", "kind", "smoothing"),
+    [("gpt", CausalLM, 0.1), ("llama", CausalLM, 0.0), ("transformer_xl", CausalLM, 0.0), ("gpt", ConditionalLM, 0.1)],
+)
+def test_causal_language_models_may_fuse_the_loss(name, kind, smoothing, variables, small_blocks):
     """Check the loss, its weight, the accuracy and all gradients of the task."""
     model = models.build(name, vocab_size=WORDS, max_length=8, depth=1, width=8, num_heads=2)
     rng = np.random.default_rng(0)
     tokens, targets = (jnp.asarray(rng.integers(0, WORDS, SHAPE), jnp.int32) for _ in range(2))
     batch = {"tokens": tokens, "targets": targets, "mask": jnp.asarray(rng.random(SHAPE) < 0.67)}
-    task, params = CausalLM(label_smoothing=smoothing), variables(model, tokens)
+    task, params = kind(label_smoothing=smoothing), variables(model, tokens)
 
     def result(model):
         def loss(params):
@@ -174,9 +178,23 @@ def test_causal_language_models_may_fuse_the_loss(name, smoothing, variables, sm
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         # The gradient of a key's bias is zero but for rounding.
         np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6 * np.abs(other).max() + 1e-7)
-    unsmoothed = nn.apply(CausalLM(label_smoothing=0.0).loss, model)(params, batch)[0]
+    unsmoothed = nn.apply(kind(label_smoothing=0.0).loss, model)(params, batch)[0]
     for each in (model, model.clone(fused_loss=True)):  # without dropout, labels are not smoothed
         np.testing.assert_allclose(nn.apply(task.loss, each)(params, batch)[0], unsmoothed, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [CausalLM, ConditionalLM])
+def test_fused_losses_have_no_array_of_all_logits(kind, variables):
+    model = models.build("gpt", vocab_size=WORDS, max_length=8, depth=1, width=8, num_heads=2)
+    tokens = jnp.zeros(SHAPE, jnp.int32)
+    batch = {"tokens": tokens, "targets": tokens, "mask": tokens == 0}
+
+    def computes_logits(model):
+        loss = nn.apply(kind().loss, model)
+        return f"[{SHAPE[0]},{SHAPE[1]},{WORDS}]" in str(jax.make_jaxpr(loss)(variables(model, tokens), batch))
+
+    assert computes_logits(model)
+    assert not computes_logits(model.clone(fused_loss=True))
 
 
 def test_block_sizes():
