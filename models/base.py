@@ -292,7 +292,7 @@ class ImageModel(Model):
 
     Attributes:
         num_classes: number of classes, V; 0: no classifier, the model returns the features that are its input.
-        image_size: side of the training images, in pixels, which this key does not resize: see `task.image_size`.
+        image_size: side of the training images, in pixels; it is `task.image_size` that resizes them.
         channels: number of channels of the images.
     """
 

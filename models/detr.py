@@ -47,7 +47,7 @@ class DETR(StackModel):
     Attributes:
         backbone: model with `features`, whose last feature map is used.
         num_classes: number of classes, V, without "no object", which is the last logit.
-        image_size: side of the training images, in pixels, which this key does not resize: see `task.image_size`.
+        image_size: side of the training images, in pixels; it is `task.image_size` that resizes them.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
         mlp_dim: width of the hidden layer of the MLPs, F; None: 8 D.
         norm_placement: "post" normalizes the sum of a sublayer's input and output, "pre" the input of each sublayer and

@@ -14,8 +14,8 @@ from lineage.data.tokens import Stream, tokenize
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result
-from lineage.tasks.losses import fused_loss, token_loss
-from lineage.tasks.text import DocumentTask
+from lineage.tasks.losses import token_loss
+from lineage.tasks.text import DocumentTask, packed
 
 
 @TASKS.register("causal_lm")
@@ -77,14 +77,8 @@ class CausalLM(DocumentTask):
                 why = f"because loader.order={loader.order!r} needs windows that follow each other"
                 raise ValueError(f"task.{name} is {value}: it must be 0, {why}.")
 
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
-        if model.computes_loss:
-            return fused_loss(model, batch, self.label_smoothing, batch["tokens"], **_packed(batch))
-        return super().loss(model, batch)
-
     def forward(self, model: Model, batch: Batch) -> Any:
-        return model(batch["tokens"], **_packed(batch))
+        return model(batch["tokens"], **packed(batch))
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
         loss = metrics["loss"]
@@ -99,11 +93,6 @@ class CausalLM(DocumentTask):
 
     def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
         return Request(batch["tokens"], batch["lengths"])
-
-
-def _packed(batch: Batch) -> Batch:
-    """Return the arrays of packed batches that the model takes besides the tokens."""
-    return {name: batch[name] for name in ("segments", "positions") if name in batch}
 
 
 @TASKS.register("bidirectional_lm")

@@ -11,7 +11,7 @@ from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, InputExamples, Request, Result
-from lineage.tasks.losses import fused_loss, token_loss
+from lineage.tasks.losses import token_loss
 from lineage.tasks.text import TextTask
 
 # Probability of teacher forcing, from (about) 1 at progress 0 to `end` at progress 1 (arXiv 1506.03099, section 2.4).
@@ -145,12 +145,6 @@ class ConditionalLM(PairTask):
     generates = True
     begins = True
     kind = pairs.Continuations
-
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
-        if model.computes_loss:
-            return fused_loss(model, batch, self.label_smoothing, batch["tokens"])
-        return super().loss(model, batch)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
         return Request(np.append(pairs.after(facts.begin_token, tokens), tokenizer.end_of_text)[None])

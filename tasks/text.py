@@ -16,7 +16,7 @@ from lineage.data.tokens import Stream, tokenize
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
 from lineage.tasks.base import Batch, Pictures, Result, Sizes, Task
-from lineage.tasks.losses import token_loss
+from lineage.tasks.losses import fused_loss, token_loss
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class TextTask(Task):
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `targets`, given the outputs of `forward`, where `mask` is True, both [B, T]."""
+        if model.computes_loss:
+            return fused_loss(model, batch, self.label_smoothing, batch["tokens"], **packed(batch))
         return token_loss(model, self.forward(model, batch), batch, self.label_smoothing)
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
@@ -76,6 +78,11 @@ class TextTask(Task):
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         return attention_of_texts(context.model, variables, split.batches[0], context.tokenizer)
+
+
+def packed(batch: Batch) -> Batch:
+    """Return the arrays of packed batches that a model takes besides the tokens."""
+    return {name: batch[name] for name in ("segments", "positions") if name in batch}
 
 
 @dataclass(frozen=True)
