@@ -12,7 +12,6 @@ from lineage.data import shuffle
 from lineage.data.documents import Documents
 from lineage.data.facts import Facts
 from lineage.data.loader import Batch, ExampleSource
-from lineage.data.transforms.pillow import stack
 
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
@@ -247,10 +246,27 @@ def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
     return Subset(source, shuffle.permute(np.arange(count), size, seed))
 
 
-def in_memory(source: ExampleSource) -> Arrays:
-    """Read all labeled images of a source; they must have the same size."""
+@dataclass(frozen=True)
+class Decoded(ExampleSource):
+    """Images in memory that differ in size, with their labels."""
+
+    images: Sequence[np.ndarray]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        return {"image": [self.images[index] for index in indices.tolist()], "label": self.labels[indices]}
+
+
+def in_memory(source: ExampleSource) -> Arrays | Decoded:
+    """Read all labeled images of a source."""
     examples = source.take(np.arange(len(source)))
-    return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
+    images = [np.asarray(image) for image in examples["image"]]
+    if len({image.shape for image in images}) > 1:
+        return Decoded(images, examples["label"])
+    return Arrays({"image": np.stack(images), "label": examples["label"]})
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,20 @@ def test_folders(folder):
     assert memory[5]["label"] == 1
 
 
+def test_images_of_different_sizes_in_memory(folder):
+    write(folder / "train" / "dog" / "1.png", np.arange(6 * 5 * 3, dtype=np.uint8).reshape(6, 5, 3))
+    options = {"augment": "crop | flip", "image_size": 4}
+    slow, fast = (
+        load(Folder(str(folder)), ImageClassification(in_memory=kept, **options), batch_size=4)
+        for kept in (False, True)
+    )
+    for step in range(3):
+        for name, values in slow.train[step].items():
+            np.testing.assert_array_equal(fast.train[step][name], values)
+    with pytest.raises(ValueError, match=r"set task\.image_size"):
+        load(Folder(str(folder)), ImageClassification(in_memory=True), batch_size=6).train[0]
+
+
 @pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
 def test_folders_of_validation_images(folder, name):
     (folder / "test").rename(folder / name)
