@@ -31,7 +31,8 @@ class Init(Options):
 
     Attributes:
         path: workdir of a run, or folder in the layout of transformers, to copy parameters and tokenizer from; it may
-            be remote, such as hf:ORG/NAME[@REVISION] or gs://BUCKET/RUN. "" initializes at random.
+            be remote, such as hf:ORG/NAME[@REVISION] or gs://BUCKET/RUN. If it has a tokenizer, the config's has no
+            effect, unless that is a file. "" initializes at random.
         skip: regular expressions; parameters whose path matches one keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").
@@ -246,7 +247,8 @@ class Run:
             the update: saves 8 to 12 bytes of device memory per parameter, but each step transfers them twice.
         compiler_options: pairs (name, value) of XLA options for the compiled steps, such as
             `(("xla_gpu_enable_latency_hiding_scheduler", True),)`; not those that name files, such as `xla_dump_to`.
-        teacher: workdir of a run, or folder in the layout of transformers, of the teacher for distillation; "": none.
+        teacher: workdir of a run, or folder in the layout of transformers, of the teacher for distillation, whose
+            tokenizer is used as that in `init.path` is; "": none.
         wandb: project of Weights & Biases to log to; "" disables it.
     """
 

@@ -157,6 +157,7 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
         yield from _class_order_notes(experiment)
+        yield from _unused_tokenizer_notes(experiment)
         yield from _tokenizer_notes(experiment)
     yield from _learning_rate_notes(experiment, start)
     if before and (total := experiment.steps("total", before)) != experiment.total_steps > start:
@@ -176,6 +177,21 @@ def _class_order_notes(experiment):
         yield (
             f"the order of the classes is {', '.join(names)}, in {path} it is {', '.join(others)}: the classifier is "
             "loaded as it is, unless init.skip leaves it out."
+        )
+
+
+def _unused_tokenizer_notes(experiment):
+    config, chosen = experiment.config, experiment.config.tokenizer
+    key, path = ("init.path", config.init.path) if config.init.path else ("teacher", config.teacher)
+    if not path or experiment.tokenizer is None or chosen.name in ("bytes", "file"):  # the default, or one that is used
+        return
+    other = Path(local(path))
+    if not is_present(other / tokenizers.FILE):
+        return
+    if folder.read_json(other / folder.CONFIG).get("tokenizer") != chosen.to_dict():
+        yield (
+            f"the tokenizer is that of {key}, {path}: tokenizer.name={chosen.name} has no effect; "
+            "tokenizer=file:PATH names another one."
         )
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from lineage.configs import base
 from lineage.data.content import Arrays
+from lineage.data.tokenizers import Tokenizer
+from lineage.data.tokenizers.kinds import BPE
 from lineage.evaluation import Evaluation
 from lineage.evaluation.images import Neighbors
 from lineage.runs.folder import MEASURED, plain
@@ -382,3 +384,21 @@ def test_tokenizer_with_other_ids_than_the_initial_model_is_noted(tiny, tmp_path
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     config.tokenizer.path = f"{tmp_path}/other.json"
     assert "the tokenizer" not in " ".join(start_notes(Experiment(config, devices=ONE), 0, {}))
+
+
+def test_tokenizer_of_the_config_that_is_not_used_is_noted(tiny, tmp_path):
+    """Check configs with another tokenizer than that of the initial model or of the teacher, and with the same one."""
+    trained = tiny("gpt", {"tokenizer": "bpe", "tokenizer.vocab_size": 270})
+    special = ("end_of_text", "cls", "sep", "pad", "mask")
+    BPE(vocab_size=270).train(["a text"], special).save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"tokenizer": trained.tokenizer.to_dict()}))
+    distillation = {"model.name": "bert", "model.width": 16, "task.name": "masked_lm_distillation"}
+    distillation |= {"task.sequence_length": 16, "source.max_bytes": 20_000, "model.head": "masked_lm"}
+    for key, others in (("init.path", {}), ("teacher", distillation)):
+        for kind, size, noted in (("bpe", 280, True), ("bpe", 270, False), ("bytes", None, False)):
+            config = tiny("gpt", {"tokenizer": kind, **({"tokenizer.vocab_size": size} if size else {}), **others})
+            (config.init if key == "init.path" else config)[key.removeprefix("init.")] = str(tmp_path)
+            experiment = Experiment(config, devices=ONE)
+            assert experiment.tokenizer.vocab_size == len(Tokenizer.load(tmp_path).vocabulary)
+            note = f"the tokenizer is that of {key}, {tmp_path}: tokenizer.name={kind} has no effect"
+            assert (note in " ".join(start_notes(experiment, 0, {}))) == noted
