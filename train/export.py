@@ -55,7 +55,7 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
                 companions.save_preprocessing(place, experiment.model, vars(experiment.task))
             if experiment.tokenizer and experiment.model.is_decoder:
                 tokenizer, facts = experiment.tokenizer, experiment.facts
-                ids = facts.begin_token, tokenizer.ends, tokenizer.pad, facts.start_token, tokenizer.excluded
+                ids = facts.begin_token, tokenizer.ends, _padding(experiment), facts.start_token, tokenizer.excluded
                 companions.save_token_ids(place, *ids)
         else:
             _write_program(experiment, variables, place)
@@ -67,11 +67,17 @@ def write(experiment: Experiment, variables: Mapping[str, Any], kind: str, folde
             write_atomic(place / tokenizers.FILE, content)
             added = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
             roles = {role: getattr(experiment.tokenizer, role) for role in tokenizers.SPECIAL}
-            roles["begin_of_text"] = facts.begin_token
+            roles |= {"begin_of_text": facts.begin_token, "pad": _padding(experiment)}
             names = {role: added[id] for role, id in roles.items() if id in added}
             longest = None if facts.start_token is None else facts.sequence_length  # of an encoder-decoder's input
             companions.save_tokenizer(place, names, experiment.model, experiment.model.max_length or longest)
     return sorted(path for path in folder.iterdir() if path != mark)
+
+
+def _padding(experiment: Experiment) -> int | None:
+    """Return the padding token; without one, encoder-decoders pad with the end of text, as in training."""
+    tokenizer, start = experiment.tokenizer, experiment.facts.start_token
+    return tokenizer.end_of_text if tokenizer.pad is None and start is not None else tokenizer.pad
 
 
 @contextlib.contextmanager

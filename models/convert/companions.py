@@ -62,10 +62,9 @@ def start_role(folder: Path) -> str:
     Raise ValueError if the folder names a token of another role.
     """
     config = _generation(folder)
-    start = config.get("decoder_start_token_id")
-    if start is not None and start == config.get("pad_token_id", 0):
+    start, ends = config.get("decoder_start_token_id"), end_tokens(folder)
+    if start is not None and start == config.get("pad_token_id", 0) and start not in ends:
         return "pad"
-    ends = end_tokens(folder)
     if start is not None and ends and start not in ends:
         given = f"{folder}: decoder_start_token_id is {str(start)[:60]}"
         raise ValueError(f"{given}: it must be pad_token_id or eos_token_id.")

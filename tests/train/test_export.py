@@ -126,7 +126,8 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     export.write(experiment, state.variables(), "safetensors", tmp_path / "export")
     actual = transformers.AutoConfig.from_pretrained(tmp_path / "export")
     end, start = experiment.tokenizer.end_of_text, experiment.facts.start_token
-    assert (actual.eos_token_id, actual.pad_token_id) == (end, None)
+    padding = None if start is None else end  # as in the run
+    assert (actual.eos_token_id, actual.pad_token_id) == (end, padding)
     assert getattr(actual, "decoder_start_token_id", None) == start == (end if model in ("t5", "bart") else None)
     adopted = adoption.config_of(tmp_path / "export", task).task
     assert adopted.get("start_token", "end_of_text") == "end_of_text"
@@ -134,6 +135,21 @@ def test_transformers_generates_with_the_tokens_of_the_run(model, task, vocab_si
     assert tokenizer.model_max_length == (experiment.model.max_length or 48)  # T5 has no maximum length
     tokens = tokenizer("1 Mai")["input_ids"]
     assert tokens == [*experiment.tokenizer.encode("1 Mai"), *([] if task == "causal_lm" else [end])]
+    assert tokenizer.pad_token_id == padding
+    if start is not None:  # texts of different lengths in one batch, and the loss
+        reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "export")
+        texts = tokenizer(["1 Mai", "12 September 2001"], padding=True, return_tensors="pt")
+        labels = tokenizer(["01", "12"], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            result = reference(**texts, labels=labels)
+        batch = {"inputs": texts["input_ids"], "inputs_mask": texts["attention_mask"] > 0}
+        rows = np.roll(labels.numpy(), 1, axis=1)
+        rows[:, 0] = start
+        arrays = {name: jax.numpy.asarray(value) for name, value in batch.items()}
+        ours = experiment.model.apply(
+            state.variables(), arrays["inputs"], jax.numpy.asarray(rows), inputs_mask=arrays["inputs_mask"]
+        )
+        np.testing.assert_allclose(result.logits, ours, atol=1e-4)
 
 
 def test_exported_marian_generates_the_last_token(tiny, tmp_path):
