@@ -189,6 +189,7 @@ class TransformerXL(DecoderOnly):
     activation: Activation = "relu"
     epsilon: Epsilon = 1e-5
     attention_dropout: Rate = 0.0
+    fused_loss: Annotated[bool, Needs("cutoffs", ((),))] = False  # always with an adaptive softmax
 
     @property
     def computes_loss(self) -> bool:
