@@ -118,8 +118,8 @@ class VOC(PathSource):
         if not folders:
             raise FileNotFoundError(f"There is no folder {root}/ImageSets, and none in the folders of {root}.")
         lists = [(folder, folder / "ImageSets" / "Main" / f"{name}.txt") for folder in folders]
-        rows = [(folder, line.split()) for folder, file in lists if file.is_file() for line in read_lines(str(file))]
-        return [inside(folder / "Annotations", f"{row[0]}.xml", folder / "ImageSets") for folder, row in rows if row]
+        rows = [(folder, line.strip()) for folder, file in lists if file.is_file() for line in read_lines(str(file))]
+        return [_annotation(folder, line) for folder, line in rows if line]
 
     def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
         number, objects = {name: number for number, name in enumerate(names)}, []
@@ -244,6 +244,14 @@ def _image_folder(path: str, first_image: str, folder: str) -> Path:
         return place
     listed = ", ".join(map(str, places))
     raise FileNotFoundError(f"The image {first_image[:200]} of {path} is not in {listed}: set source.images_path.")
+
+
+def _annotation(folder: Path, line: str) -> Path:
+    """Return the path of the annotation of an image in a set; the sets of a class have a flag after each name."""
+    flagged = re.fullmatch(r"(.*\S)\s+(-1|0|1)", line)
+    if flagged and not os.path.isfile(folder / "Annotations" / f"{line}.xml"):  # the name of an image may have spaces
+        line = flagged[1]
+    return inside(folder / "Annotations", f"{line}.xml", folder / "ImageSets")
 
 
 def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tuple[float, ...], bool]]]:

@@ -267,6 +267,24 @@ def test_sets_of_voc(tmp_path):
         VOC(f"{tmp_path}/VOC2007/Annotations").images_with_boxes()
 
 
+def test_names_with_spaces_of_voc(tmp_path):
+    """Check sets with and without flags, in which one name is the beginning of another."""
+    path, names = voc(tmp_path, SETS), {1: "photo", 2: "photo (1)", 3: "photo 1"}
+    for number, name in names.items():
+        for file in (*tmp_path.glob(f"*/{number:06}.*"),):
+            file.rename(file.with_stem(name))
+    sets = tmp_path / "ImageSets/Main"
+    for flag in ("", " -1", "  1"):
+        (sets / "train.txt").write_text(f"photo{flag}\nphoto (1){flag}\n")
+        (sets / "val.txt").write_text(f"photo 1{flag}\n")
+        splits, _ = VOC(path).images_with_boxes()
+        found = [file.stem for split in ("train", "validation") for file in splits[split].files]
+        assert found == ["photo", "photo (1)", "photo 1"]
+    (sets / "val.txt").write_text("my photo\n")
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*/my photo\.xml"):
+        VOC(path).images_with_boxes()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
