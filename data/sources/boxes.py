@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from lineage.configs.hub import uncompressed
 from lineage.data.content import Images, gather
 from lineage.data.sources.base import SOURCES, SPLITS, PathSource, SplitFiles
-from lineage.data.sources.files import inside, read_json, read_lines, split_of
+from lineage.data.sources.files import inside, read_json, read_lines, split_of, suffix_of
 from lineage.data.sources.folder import Files
 
 FLAGS = {0: False, 1: True}
@@ -28,7 +29,8 @@ class COCO(SplitFiles):
     The classes are the categories in the order of their ids, numbered from 0.
 
     Attributes:
-        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or a training JSON file.
+        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or a training JSON file;
+            files may be compressed.
         validation_path: JSON file of the validation data; "": the folder's, if any.
         test_path: JSON file of the test data; "": the folder's, if any.
         images_path: folder of the images; "": the first of the folders NAME, images/NAME, images and . next to
@@ -43,7 +45,9 @@ class COCO(SplitFiles):
             return explicit
         del explicit["train"]
         files: dict[str, str] = {}
-        for file in sorted(folder.glob("instances_*.json")):
+        found = sorted(file for file in folder.glob("instances_*") if suffix_of(str(file)) == ".json")
+        without_copies = {uncompressed(file.name): file for file in reversed(found)}
+        for _, file in sorted(without_copies.items()):
             split = split_of(file.name)
             if split in files:
                 raise ValueError(f"{folder} has {Path(files[split]).name} and {file.name}: choose one by source.path.")
@@ -238,7 +242,7 @@ def _root(path: str) -> Path:
 
 def _image_folder(path: str, first_image: str, folder: str) -> Path:
     """Return the folder of the images of a COCO file, see `COCO.images_path`."""
-    root, name = _root(path), Path(path).stem.removeprefix("instances_")
+    root, name = _root(path), Path(uncompressed(path)).stem.removeprefix("instances_")
     places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
     if place := next((place for place in places if os.path.isfile(place / first_image)), None):
         return place

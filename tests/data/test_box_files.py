@@ -1,6 +1,9 @@
 """Images with boxes in the formats of COCO and Pascal VOC."""
 
+import gzip
 import json
+import lzma
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -123,6 +126,22 @@ def test_folders_of_coco(folder, annotations, images_path, tmp_path):
     known = set(fingerprint(source.files()))
     assert {train, held} < known
     assert {str(file) for file in find_files(str(tmp_path)) if file.suffix == ".png"} < known
+
+
+@pytest.mark.parametrize("name", ["train", "Train2017"])
+@pytest.mark.parametrize("suffix", [".json.gz", ".json.xz", ".JSON"])
+def test_compressed_files_of_coco(suffix, name, tmp_path):
+    """Check that they are found in a folder, as the images are, and that a file precedes its compressed copy."""
+    plain = Path(coco(tmp_path, name))
+    path = plain.with_name(f"instances_{name}{suffix}")
+    compress = {".gz": gzip.compress, ".xz": lzma.compress, ".JSON": bytes}[path.suffix]
+    path.write_bytes(compress(plain.read_bytes()))
+    if suffix != ".JSON":
+        assert COCO(str(tmp_path)).paths() == {"train": str(plain)}
+    plain.unlink()
+    for given in (tmp_path, path):
+        part = COCO(str(given)).images_with_boxes().splits["train"]
+        assert [int(part[number]["image"].max()) for number in range(2)] == [139, 7]
 
 
 def test_splits_of_coco(tmp_path):
