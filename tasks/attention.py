@@ -48,10 +48,17 @@ def attention_of_images(model: Model, variables: Mapping[str, Any], image: np.nd
 def attention_of_texts(
     model: Model, variables: Mapping[str, Any], batch: Mapping[str, np.ndarray], tokenizer: Tokenizer
 ) -> Pictures:
-    """Return the attention weights of each layer for the first tokens of a text, or of an input and its target."""
+    """Return the attention weights of each layer for the first tokens of a text, or of an input and its target.
+
+    If an example has several texts [B, N, T], the weights are those of the first one.
+    """
     masks = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
-    lengths = {name: np.flatnonzero(mask[0])[-1] + 1 for name, mask in masks.items() if name in batch}
-    texts = {name: batch[name][:1, : min(length, TOKENS)] for name, length in lengths.items()}
+    first = {name: mask.reshape(-1, mask.shape[-1])[0] for name, mask in masks.items() if name in batch}
+    lengths = {name: np.flatnonzero(mask)[-1] + 1 for name, mask in first.items()}
+    texts = {
+        name: batch[name].reshape(-1, batch[name].shape[-1])[:1, : min(length, TOKENS)]
+        for name, length in lengths.items()
+    }
     weights = attention_weights(model, variables, *texts.values())
     if not weights:
         return {}

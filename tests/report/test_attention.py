@@ -76,6 +76,17 @@ def test_attention_of_a_decoder_covers_the_input_of_a_continuation():
     assert actual["attention"].shape == (2, 2, attention.TOKENS, attention.TOKENS)
 
 
+def test_attention_of_several_texts_covers_the_first_one():
+    model = models.build("bert", head="choice", **SIZES)
+    tokens = np.arange(2 * 3 * 8).reshape(2, 3, 8) % 11
+    variables = model.init(jax.random.key(0), jnp.asarray(tokens))
+    batch = {"tokens": tokens, "tokens_mask": np.tile(np.arange(8) < 6, (2, 3, 1)), "mask": np.ones(2, bool)}
+    actual = attention_of_texts(model, variables, batch, Letters())["attention_text"]
+    assert "".join(actual["tokens"]) == Letters().decode(tokens[0, 0, :6])
+    expected = attention_weights(model, variables, tokens[0, :1, :6])["attention"]
+    np.testing.assert_array_equal(actual["attention"], expected[:, 0])
+
+
 @pytest.mark.thorough
 def test_attention_of_recurrent_model_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
