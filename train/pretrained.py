@@ -25,6 +25,7 @@ from lineage.models import Model, convert
 from lineage.models.convert import companions
 from lineage.runs import data_record
 from lineage.tasks import Batch, Task
+from lineage.train.adapters import ADAPTERS, MatrixAdapter, adapted_path
 from lineage.train.reading import read_variables
 from lineage.train.step import TrainState
 
@@ -112,13 +113,20 @@ def _computed(other, model, expected, loaded):
 
 def _check_new(state, new):
     """Raise ValueError if an adapter freezes new parameters, which would stay random."""
-    frozen = {} if state.frozen is None else _flat({"params": state.frozen["params"]})
-    if fixed := new & frozen.keys():
-        modules = tuple(f"^{name}/" for name in sorted({name.partition("/")[0] for name in fixed}))
+    params = flatten_dict(jax.eval_shape(TrainState.variables, state)["params"], sep="/")
+    fixed = new & params.keys() - {adapted_path(path) for path in flatten_dict(state.params, sep="/")}
+    if not fixed:
+        return
+    if not isinstance(state.adapter, MatrixAdapter):
         raise ValueError(
-            f"adapter.trained is {state.adapter.trained}: new parameters would keep their random values, so it must "
-            f"also match them, such as {modules}."
+            f"The adapter {ADAPTERS.name_of(state.adapter)!r} freezes new parameters, which would keep their random "
+            f"values: {', '.join(sorted(fixed)[:5])}."
         )
+    modules = tuple(f"^{name}/" for name in sorted({name.partition("/")[0] for name in fixed}))
+    raise ValueError(
+        f"adapter.trained is {state.adapter.trained}: new parameters would keep their random values, so it must "
+        f"also match them, such as {modules}."
+    )
 
 
 def _differs_in_classes(model, name, shape, other):

@@ -1,14 +1,14 @@
 """Runs with adapters (LoRA, SVF), mixtures of experts, and initialization from other runs."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lineage.configs import adoption
 from lineage.configs.run import Init
@@ -22,6 +22,7 @@ from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
 from lineage.train import expert_mixture, loop, pretrained, trained
+from lineage.train.adapters import ADAPTERS, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.expert_mixture import cross_entropy_search
@@ -56,6 +57,36 @@ def learned(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         without_report(patch)
         yield learn
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Biases(Adapter):
+    """Train the biases, as an adapter in a user's file does."""
+
+    def init(self, params, kernels, key):
+        flat = flatten_dict(params)
+        trained = {path: value for path, value in flat.items() if path[-1] == "bias"}
+        return unflatten_dict(trained), unflatten_dict({path: flat[path] for path in flat.keys() - trained})
+
+    def apply(self, frozen, trained):
+        return unflatten_dict(flatten_dict(frozen) | flatten_dict(trained))
+
+    def rebase(self, trained, frozen, params):
+        return self.init(params, {}, None)
+
+
+def test_an_adapter_of_ones_own_trains_a_part_of_the_parameters(learned, monkeypatch):
+    monkeypatch.setitem(ADAPTERS, "biases", Biases)
+    base = learned({}, 1)
+    before = flatten_dict(read_variables(base)["params"], sep="/")
+    start = {"adapter": "biases", "init.path": str(base)}
+    after = flatten_dict(read_variables(learned(start, 2))["params"], sep="/")
+    moved = {path for path, value in after.items() if not np.array_equal(value, before[path])}
+    assert moved
+    assert moved <= {path for path in after if path.endswith("bias")}
+    with pytest.raises(ValueError, match=r"The adapter 'biases' freezes new parameters.*: norm/scale"):
+        learned(start | {"init.skip": ("^norm/",)}, 1)
 
 
 @pytest.fixture(scope="module")
