@@ -165,6 +165,16 @@ def _check_checkpoint(path: Path) -> None:
     check_description(path / DESCRIPTION)
     for field in dataclasses.fields(TrainState):  # one at a time, which needs less memory
         read_fields(path, (field.name,))
+    for file in sorted(path.glob("state/array_metadatas/*")):  # read only for arrays that are placed on devices
+        _check_sizes(file)
+
+
+def _check_sizes(path: Path) -> None:
+    """Check a file with the sizes of shards, from which a run cannot resume if Orbax cannot read it."""
+    try:
+        _object(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _no_checkpoint(path: Path) -> None:

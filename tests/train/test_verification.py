@@ -103,6 +103,11 @@ FAULTS = {
     "weights": ("run/checkpoints/6", flip, "damaged"),
     "record": ("run/checkpoints/3", lambda path: empty(path / "about" / "metadata"), "damaged"),
     "description": ("run/checkpoints/3", lambda path: (path / "_CHECKPOINT_METADATA").write_text("[]"), "damaged"),
+    "sizes of shards": (
+        "run/checkpoints/3",
+        lambda path: os.truncate(path / "state/array_metadatas/process_0", 90),
+        "damaged: Unterminated string",
+    ),
     "hash": (
         "run/checkpoints/3",
         lambda path: edit(b'"next_batch": 3', b'"next_batch": 2')(path / "about/metadata"),
