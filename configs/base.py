@@ -163,8 +163,11 @@ def classes(config: ConfigDict) -> dict[str, type]:
 
 def without_effect(config: ConfigDict) -> Iterator[str]:
     """Yield a note for each key that differs from its default, but has no effect because of another key's value."""
-    values = resolved(config)
-    for key, value in schema.build(TASKS, config.task).model_options().items():
+    values, task = resolved(config), schema.build(TASKS, config.task)
+    for key, value in task.model_options().items():
         if values.model.get(key, value) is None:
             values.model[key] = value
-    return schema.without_effect(config, values, classes(config))
+    yield from schema.without_effect(config, values, classes(config))
+    for key in task.unused:
+        if config.model.get(key) not in (None, getattr(MODELS[config.model.name], key, None)):
+            yield f"model.{key} has no effect in the task {task.name!r}."

@@ -71,6 +71,7 @@ class Task:
     optional_tokens: ClassVar[tuple[str, ...]] = ()  # special tokens that a tokenizer from a file may lack
     generates: ClassVar[bool] = False  # whether the `outputs` of inputs are the texts that the model generates
     marked: ClassVar[bool] = False  # whether names of special tokens in an input, such as <mask>, are these tokens
+    unused: ClassVar[tuple[str, ...]] = ()  # options of the model that have no effect in the task, such as "dropout"
     needs_teacher: ClassVar[bool] = False  # whether `config.teacher` must name a trained model
     has_snapshots: ClassVar[bool] = False  # whether `snapshot` returns artifacts
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses

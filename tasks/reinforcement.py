@@ -19,11 +19,14 @@ from lineage.tasks.sequence_to_sequence import ConditionalLM
 class Reinforcement(ConditionalLM):
     """Generate the target of an input; REINFORCE with a leave-one-out baseline (arXiv 2501.06252, section 3.2).
 
+    There is no dropout, neither in the texts that are sampled in training nor in their likelihood.
+
     Attributes:
         kl: weight of the Kullback-Leibler divergence from the base model of an adapter, in training; 0 disables it.
     """
 
     label_smoothing: ClassVar[float] = 0.0  # not an option
+    unused = ("dropout", "attention_dropout", "fused_loss")
 
     kl: Weight = 0.0
 
@@ -31,7 +34,7 @@ class Reinforcement(ConditionalLM):
         """Return the policy-gradient loss of tokens generated in place of `targets` where `mask` is True, both [B, T].
 
         The reward is 1 if all tokens are those of the target, and -1 otherwise (equation 1). Tokens are sampled in
-        training (without dropout); in evaluation, they are the most probable ones.
+        training; in evaluation, they are the most probable ones.
         """
         tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
         if model.is_initializing():

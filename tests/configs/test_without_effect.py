@@ -54,6 +54,16 @@ def test_keys_without_effect_are_noted(experiment, changes, note):
     assert notes.endswith(note) and "\n" not in notes if note else not notes
 
 
+def test_options_of_the_model_without_effect_in_a_task_are_noted():
+    config = base.get_config("gpt", "reinforcement", "cldr")
+    assert not [*base.without_effect(config)]
+    config.model.update(dropout=0.1, fused_loss=True)
+    notes = [f"model.{key} has no effect in the task 'reinforcement'." for key in ("dropout", "fused_loss")]
+    assert [*base.without_effect(config)] == notes
+    base.choose(config, "task.name", "conditional_lm")
+    assert not [*base.without_effect(config)]
+
+
 def test_notes_are_part_of_the_start_of_a_run():
     config, _ = cli.load("vit_digits")
     assert not [line for line in start_notes(Experiment(config), 0, {}) if "no effect" in line]
