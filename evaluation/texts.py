@@ -31,9 +31,12 @@ class Generation(Evaluator):
             and "bert_score model=FOLDER layer=9".
     """
 
+    of_some_tasks = True
+
     metrics: tuple[str, ...] = ()
 
     def check(self, context: Context) -> None:
+        super().check(context)
         for metric in self.metrics:
             check(metric, "evaluators.generation.metrics")
         new, limit = context.sampling.max_new_tokens, context.model.max_length
@@ -84,6 +87,7 @@ class QuestionAnswering(Evaluator):
     """Exact match and F1 of predicted answers (SQuAD, arXiv 1606.05250)."""
 
     returns = ("exact_match", "f1")
+    of_some_tasks = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         answers = [row["prediction"] for row in predicted(context, variables, split)]
@@ -100,6 +104,7 @@ class PooledAccuracy(Evaluator):
     """
 
     returns = ("mean_pooled_accuracy", "max_pooled_accuracy")
+    of_some_tasks = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -115,6 +120,7 @@ class Regression(Evaluator):
     """
 
     returns = ("pearson", "spearman", "mse")
+    of_some_tasks = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, source = [row["value"] for row in predicted(context, variables, split)], split.batches.source
@@ -133,6 +139,7 @@ class Tagging(Evaluator):
     """
 
     returns = ("precision", "recall", "f1")
+    of_some_tasks = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from lineage.evaluation import EVALUATORS
+from lineage.evaluation.base import Context, Evaluator
+from lineage.tasks import TASKS
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
@@ -83,3 +85,20 @@ def test_numbers_of_evaluators_are_plain_and_belong_to_one_evaluator(tiny, monke
     assert metrics["test/c"] == 0.5
     with pytest.raises(ValueError, match=r"^evaluators\.\w+ and evaluators\.\w+ both return test/accuracy: give"):
         measured(tiny, monkeypatch, {"accuracy": 1.0})
+
+
+@pytest.mark.parametrize(
+    "name", ["detection", "generation", "pooled_accuracy", "question_answering", "regression", "tagging"]
+)
+def test_evaluators_of_other_tasks_are_refused(name):
+    """Check evaluators that read the predictions or the options of their tasks."""
+    fitting = []
+    for task, cls in TASKS.items():
+        (context := object.__new__(Context)).task = object.__new__(cls)
+        if name in cls.evaluators:
+            Evaluator.check(EVALUATORS[name](), context)
+            fitting.append(task)
+        else:
+            with pytest.raises(ValueError, match=f"^The evaluator '{name}' does not fit the task '{task}'"):
+                EVALUATORS[name]().check(context)
+    assert fitting
