@@ -1,9 +1,7 @@
 """Config sections from dataclasses: one declaration gives keys, types, defaults, choices and documentation."""
 
 import dataclasses
-import functools
 import inspect
-import operator
 import re
 import types
 import typing
@@ -303,16 +301,12 @@ def without_effect(config: ConfigDict, resolved: ConfigDict, classes: Mapping[st
 
     `resolved` is the config with the values of variants and of the task; `classes` are as in `describe`.
     """
+    chosen, effective = describe(config, classes), describe(resolved, classes)
     for section, cls in classes.items():
-        defaults = {key.name: key.default for key in keys(cls)}
         for name, needs in declared(cls, Needs).items():
             path, other = (f"{section}.{key}".removeprefix(".") for key in (name, needs.field))
-            value, condition = _value(config, path), _value(resolved, other)
-            met = condition in (None, *needs.values) if needs.values else condition != defaults[needs.field]
-            if value not in (None, defaults[name]) and not met:
+            (key, value), (needed, condition) = chosen[path], effective[other]
+            met = condition in (None, *needs.values) if needs.values else condition != needed.default
+            if value not in (None, key.default) and not met:
                 state = "empty" if condition in ("", ()) else repr(condition)
                 yield f"{path} has no effect, because {other} is {state}."
-
-
-def _value(config: ConfigDict, path: str) -> Any:
-    return functools.reduce(operator.getitem, path.split("."), config)

@@ -112,12 +112,12 @@ class Evaluator:
 
     Class attributes:
         returns: names of the metrics that `measure` may return; None: unknown.
-        of_some_tasks: whether it fits only tasks that have it, or inherit from a task that has it, in `evaluators`.
+        task_specific: whether it fits only the tasks that list it in `evaluators`, and their subclasses.
     """
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("measure",)
     returns: ClassVar[tuple[str, ...] | None] = None
-    of_some_tasks: ClassVar[bool] = False
+    task_specific: ClassVar[bool] = False
 
     split: str = ""
     every: Natural = 1
@@ -129,7 +129,7 @@ class Evaluator:
     def check(self, context: Context) -> None:
         """Raise ValueError if the evaluator does not fit the task or the model; called before the training."""
         name, task = EVALUATORS.name_of(self), context.task
-        if self.of_some_tasks and not any(name in getattr(cls, "evaluators", ()) for cls in type(task).__mro__):
+        if self.task_specific and not any(name in getattr(cls, "evaluators", ()) for cls in type(task).__mro__):
             raise ValueError(f"The evaluator {name!r} does not fit the task {task.name!r}.")
 
     def names(self, context: Context, split: Split) -> Collection[str] | None:

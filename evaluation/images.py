@@ -22,7 +22,7 @@ class Detection(Evaluator):
     """
 
     returns = ("ap", "ap_50", "ap_75")
-    of_some_tasks = True
+    task_specific = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         state, step = Detections.empty(split.facts.num_classes), context.step(context.task.forward)

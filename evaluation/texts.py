@@ -31,7 +31,7 @@ class Generation(Evaluator):
             and "bert_score model=FOLDER layer=9".
     """
 
-    of_some_tasks = True
+    task_specific = True
 
     metrics: tuple[str, ...] = ()
 
@@ -87,7 +87,7 @@ class QuestionAnswering(Evaluator):
     """Exact match and F1 of predicted answers (SQuAD, arXiv 1606.05250)."""
 
     returns = ("exact_match", "f1")
-    of_some_tasks = True
+    task_specific = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         answers = [row["prediction"] for row in predicted(context, variables, split)]
@@ -104,7 +104,7 @@ class PooledAccuracy(Evaluator):
     """
 
     returns = ("mean_pooled_accuracy", "max_pooled_accuracy")
-    of_some_tasks = True
+    task_specific = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
@@ -120,7 +120,7 @@ class Regression(Evaluator):
     """
 
     returns = ("pearson", "spearman", "mse")
-    of_some_tasks = True
+    task_specific = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, source = [row["value"] for row in predicted(context, variables, split)], split.batches.source
@@ -139,7 +139,7 @@ class Tagging(Evaluator):
     """
 
     returns = ("precision", "recall", "f1")
-    of_some_tasks = True
+    task_specific = True
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT
-from lineage.models.fields import Activation, Count, Natural, Needs
+from lineage.models.fields import Activation, Count, Natural
 from lineage.models.layers import ACTIVATIONS, Attention, BlockSparse, Mask
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.configs.registry import Count, Natural, Needs, Positive, Range, Rate  # noqa: F401 (for the architectures)
+from lineage.configs.registry import Count, Natural, Positive, Range, Rate  # noqa: F401 (for the architectures)
 from lineage.models.layers.attention import IMPLEMENTATIONS
 from lineage.models.layers.mlp import ACTIVATIONS
 

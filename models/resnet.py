@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
-from lineage.models.fields import Count, Counts, Epsilon, Image, Needs
+from lineage.models.fields import Count, Counts, Epsilon, Image
 from lineage.models.kernels.compiler import convolve, max_pool
 from lineage.models.layers.norm import BatchNorm, standardize
 

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
-from lineage.models.fields import Count, Inputs, InputsMask, Logits, Needs, Rate, Size, Tokens, TokensMask
+from lineage.models.fields import Count, Inputs, InputsMask, Logits, Rate, Size, Tokens, TokensMask
 from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, Weighting, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Kind, Recurrent, held
 

@@ -14,19 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
-from lineage.models.fields import (
-    Count,
-    Counts,
-    Epsilon,
-    Image,
-    Implementation,
-    Naturals,
-    Needs,
-    Positions,
-    Positive,
-    Rate,
-)
+from lineage.models.fields import Count, Counts, Epsilon, Image, Implementation, Naturals, Positions, Positive, Rate
 from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, dot_product
 from lineage.models.layers.attend import Queries
 from lineage.models.layers.embed import join, split

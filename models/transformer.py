@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.fields import (
@@ -22,7 +23,6 @@ from lineage.models.fields import (
     Inputs,
     InputsMask,
     Natural,
-    Needs,
     Positions,
     Rate,
     Size,

@@ -14,21 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.configs.registry import Needs
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly, Hidden
-from lineage.models.fields import (
-    Activation,
-    Count,
-    Counts,
-    Epsilon,
-    Logits,
-    Natural,
-    Needs,
-    Positions,
-    Rate,
-    Size,
-    Tokens,
-)
+from lineage.models.fields import Activation, Count, Counts, Epsilon, Logits, Natural, Positions, Rate, Size, Tokens
 from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import ACTIVATIONS, Block, Dropout, Embed, LayerNorm, Linear, Mask, Mlp
 from lineage.models.layers.adaptive import AdaptiveEmbed

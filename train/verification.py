@@ -170,7 +170,7 @@ def _check_checkpoint(path: Path) -> None:
 
 
 def _check_sizes(path: Path) -> None:
-    """Check a file with the sizes of shards, from which a run cannot resume if Orbax cannot read it."""
+    """Raise ValueError for a damaged file of the sizes of shards, which Orbax reads when a run resumes."""
     try:
         _object(path)
     except ValueError as error:

@@ -22,11 +22,7 @@ CELLS = {"model.bidirectional": False, "model.attention": "dot", "model.span": "
 PAIRS = {"task.sequence_length": 24, "task.scheduled_sampling": 0.5}
 SMALLER = {"task.image_size": 6, "model.patch_size": 2}
 CASES = [
-    (
-        VIT,
-        SMALLER | {"optimizer.weight_decay": 0.1},
-        (*PARTS, "optimizer", "schedule"),
-    ),
+    (VIT, SMALLER | {"optimizer.weight_decay": 0.1}, (*PARTS, "optimizer", "schedule")),
     (GPT, {}, PARTS),
     ("tests/tiny.py:transformer", {"task.sequence_length": 16, "model.norm": "power"}, PARTS),
     ("tests/tiny.py:transformer_xl", {"model.cutoffs": (100, 200)}, PARTS),
@@ -48,7 +44,7 @@ CASES = [
     ),
     *((GPT, {"schedule": name, "total_steps": 4000}, ("schedule",)) for name in base.REGISTRIES["schedule"]),
 ]
-# Values of keys whose default gives no other one.
+# Other values of keys for which `others` cannot derive one from the default.
 VALUES = {
     "augment": "crop | flip",
     "buckets": (8, 16),
