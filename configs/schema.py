@@ -19,6 +19,7 @@ from lineage.configs.registry import (
     declared,
     field_types,
     from_data,
+    has_effect,
     nearest,
     typed,
     variants,
@@ -305,8 +306,7 @@ def without_effect(config: ConfigDict, resolved: ConfigDict, classes: Mapping[st
     for section, cls in classes.items():
         for name, needs in declared(cls, Needs).items():
             path, other = (f"{section}.{key}".removeprefix(".") for key in (name, needs.field))
-            (key, value), (needed, condition) = chosen[path], effective[other]
-            met = condition in (None, *needs.values) if needs.values else condition != needed.default
-            if value not in (None, key.default) and not met:
+            (key, value), (_, condition) = chosen[path], effective[other]
+            if value not in (None, key.default) and not has_effect(cls, name, {needs.field: condition}):
                 state = "empty" if condition in ("", ()) else repr(condition)
                 yield f"{path} has no effect, because {other} is {state}."

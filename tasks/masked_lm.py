@@ -66,9 +66,6 @@ class MaskedLM(DocumentTask):
             return super().begin_token(tokenizer)
         return tokenizer.cls if tokenizer.encloses else None
 
-    def model_options(self) -> dict[str, Any]:
-        return super().model_options() | {"num_classes": 2}
-
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)
         return axes | {"M": count_masked(self.mask_rate, axes["T"])}

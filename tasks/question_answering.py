@@ -52,9 +52,6 @@ class QuestionAnswering(EncoderTask):
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:
         return {name: [text for item in part for text in (item.text, item.context)] for name, part in content.items()}
 
-    def model_options(self) -> dict[str, Any]:
-        return super().model_options() | {"num_classes": 2}
-
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage.configs import base, durations, modules, schema
-from lineage.configs.registry import check_matches
+from lineage.configs.registry import check_matches, has_effect
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
@@ -120,10 +120,11 @@ class Experiment:
     @cached_property
     def model(self) -> Model:
         """The config's model; empty options are set by the task or the data."""
-        settings = self.config.model
+        settings, cls = self.config.model, MODELS[self.config.model.name]
         given = {key: value for key, value in self.task.model_options().items() if settings.get(key) is None}
         for key in Facts().model_options:
-            if key in settings and settings[key] is None and key not in given:
+            unset = key in settings and settings[key] is None and key not in given
+            if unset and has_effect(cls, key, {**settings, **given}):
                 given[key] = self.facts.model_options[key]
                 if given[key] is None:
                     name, source = settings.name, self.config.source.name
@@ -137,7 +138,7 @@ class Experiment:
         _ = self.run.checkpoint.highest  # raises an error if the metric has no direction
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.data_options[name], self.facts.model_options[name]
-            if has and needs and has < needs:
+            if has and needs and has < needs and has_effect(type(self.model), name, self.model.settings):
                 raise ValueError(
                     f"model.{name} is {has}: it must be at least {needs}, as the source {self.source.name!r} has."
                 )

@@ -1,5 +1,8 @@
 """Notes on keys that have no effect because of other keys."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import pytest
 
 from lineage.configs import base, cli
@@ -69,3 +72,22 @@ def test_notes_are_part_of_the_start_of_a_run():
     assert not [line for line in start_notes(Experiment(config), 0, {}) if "no effect" in line]
     config.task.squash = True
     assert "task.squash has no effect, because task.image_size is 0." in start_notes(Experiment(config), 0, {})
+
+
+def test_only_heads_with_classes_need_a_number_of_classes():
+    config, _ = cli.load("bert_stdlib")
+    config.model.head = "choice"  # one logit for each text
+    assert Experiment(config).model.num_classes == 2  # the default, which has no effect
+    config.model.head = "token_classification"
+    with pytest.raises(ValueError, match="The source 'stdlib' has no num_classes, which the model 'bert' needs"):
+        _ = Experiment(config).model
+
+
+def test_a_condition_on_an_unknown_field_is_refused():
+    @dataclass
+    class Wrong:
+        kind: str = "a"
+        size: Annotated[int, Needs("knd")] = 1
+
+    with pytest.raises(ValueError, match="needs 'knd', which is not a field: did you mean 'kind'"):
+        declared(Wrong, Needs)
