@@ -102,6 +102,10 @@ class Family:
         """Return the tensors that our model computes, by name; they are written, and verified when read."""
         return {}
 
+    def additional(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return further tensors to write, given the names of the others; they must match `unread`."""
+        return {}
+
     def ignored(self, model: nn.Module) -> str:
         """Return `unread` for a model."""
         return self.unread

@@ -86,6 +86,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     config["dtype"] = str(next(iter(params.values())).dtype)
     # safetensors would write the elements of a non-contiguous array in the wrong order.
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
+    tensors |= family.additional(tensors)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(target := folder / "model.safetensors") as path:

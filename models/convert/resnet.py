@@ -70,6 +70,11 @@ class ResNet(Family):
                 table += layer(f"{name}.shortcut", f"{own}/shortcut", f"{own}/shortcut_norm")
         return table
 
+    def additional(self, names):
+        """Return the counters of batches of the batch normalizations, which the reference does not use."""
+        ends = "running_mean", "num_batches_tracked"
+        return {name.replace(*ends): np.zeros((), np.int64) for name in names if name.endswith(ends[0])}
+
     def settings(self, config, architecture, names):
         bottleneck = config.get("layer_type") != "basic"
         return {"num_classes": num_labels(config, architecture), "bottleneck": bottleneck}
