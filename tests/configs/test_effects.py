@@ -117,7 +117,7 @@ def others(name: str, hint, value) -> list:
     if value is not None and int in kinds:
         return [2 * value or 2, value // 2, value + 1]
     if int in kinds:
-        return [2, 4, 64]
+        return [2, 4, 64, 96]
     if float in kinds:
         return [(value or 0.5) / 2, (value or 0.0) + 0.125]
     return [VALUES[name]]
