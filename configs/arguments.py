@@ -42,8 +42,22 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
         if EXPERIMENT in COMMANDS[name].groups and not unknown[0].startswith("-"):
             hint = ": use --config for an experiment, --workdir for the folder of a run"
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
+    _check_model(options, parser)
     options.command = name
     return options, changes
+
+
+def _check_model(options: argparse.Namespace, parser: Parser) -> None:
+    """Refuse arguments that name another model than the one that would be used, or a task that is not used."""
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    if {"run", "workdir"} <= given.keys():
+        parser.error(f"RUN is {options.run!r} and --workdir is {options.workdir!r}: give only one of them")
+    flags = {"run": "RUN", "workdir": "--workdir", "config": "--config"}
+    others = [flag for name, flag in flags.items() if name in given]
+    if "model" in given and others:
+        parser.error(f"--model and {others[0]} are given: give only the model to use")
+    if "task" in given and "model" not in given:
+        parser.error("--task is only for --model: the task of a run is known")
 
 
 def _home() -> str:

@@ -80,6 +80,23 @@ def test_empty_names_do_not_select_the_default_experiment(arguments, capsys):
     assert "the value is '': it must be a name or a path" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("export a --workdir=b", "RUN is 'a' and --workdir is 'b': give only one of them."),
+        ("predict a --workdir=b", "RUN is 'a' and --workdir is 'b': give only one of them."),
+        ("predict a --model=b --task=masked_lm", "--model and RUN are given: give only the model to use."),
+        ("predict --workdir=a --model=b --task=masked_lm", "--model and --workdir are given: give only the model"),
+        ("predict --config=gpt_stdlib --model=b", "--model and --config are given: give only the model to use."),
+        ("predict a --task=masked_lm", "--task is only for --model: the task of a run is known."),
+    ],
+)
+def test_arguments_that_name_two_models_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(arguments.split(), "lineage")
+    assert message in capsys.readouterr().err
+
+
 def test_home_folder_in_values(monkeypatch):
     """Check the paths whose "~" shells leave as it is; in other places it is part of a name or of a text."""
     monkeypatch.setenv("HOME", "/home/me")
