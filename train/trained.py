@@ -165,6 +165,8 @@ class Trained:
         """
         source, kind = self.experiment.source, self.experiment.task.reads
         if text is not None and not is_source(text := os.fspath(text)):
+            if split:
+                raise ValueError(f"--split is {split!r}: {text} is a file or folder, and only sources have splits.")
             # Files are read after their fingerprints are taken, as they could change meanwhile. Of images, which are
             # read later, the modification times are checked then. A folder may also have the output.
             listed = text if Path(text).exists() else text.partition(",")[0]  # after the comma is a folder of images
@@ -175,6 +177,9 @@ class Trained:
             return inputs, files | fingerprint(map(str, images))
         if text not in (None, source.name):
             source = schema.build(SOURCES, schema.parse(SOURCES, text))
+        if columns:
+            given = f"--columns={','.join(columns)} is for files"
+            raise ValueError(f"{given}: the inputs are those of the source {source.name!r}, which names its columns.")
         files = fingerprint(source.files())
         return from_source(source.read(kind), kind, split), files
 

@@ -17,6 +17,7 @@ from lineage.data.inputs.rows import KINDS, rows_of
 from lineage.data.loader import ExampleSource
 from lineage.data.sources import SOURCES
 from lineage.data.sources.boxes import BoxedImages
+from lineage.data.sources.files import suffix_of
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,13 @@ def from_files(
         bad: maximum number of bad lines or rows in whose place the inputs have their ValueErrors.
         quotes: whether fields of a .csv or .tsv may be in double quotes, see the source `csv`.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, has no such
-    column, or has more bad lines; the message names the line.
+    Raises FileNotFoundError if there is no such file, ValueError if it is empty or of another format, has no columns
+    or no such column, or has more bad lines; the message names the line.
     """
     path = local(path, ())
+    others = (*KINDS[kind].readers, *[".txt"] * (len(columns) == 1)) if kind in KINDS else (suffix_of(path),)
+    if columns and suffix_of(path) in others:
+        raise ValueError(f"--columns={','.join(columns)} is for tables: {path} has no columns.")
     if kind not in KINDS:
         return Inputs(*images_of(path, kind, channels))
     names = tuple(columns or KINDS[kind].columns)

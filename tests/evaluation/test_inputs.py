@@ -23,7 +23,7 @@ from lineage.data import Facts, Loader, Question
 from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_memory, is_source
 from lineage.data.inputs.images import Readable
-from lineage.data.sources.tables import TSV
+from lineage.data.sources.tables import CSV, TSV
 from lineage.evaluation.prediction import identity, with_categories
 from lineage.train import trained
 from lineage.train.experiment import Experiment
@@ -112,6 +112,25 @@ def test_quotes_mean_what_they_mean_in_the_source_of_the_run(tmp_path):
         run = SimpleNamespace(experiment=SimpleNamespace(source=TSV(str(path), quotes=quotes), **about))
         inputs, _ = Trained.inputs(run, str(path))
         assert list(inputs.part(0, 2)) == rows
+
+
+def test_columns_are_for_files_and_splits_for_sources(tmp_path):
+    (path := tmp_path / "a.csv").write_text("text,review\na,b\n")
+    (text := tmp_path / "a.txt").write_text("a\n")
+    Image.new("L", (2, 2)).save(image := tmp_path / "a.png")
+    about = {"task": SimpleNamespace(reads="documents"), "facts": SimpleNamespace(channels=None)}
+    run = SimpleNamespace(experiment=SimpleNamespace(source=CSV(str(path)), **about))
+    assert list(Trained.inputs(run, str(path), columns=["review"])[0].part(0, 1)) == ["b"]
+    for given in (None, "csv", f"csv:{path}"):
+        assert list(Trained.inputs(run, given, "train")[0].rows) == ["a"]
+        with pytest.raises(ValueError, match="--columns=review is for files: the inputs are those of the source 'csv'"):
+            Trained.inputs(run, given, columns=["review"])
+    with pytest.raises(ValueError, match=rf"--split is 'train': {path} is a file or folder, and only sources have"):
+        Trained.inputs(run, str(path), "train")
+    with pytest.raises(ValueError, match=rf"--columns=review is for tables: {text} has no columns."):
+        Trained.inputs(run, str(text), columns=["review"])
+    with pytest.raises(ValueError, match=rf"--columns=review is for tables: {image} has no columns."):
+        from_files(str(image), "images", ["review"], channels=1)
 
 
 def test_only_the_images_of_a_folder_are_fingerprinted(tmp_path, monkeypatch):
