@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, ClassVar, Self
 
-from lineage.configs.registry import Registry, check_ranges
+from lineage.configs.registry import Registry, check_ranges, declared
 from lineage.configs.storage import is_remote, local
 from lineage.data.facts import Facts, evaluating
 from lineage.data.fingerprint import files_of
@@ -15,6 +15,13 @@ from lineage.data.fingerprint import files_of
 SOURCES: Registry = Registry("source")
 SPLITS = ("train", "validation", "test")
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
+
+
+@dataclass(frozen=True)
+class For:
+    """Kinds of content on which an option of a source has an effect, declared as `Annotated[str, For(("pairs",))]`."""
+
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,12 @@ class Source:
     def shared(self) -> list[str]:
         """Return the files that are read for several splits."""
         return []
+
+    def without_effect(self, kind: str) -> list[str]:
+        """Return the options that differ from their defaults, but have no effect on a kind of content (see `For`)."""
+        defaults = {field.name: field.default for field in fields(self)}
+        options = (name for name, allowed in declared(type(self), For).items() if kind not in allowed.kinds)
+        return [name for name in options if getattr(self, name) != defaults[name]]
 
     def content_kinds(self) -> list[str]:
         """Return the kinds of content that the source provides."""

@@ -77,6 +77,10 @@ class Mixture(Source):
     def files(self) -> list[str]:
         return [path for part in self.named.values() for path in part.source.files()]
 
+    def without_effect(self, kind: str) -> list[str]:
+        parts = self.named.items()
+        return [f"{option} of the part {name!r}" for name, part in parts for option in part.source.without_effect(kind)]
+
     def content_kinds(self) -> list[str]:
         return [kind for kind in CONTENT if all(kind in part.source.content_kinds() for part in self.named.values())]
 

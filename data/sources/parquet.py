@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource, evenly_spaced
-from lineage.data.sources.base import SOURCES
+from lineage.data.sources.base import SOURCES, For
 from lineage.data.sources.files import check_bytes, gathered, inside
 from lineage.data.sources.tables import Row, Table, check_columns
 from lineage.data.transforms.pillow import Picture, common_channels
@@ -43,7 +43,7 @@ class Parquet(Table):
     suffixes = (".parquet",)
     unit: ClassVar[str] = "row"
 
-    image_key: str = "image"
+    image_key: Annotated[str, For(("images",))] = "image"
 
     def files(self) -> list[str]:
         """Return the Parquet files, and the image files that they name instead of containing them."""

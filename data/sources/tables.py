@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from lineage.configs.registry import Natural, Rate
+from lineage.configs.registry import Natural, Needs, Rate
 from lineage.data.content import LabeledTexts, PairedTexts
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
-from lineage.data.sources.base import SOURCES
+from lineage.data.sources.base import SOURCES, For
 from lineage.data.sources.files import DataFiles, gathered, held_out, numbered_lines, parse_json
 
 Row = tuple[Any, ...] | ValueError  # values of a row, or its error
@@ -36,12 +36,12 @@ class Table(DataFiles):
 
     unit: ClassVar[str] = "line"  # name of a row in error messages
 
-    text_key: str = "text"
-    label_key: str = "label"
-    input_key: str = "input"
-    target_key: str = "target"
-    validation_fraction: Rate = 0.0
-    max_bytes: Natural = 0
+    text_key: Annotated[str, For(("documents", "labeled_texts"))] = "text"
+    label_key: Annotated[str, For(("labeled_texts", "images"))] = "label"
+    input_key: Annotated[str, For(("pairs",))] = "input"
+    target_key: Annotated[str, For(("pairs",))] = "target"
+    validation_fraction: Annotated[Rate, Needs("validation_path", ("",))] = 0.0
+    max_bytes: Annotated[Natural, For(("documents",))] = 0
 
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
         """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value.

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from lineage.configs.registry import Natural, Rate
+from lineage.configs.registry import Natural, Needs, Rate
 from lineage.data.content import PairedTexts
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
@@ -34,7 +35,7 @@ class Text(SplitFiles):
         max_bytes: maximum number of bytes to read for each split, in whole files; 0: no limit.
     """
 
-    validation_fraction: Rate = 0.1
+    validation_fraction: Annotated[Rate, Needs("validation_path", ("",))] = 0.1
     max_bytes: Natural = 0
 
     def documents(self) -> dict[str, Documents]:

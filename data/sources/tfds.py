@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from os.path import isdir, isfile
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from lineage.configs.storage import is_remote, local
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
-from lineage.data.sources.base import SOURCES, SPLITS, PathSource
+from lineage.data.sources.base import SOURCES, SPLITS, For, PathSource
 from lineage.data.sources.files import parse_json
 from lineage.data.sources.records import Records, decoded, parts, reading
 
@@ -46,10 +46,10 @@ class TFDS(PathSource):
     train_split: str = "train"
     validation_split: str = ""
     test_split: str = ""
-    text_key: str = "text"
-    label_key: str = "label"
-    image_key: str = "image"
-    max_bytes: Natural = 0
+    text_key: Annotated[str, For(("documents", "pairs", "labeled_texts"))] = "text"
+    label_key: Annotated[str, For(("labeled_texts", "images"))] = "label"
+    image_key: Annotated[str, For(("images", "images_with_boxes"))] = "image"
+    max_bytes: Annotated[Natural, For(("documents",))] = 0
 
     def copied(self) -> "TFDS":
         return self  # only one data set of a remote `data_dir` is copied
