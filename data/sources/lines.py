@@ -58,7 +58,10 @@ class SQuAD(SplitFiles):
     """
 
     def questions(self) -> dict[str, list[Question]]:
-        return self.each(read_questions)
+        splits = self.each(read_questions)
+        if empty := [split for split, questions in splits.items() if not questions]:
+            raise ValueError(f"{self.paths()[empty[0]]} has no questions.")
+        return splits
 
 
 class TaggedFiles(DataFiles):
@@ -69,8 +72,12 @@ class TaggedFiles(DataFiles):
         raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        splits = self.split_files().items()
-        return {split: [sentence for file in files for sentence in self.read_file(file)] for split, files in splits}
+        splits = {}
+        for split, files in self.split_files().items():
+            splits[split] = [sentence for file in files for sentence in self.read_file(file)]
+            if not splits[split]:
+                raise ValueError(f"{files[0]} has no sentences.")
+        return splits
 
     def documents(self) -> dict[str, Documents]:
         splits = self.tagged_sentences().items()

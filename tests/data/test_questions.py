@@ -225,3 +225,9 @@ def test_windows_that_a_long_question_shortens_follow_each_other():
     starts = [int(offsets[offsets[:, 0] >= 0][0, 0]) for offsets in source.offsets]
     assert starts == [0, 20, 40, 0, 13, 26, 39, 52]
     assert source.origins.tolist() == [0] * 3 + [1] * 5
+
+
+def test_files_without_questions_are_named(tmp_path):
+    (path := tmp_path / "dev.json").write_text('{"data": []}')
+    with pytest.raises(ValueError, match=r"dev\.json has no questions"):
+        SQuAD(str(path)).questions()

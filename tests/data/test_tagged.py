@@ -170,3 +170,13 @@ def test_wrong_columns_raise(content, options, message, tmp_path):
     (tmp_path / "a.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
         BIO(f"{tmp_path}/a.txt", **options).tagged_sentences()
+
+
+def test_files_without_sentences_are_named(tmp_path):
+    (tmp_path / "train.conllu").write_text(CONLLU)
+    (tmp_path / "dev.conllu").write_text("# newdoc\n")
+    with pytest.raises(ValueError, match=r"dev\.conllu has no sentences"):
+        CoNLLU(str(tmp_path)).tagged_sentences()
+    with pytest.raises(ValueError, match=r"dev\.conllu has no sentences"):
+        CoNLLU(f"{tmp_path}/train.conllu", validation_path=f"{tmp_path}/dev.conllu").documents()
+    assert len(CoNLLU(f"{tmp_path}/*.conllu").tagged_sentences()["train"]) == 2
