@@ -69,9 +69,9 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Links to folders are followed. Hidden files and folders in a folder are left out, and files with none of
-    the suffixes, in lower or upper case, if any are given. Links to missing files are included if their names match the
-    suffixes or a glob.
+    Links to folders are followed. Hidden files and folders in a folder are left out, compressed copies of files next to
+    them, and files with none of the suffixes, in lower or upper case, if any are given. Links to missing files are
+    included if their names match the suffixes or a glob.
     """
     if is_folder := os.path.isdir(path):
         inside = [(file, file.relative_to(path)) for file in files_below(path)]
@@ -80,7 +80,10 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     else:
         files = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     is_named = bool(suffixes) or not is_folder
-    return sorted(file for file in files if file.is_file() or (is_named and not file.exists()))
+    found = [file for file in files if file.is_file() or (is_named and not file.exists())]
+    # Sorted in this order, a file precedes its compressed copies.
+    by_name = {uncompressed(str(file)): file for file in sorted(found, key=str, reverse=True)}
+    return sorted(by_name.values())
 
 
 def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = True) -> dict[str, list[str]]:

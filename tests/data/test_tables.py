@@ -374,3 +374,17 @@ def test_uppercase_suffixes_in_a_folder(tmp_path):
     assert source.unread() == [str(tmp_path / "notes.CSV")]
     (tmp_path / "a.TSV").write_text("a\tx\n")
     assert SOURCES["labels"](path=str(tmp_path / "a.TSV")).labeled_texts()["train"].labels == ["x"]
+
+
+def test_compressed_copies_of_files_are_not_read(tmp_path):
+    for name, text in (("train", "a\nb"), ("train_2", "c"), ("dev", "d")):
+        content = f"text\n{text}\n".encode()
+        (tmp_path / f"{name}.csv").write_bytes(content)
+        (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress(content))
+        (tmp_path / f"{name}.csv.xz").write_bytes(lzma.compress(content))
+    (tmp_path / "train_2.csv").unlink()
+    for path in (tmp_path, tmp_path / "train*"):
+        source = CSV(str(path))
+        assert list(source.documents()["train"]) == ["a", "b", "c"]
+        assert source.unread() == []
+    assert list(CSV(str(tmp_path)).documents()["validation"]) == ["d"]
