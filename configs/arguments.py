@@ -43,6 +43,8 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
             hint = ": use --config for an experiment, --workdir for the folder of a run"
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
     _check_model(options, parser)
+    if name == "export" and "weights" in changes:
+        parser.error("--config.weights has no effect on an export, which has the trained parameters")
     options.command = name
     return options, changes
 

@@ -89,9 +89,10 @@ def test_empty_names_do_not_select_the_default_experiment(arguments, capsys):
         ("predict --workdir=a --model=b --task=masked_lm", "--model and --workdir are given: give only the model"),
         ("predict --config=gpt_stdlib --model=b", "--model and --config are given: give only the model to use."),
         ("predict a --task=masked_lm", "--task is only for --model: the task of a run is known."),
+        ("export a --config.weights=int8", "--config.weights has no effect on an export, which has the trained param"),
     ],
 )
-def test_arguments_that_name_two_models_are_refused(arguments, message, capsys):
+def test_arguments_without_effect_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(arguments.split(), "lineage")
     assert message in capsys.readouterr().err
