@@ -25,7 +25,7 @@ from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints, retried
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, paths_of
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, Optimizer, check_layers, paths_of
 from lineage.train.reading import read_chosen
 from lineage.train.step import TrainState, init_state, make_forward_step
 
@@ -320,7 +320,10 @@ class Experiment:
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
-        patterns = [pattern for pattern, _ in self.config.optimizer.lr_multipliers]
+        optimizer = self.config.optimizer
+        needs_all = bool(optimizer.layer_decay or optimizer.frozen_layers)
+        check_layers(self.model, jax.eval_shape(TrainState.variables, state)["params"], needs_all)
+        patterns = [pattern for pattern, _ in optimizer.lr_multipliers]
         check_matches("optimizer.lr_multipliers", patterns, paths_of(state.params))
         check_matches("sharding", [pattern for pattern, _ in self.run.sharding], paths_of(state.replace(step=None)))
         if "memory" in state.collections and self.loader.order != "stream":

@@ -200,6 +200,23 @@ def paths_of(tree: Any) -> list[str]:
     return jax.tree.leaves(map_paths(lambda path, _: path, tree))
 
 
+def check_layers(model: Model, params: Any, need_all: bool) -> None:
+    """Raise ValueError if the `layer_groups` of a model do not fit its parameters.
+
+    Args:
+        params: all parameters of the model, or a tree of their shapes.
+        need_all: whether all groups must have parameters, for what depends on the number of layers.
+    """
+    name, paths = f"layer_groups of the model {type(model).__name__}", paths_of(params)
+    for path, leaf in zip(paths, jax.tree.leaves(params)):
+        layer = model.layer_of(path)
+        if isinstance(layer, range) and leaf.shape[:1] != (len(layer),):
+            given = f"{len(layer)} stacked layer{'s'[: len(layer) - 1]}, but {path} has the shape {leaf.shape}"
+            raise ValueError(f"The {name} name {given}: set `stacked=False`, or another `count`.")
+    if need_all:
+        check_matches(f"the {name}", (group.path for group in model.layer_groups if group.count), paths)
+
+
 def merged(part: Any, params: Any) -> Any:
     """Return a tree of parameters with `part`, a tree from `Optimizer.trained`, in place of its trained part."""
 
