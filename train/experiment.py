@@ -320,9 +320,8 @@ class Experiment:
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
-        optimizer = self.config.optimizer
-        needs_all = bool(optimizer.layer_decay or optimizer.frozen_layers)
-        check_layers(self.model, jax.eval_shape(TrainState.variables, state)["params"], needs_all)
+        optimizer, params = self.config.optimizer, jax.eval_shape(TrainState.variables, state)["params"]
+        check_layers(self.model, params, need_all=bool(optimizer.layer_decay or optimizer.frozen_layers))
         patterns = [pattern for pattern, _ in optimizer.lr_multipliers]
         check_matches("optimizer.lr_multipliers", patterns, paths_of(state.params))
         check_matches("sharding", [pattern for pattern, _ in self.run.sharding], paths_of(state.replace(step=None)))

@@ -74,8 +74,8 @@ def test_layers_that_fit_the_parameters_are_accepted(monkeypatch, tmp_path, grou
 @pytest.mark.parametrize(
     ("groups", "stacked", "message"),
     [
-        ((("layer_0", 1), ("layer_1", 1)), False, r"Own name 1 stacked layer, but layer_0/bias has the shape \(5,\)"),
-        ((("layers", 3),), True, r"Own name 3 stacked layers, but layers/bias has the shape \(2, 5\)"),
+        ((("layer_0", 1), ("layer_1", 1)), False, r"first axis of layer_0/bias has size 1, but its shape is \(5,\)"),
+        ((("layers", 3),), True, r"first axis of layers/bias has size 3, but its shape is \(2, 5\)"),
     ],
 )
 def test_stacked_layers_of_another_number_are_refused(monkeypatch, tmp_path, groups, stacked, message, options):

@@ -211,8 +211,8 @@ def check_layers(model: Model, params: Any, need_all: bool) -> None:
     for path, leaf in zip(paths, jax.tree.leaves(params)):
         layer = model.layer_of(path)
         if isinstance(layer, range) and leaf.shape[:1] != (len(layer),):
-            given = f"{len(layer)} stacked layer{'s'[: len(layer) - 1]}, but {path} has the shape {leaf.shape}"
-            raise ValueError(f"The {name} name {given}: set `stacked=False`, or another `count`.")
+            given = f"the first axis of {path} has size {len(layer)}, but its shape is {leaf.shape}"
+            raise ValueError(f"The {name} say that {given}: set `stacked=False`, or another `count`.")
     if need_all:
         check_matches(f"the {name}", (group.path for group in model.layer_groups if group.count), paths)
 
