@@ -9,8 +9,9 @@ const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
 // A duration, such as 2d 4:00:00, in seconds.
 const value = text => /^(\d+d )?[\d:]+:\d\d$/.test(text)
   ? text.split(/d |:/).reduce((sum, part, i, all) => sum * (all.length - i === 3 ? 24 : 60) + +part, 0) : text;
+const missing = text => text === "" || text === "nan";  // last in both orders
 const order = (a, b, sign) =>
-  (a === "") - (b === "") || sign * (value(a) - value(b) || a.localeCompare(b, "en", {numeric: true}));
+  missing(a) - missing(b) || sign * (value(a) - value(b) || a.localeCompare(b, "en", {numeric: true}));
 const heads = document.querySelectorAll(".runs [scope=col]");
 heads.forEach((head, column) => {
   const button = document.createElement("button");
