@@ -162,12 +162,13 @@ def classes(config: ConfigDict) -> dict[str, type]:
 
 
 def without_effect(config: ConfigDict) -> Iterator[str]:
-    """Yield a note for each key that differs from its default, but has no effect because of another key's value."""
+    """Yield a note for each key that differs from its default, but has no effect because of another key or the task."""
     values, task = resolved(config), schema.build(TASKS, config.task)
     for key, value in task.model_options().items():
         if values.model.get(key, value) is None:
             values.model[key] = value
     yield from schema.without_effect(config, values, classes(config))
-    for key in task.unused:
-        if config.model.get(key) not in (None, getattr(MODELS[config.model.name], key, None)):
-            yield f"model.{key} has no effect in the task {task.name!r}."
+    cls, source = MODELS[config.model.name], schema.build(SOURCES, config.source)
+    unused = [f"model.{key}" for key in task.unused if config.model.get(key) not in (None, getattr(cls, key, None))]
+    unused += [f"source.{option}" for option in source.without_effect(task.reads)]
+    yield from (f"{key} has no effect in the task {task.name!r}." for key in unused)

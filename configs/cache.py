@@ -5,6 +5,7 @@ only copies of remote files are kept, in the default folder. The cache can be de
 """
 
 import contextlib
+import errno
 import os
 import time
 import zlib
@@ -23,6 +24,8 @@ REPRODUCIBLE = (
 )
 CHECKED = "checked"  # file whose modification time is that of the last call of `delete_incomplete`
 BLOCK = 1 << 20  # bytes of a program that are read at a time
+# Errors of a cache that cannot be used: forbidden, read-only, or full.
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 Result = TypeVar("Result")
 
 
@@ -48,13 +51,15 @@ def folder(kind: str) -> Path | None:
 
 
 def kept(cached: Callable[[], Result], without: Callable[[], Result]) -> Result:
-    """Return the result of `cached`, or that of `without` if `cached` meets files that this user may not open.
+    """Return the result of `cached`, or that of `without` if the disk is full or this user may not open a file.
 
     In a cache that several users share, a file may be readable or writable only for the user who created it.
     """
     try:
         return cached()
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
         return without()
 
 

@@ -70,8 +70,8 @@ def tokenize(
     while the others wait. Complete shards are kept; those that are missing or have a wrong size are encoded.
 
     Args:
-        cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none or
-            the files of the corpus belong to another user and cannot be opened.
+        cache_dir: folder with a subfolder for each corpus; "": the cache of the user, or memory if there is none, its
+            disk is full, or the files of the corpus belong to another user and cannot be opened.
         workers: number of processes that encode; 0: this process, in which the library uses all cores.
         begin: token before each document; None: none.
     """

@@ -41,7 +41,7 @@ NUMERICS = (
     "jax_random_seed_offset",
     "jax_threefry_partitionable",
 )
-RESUME = "Run the same command on every host again: a training run resumes from the last checkpoint."
+RESUME = "Run the same command on every host again: training resumes from the last checkpoint, `predict` in its output."
 
 
 def check_devices() -> None:
@@ -114,9 +114,8 @@ def joined(
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
         if is_lost_process(error):
-            raise ConnectionError(
-                f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all processes stop. {RESUME}"
-            ) from error
+            reason = re.sub(r"\[\S+\.(cc|h):\d+\] ", "", " ".join(str(error).split()))[:200]  # without places in Gloo
+            raise ConnectionError(f"a process of this run was lost ({reason}): all processes stop. {RESUME}") from error
         raise
 
 

@@ -154,8 +154,6 @@ def start_notes(experiment: Experiment, start: int, before: Mapping[str, Any]) -
     """Yield notes about the options, the data and the learning rate; `before` is the checkpoint's config, if any."""
     if not start:
         yield from base.without_effect(experiment.config)
-        for option in experiment.source.without_effect(experiment.task.reads):
-            yield f"source.{option} has no effect in the task {experiment.task.name!r}."
         classes = experiment.model.data_options["num_classes"] if "label" in experiment.task.arrays else None
         yield from notes(experiment.source, experiment.data, classes)
         yield from _class_order_notes(experiment)

@@ -214,16 +214,31 @@ def test_files_of_another_user_are_not_needed(kept, forbidden, monkeypatch):
     np.testing.assert_array_equal(stream.ends, expected.ends)
     assert (stream.characters, stream.bytes) == (expected.characters, expected.bytes)
     assert before == {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
-    with pytest.raises(PermissionError, match=r"another user: .*tokens/"):  # a folder that the user has named
+    with pytest.raises(PermissionError, match=r"refused: .*tokens/"):  # a folder that the user has named
         tokenize(TEXTS["train"], again, kept / "tokens")
 
 
-def refusing(function, folder):
-    """Return a function that opens files, but none below a folder."""
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_or_read_only_disk_of_the_cache_does_not_stop_a_run(kept, code, monkeypatch):
+    tokenizer = find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",))
+    expected = tokenize(TEXTS["train"], tokenizer)
+    monkeypatch.setenv("LINEAGE_CACHE", str(full := kept / "full"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refusing(os.open, full, code))
+        assert find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",)).to_str() == tokenizer.to_str()
+        np.testing.assert_array_equal(tokenize(TEXTS["train"], tokenizer).tokens[:], expected.tokens[:])
+    assert not [path for path in full.rglob("*") if path.is_file()]
+    monkeypatch.setattr(os, "open", refusing(os.open, full, errno.EIO))
+    with pytest.raises(OSError, match="refused"):
+        tokenize(TEXTS["train"], tokenizer)
+
+
+def refusing(function, folder, code=errno.EACCES):
+    """Return a function that opens files, but none below a folder, where it raises the error `code`."""
 
     def opened(path, *arguments, **options):
         if str(path).startswith(str(folder)):
-            raise PermissionError(errno.EACCES, "another user", str(path))
+            raise OSError(code, "refused", str(path))
         return function(path, *arguments, **options)
 
     return opened

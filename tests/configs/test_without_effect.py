@@ -45,7 +45,7 @@ def test_declarations_name_other_fields_and_their_values():
         ("seq2seq_cldr", {"model.attention": "fixed", "model.span": "monotonic"}, "model.attention is 'fixed'."),
         ("seq2seq_cldr", {"model.attention": None, "model.variant": "luong_local", "model.window": 3}, None),
         ("t5_multitask", {"source.limit": 50}, None),
-        ("t5_multitask", {"source.limit": 50, "source.weights": (1.0,)}, "because source.weights is (1.0,)."),
+        ("t5_multitask", {"source.limit": 50, "source.weights": (1.0,) * 3}, "source.weights is (1.0, 1.0, 1.0)."),
     ],
 )  # fmt: skip
 def test_keys_without_effect_are_noted(experiment, changes, note):
