@@ -2,18 +2,20 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lineage.configs.registry import Registry, check_ranges, declared
 from lineage.configs.storage import is_remote, local
 from lineage.data.facts import Facts, evaluating
-from lineage.data.fingerprint import files_of
+from lineage.data.fingerprint import crc, files_of
 
 SOURCES: Registry = Registry("source")
 SPLITS = ("train", "validation", "test")
+COMPARED = 1 << 20  # bytes of each file, in evenly spaced blocks, by which copies are found
 CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
 
 
@@ -61,6 +63,10 @@ class Source:
     def shared(self) -> list[str]:
         """Return the files that are read for several splits."""
         return []
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on options that have no effect because of the data or of other options in `parts`."""
+        yield from ()
 
     def without_effect(self, kind: str) -> list[str]:
         """Return the options that differ from their defaults, but have no effect on a kind of content (see `For`)."""
@@ -157,9 +163,20 @@ class SplitFiles(PathSource):
         return {split: list(map(str, files_of(path))) for split, path in self.paths().items()}
 
     def shared(self) -> list[str]:
-        splits = self.copied().split_files().values()
-        if len(splits) < 2:
-            return []
-        inodes = [{(stat.st_dev, stat.st_ino): file for file in files for stat in [os.stat(file)]} for files in splits]
-        count = Counter(chain(*inodes))
-        return sorted({key: file for split in inodes for key, file in split.items() if count[key] > 1}.values())
+        return in_several(self.copied().split_files().values(), copies=True)
+
+
+def in_several(splits: Iterable[Iterable[str | Path]], copies: bool = False) -> list[str]:
+    """Return the files that are in several splits, also as links or, with `copies`, as copies."""
+    stats = [{str(file): os.stat(file) for file in files} for files in splits]
+    if len(stats) < 2:
+        return []
+    sizes = Counter(chain(*({stat.st_size for stat in split.values()} - {0} for split in stats)))
+
+    def key(file: str, stat: os.stat_result) -> tuple[int, int]:
+        is_candidate = copies and sizes[stat.st_size] > 1
+        return (stat.st_size, crc(Path(file), COMPARED)) if is_candidate else (stat.st_dev, stat.st_ino)
+
+    keys = [{key(*item): item[0] for item in split.items()} for split in stats]
+    count = Counter(chain(*keys))
+    return sorted({key: file for split in keys for key, file in split.items() if count[key] > 1}.values())

@@ -1,14 +1,14 @@
 """Several sources in one run."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from lineage.configs.registry import Natural, Needs, Range, field_types
+from lineage.configs.registry import Natural, Needs, Range, declared, field_types, has_effect
 from lineage.data.content import Images, PairedTexts, splits_of
-from lineage.data.sources.base import CONTENT, SOURCES, Source
+from lineage.data.sources.base import CONTENT, SOURCES, Source, SplitFiles, in_several
 
 
 class Part(NamedTuple):
@@ -76,6 +76,31 @@ class Mixture(Source):
 
     def files(self) -> list[str]:
         return [path for part in self.named.values() for path in part.source.files()]
+
+    def unread(self) -> list[str]:
+        return [file for part in self.named.values() for file in part.source.unread()]
+
+    def shared(self) -> list[str]:
+        """Return the files that are read for several splits, of one part or of several."""
+        splits: dict[str, list[str]] = {}
+        others: list[str] = []
+        for source, _ in self.named.values():
+            if isinstance(source, SplitFiles):
+                for split, files in source.copied().split_files().items():
+                    splits.setdefault(split, []).extend(files)
+            else:
+                others += source.shared()
+        return sorted({*in_several(splits.values(), copies=True), *others})
+
+    def notes(self) -> Iterator[str]:
+        for name, (source, _) in self.named.items():
+            yield from (f"part {name!r}: {note}" for note in source.notes())
+            defaults = {field.name: field.default for field in fields(source)}
+            for option, needs in declared(type(source), Needs).items():
+                is_set = getattr(source, option) != defaults[option]
+                if is_set and not has_effect(type(source), option, vars(source)):
+                    value = getattr(source, needs.field)
+                    yield f"part {name!r}: source.{option} has no effect, because source.{needs.field} is {value!r}."
 
     def without_effect(self, kind: str) -> list[str]:
         parts = self.named.items()

@@ -43,6 +43,10 @@ class Table(DataFiles):
     validation_fraction: Annotated[Rate, Needs("validation_path", ("",))] = 0.0
     max_bytes: Annotated[Natural, For(("documents",))] = 0
 
+    def notes(self) -> Iterator[str]:
+        if self.validation_fraction and not self.validation_path and "validation" in self.split_files():
+            yield f"source.validation_fraction has no effect, because {self.path} has files of the split validation."
+
     def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, Row]]:
         """Yield the number of each row of a file, from 1, and its values in some columns, None if there is no value.
 

@@ -34,7 +34,7 @@ def test_nothing_is_said_about_usual_data(noted):
 
 def test_files_of_no_split(tmp_path):
     for name in ("train.csv", "train_2.csv", "more.csv", "dev_extra.csv", "dev.csv", "README.md"):
-        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+        (tmp_path / name).write_text(f"text,label\na {name},0\nb,1\n")
     source = SOURCES["csv"](path=str(tmp_path), validation_path=str(tmp_path / "dev_extra.csv"))
     data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=4))
     assert list(notes(source, data, 2)) == [
@@ -48,7 +48,7 @@ def test_files_of_no_split(tmp_path):
 )
 def test_files_of_several_splits(tmp_path, source, path, validation_path):
     for name in ("train.csv", "dev.csv"):
-        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+        (tmp_path / name).write_text(f"text,label\na {name},0\nb,1\n")
     (tmp_path / "a.tsv").write_text("a\t0\nb\t1\n")
     if "link.csv" in validation_path:
         (tmp_path / "link.csv").symlink_to("train.csv")
