@@ -87,6 +87,18 @@ def check_output(path: str | os.PathLike) -> None:
         raise ValueError(f"--output is {os.path.realpath(path)}, which is not a file: choose another one.")
 
 
+def check_place(path: str | os.PathLike) -> None:
+    """Raise ValueError if a name or the folders around it do not allow a file or folder at a path."""
+    path = Path(path).absolute()
+    if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise ValueError("--output has a name that is too long, or a null character: choose another one.")
+    around = next(parent for parent in path.parents if parent.exists())
+    if not around.is_dir():
+        raise ValueError(f"--output is {path}, but {around} is not a folder: choose another one.")
+    if not path.exists() and not os.access(around, os.W_OK | os.X_OK):
+        raise ValueError(f"--output is {path}, but {around} is not writable: choose another one.")
+
+
 def write_output(path: str | os.PathLike, content: str) -> None:
     """Write a file that a user names, atomically and through a link; raise ValueError as `check_output` does."""
     check_output(path)

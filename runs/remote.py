@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs import storage
+from lineage.configs.atomic import check_place
 from lineage.configs.storage import RECORD, is_hidden, is_remote, readable_errors, step_of
 from lineage.runs.folder import last_step
 from lineage.runs.locks import LOCK, locked_file
@@ -82,6 +83,8 @@ def written(output: str) -> Iterator[str]:
     interrupted process uploaded are downloaded first, so that they can be continued.
     """
     if not is_remote(output):
+        if output:
+            check_place(output)
         yield output
         return
     parent, _, name = output.rstrip("/").rpartition("/")

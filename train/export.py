@@ -108,6 +108,8 @@ def _together(folder: Path, owner: str) -> Iterator[Path]:
 def _check_folder(folder, workdir):
     """Raise ValueError if the folder has other files than an export of the run; return what identifies the run."""
     owner = hashlib.sha256(bytes(workdir)).hexdigest()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output is {folder}, which is not a folder: choose another one.")
     is_empty = not folder.is_dir() or all(path.match(".*.partial") or path.name == OWNER for path in folder.iterdir())
     if is_empty or folder.resolve() == workdir / "export":
         return owner

@@ -233,6 +233,14 @@ def test_run_is_not_overwritten(kind, exported, tmp_path):
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"config.json": text}
 
 
+def test_file_is_not_overwritten(exported, tmp_path):
+    (file := tmp_path / "file").write_text("text")
+    *_, gpt, state = exported["gpt"]
+    with pytest.raises(ValueError, match=f"--output is {file}, which is not a folder: choose another one"):
+        export.write(gpt, state.variables(average=True), "safetensors", file)
+    assert file.read_text() == "text"
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "stablehlo"])
 def test_other_files_are_not_overwritten(kind, exported, tmp_path):
     """Check that a folder is written again by the run that wrote it, and by no other run."""
