@@ -55,6 +55,10 @@ def _single(columns: Sequence[Any]) -> Any:
 
 def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="bs", **settings):
     """Compute a metric of sacreBLEU; with a `baseline` file, also the p-value of the difference from it."""
+    if samples < 0 or samples == 1:
+        raise ValueError(f"samples is {samples}: it must be 0 or at least 2.")
+    if test != "bs" and not baseline:
+        raise ValueError(f"test is {test!r}, which compares with a baseline: set the option baseline to its file.")
     outputs, rows = _texts(predictions), _all_texts(references)
     score = translation.corpus_score(name, outputs, rows, samples=samples, **settings)
     scores = {name: score.score, "signature": score.signature}

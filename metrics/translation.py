@@ -162,6 +162,12 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
             raise ValueError(f"{key} is {value!r}: it must be a number.")
         if value is not None and not value >= least:
             raise ValueError(f"{key} is {value}: it must be at least {least}.")
+    smoothed = [method for method, value in BLEU.SMOOTH_DEFAULTS.items() if value is not None]
+    if settings.get("smooth_value") is not None and settings.get("smooth_method") not in smoothed:
+        known = " or ".join(smoothed)
+        raise ValueError(
+            f"smooth_value is {settings['smooth_value']}, which has no effect unless smooth_method is {known}."
+        )
     try:
         return SACREBLEU[name](**settings)
     except (ImportError, RuntimeError) as error:  # a tokenizer that needs an optional package

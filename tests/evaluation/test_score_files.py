@@ -47,6 +47,10 @@ FOUND = {"image_id": 7, "category_id": 4, "bbox": [1, 2, 3, 4], "score": 0.5}
         ("metric=rouge predictions=P references=P option=samples=0", "samples is 0: it must be at"),
         ("metric=rouge predictions=P references=P option=confidence=95", "confidence is 95.0: it must be between 0"),
         ("metric=ter predictions=P references=P option=baseline=R", "R has 1 texts and the predictions 2: they must"),
+        ("metric=ter predictions=P references=P option=samples=1", "samples is 1: it must be 0 or at least 2."),
+        ("metric=chrf predictions=P references=P option=samples=-5", "samples is -5: it must be 0 or at least 2."),
+        ("metric=bleu predictions=P references=P option=test=ar", "test is 'ar', which compares with a baseline:"),
+        ("metric=bleu predictions=P references=P option=smooth_value=2", "smooth_value is 2, which has no effect"),
         ("metric=tagging predictions=P references=T", "The tag 'b' is not valid in the scheme CoNLL"),
         ("metric=tagging predictions=P references=B", "Sentence 1 has 1 predicted and 2 true tags."),
         ("metric=regression predictions=P references=T", "The values must be numbers: could not"),
@@ -79,6 +83,17 @@ def test_output_is_a_file_or_a_link_to_one(tmp_path):
     write_scores(f"{tmp_path}/link", "bleu", f"{tmp_path}/texts", [f"{tmp_path}/other"])
     assert (tmp_path / "link").is_symlink()
     assert json.loads((tmp_path / "new" / "scores.json").read_text())["metric"] == "bleu"
+
+
+@pytest.mark.parametrize("output", ["texts/scores.json", "texts/more/scores.json", "x" * 300, "new\0.json"])
+def test_output_that_cannot_be_created(output, tmp_path, capsys):
+    (texts := tmp_path / "texts").write_text("a b\n")
+    arguments = ["score", "--metric=distinct", f"--predictions={texts}", f"--output={tmp_path}/{output}"]
+    assert launch.main(arguments) == 1
+    message = capsys.readouterr().err.splitlines()[1]
+    assert message.startswith("error: --output ")
+    assert message.endswith(": choose another one.")
+    assert "Errno" not in message
 
 
 def test_output_folder_is_created(tmp_path):
