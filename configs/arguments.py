@@ -54,6 +54,10 @@ def _check_model(options: argparse.Namespace, parser: Parser) -> None:
     given = {name: value for name, value in vars(options).items() if value is not None}
     if {"run", "workdir"} <= given.keys():
         parser.error(f"RUN is {options.run!r} and --workdir is {options.workdir!r}: give only one of them")
+    is_section = "section" in vars(options) and "section" not in given  # config --config=NAME SECTION
+    if {"experiment", "config"} <= given.keys() and not is_section:
+        names = f"{options.experiment!r} and --config={options.config!r}"
+        parser.error(f"the experiments {names} are given: give only one of them")
     flags = {"run": "RUN", "workdir": "--workdir", "config": "--config"}
     others = [flag for name, flag in flags.items() if name in given]
     if "model" in given and others:

@@ -89,6 +89,8 @@ def test_empty_names_do_not_select_the_default_experiment(arguments, capsys):
         ("predict --workdir=a --model=b --task=masked_lm", "--model and --workdir are given: give only the model"),
         ("predict --config=gpt_stdlib --model=b", "--model and --config are given: give only the model to use."),
         ("predict a --task=masked_lm", "--task is only for --model: the task of a run is known."),
+        ("train a --config=b", "the experiments 'a' and --config='b' are given: give only one of them."),
+        ("describe a --config=b --workdir=c", "the experiments 'a' and --config='b' are given: give only one of them."),
         ("export a --config.weights=int8", "--config.weights has no effect on an export, which has the trained param"),
     ],
 )
