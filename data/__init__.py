@@ -21,8 +21,6 @@ from lineage.data.examples.mixture import mix
 from lineage.data.facts import Facts, evaluating
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
-from lineage.data.sources.base import in_several
-from lineage.data.sources.folder import Files
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
 from lineage.data.tokens import tokenize
 
@@ -38,7 +36,6 @@ class Data:
     splits: dict[str, EvaluationBatches]
     tokenizer: Tokenizer | None
     facts: Facts
-    shared_images: tuple[str, ...] = ()  # image files that are in several splits
 
 
 def load(
@@ -100,16 +97,7 @@ def load(
             train = TrainBatches(seed=seed, **arguments)
         else:
             splits[name] = EvaluationBatches(**arguments)
-    return Data(train, splits, trained, facts, () if known else _shared_images(contents))
-
-
-def _shared_images(contents: dict[str, Any]) -> tuple[str, ...]:
-    """Return the image files that are in several splits, of one part of a source or of several."""
-    files: dict[str, list[Path]] = {}
-    for content in contents.values():
-        for split, part in splits_of(content).items():
-            files.setdefault(split, []).extend(part.files if isinstance(part, Files) else ())
-    return tuple(in_several(files.values()))
+    return Data(train, splits, trained, facts)
 
 
 def _contents(source: Source, kind: str, known: Facts | None, as_test: bool) -> dict[str, Any]:

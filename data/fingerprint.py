@@ -75,10 +75,8 @@ def identity(files: Iterable[str | Path], *values: object, cache_dir: str | Path
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def files_below(folder: str | Path, by_subfolder: bool = False) -> Iterator[Path]:
+def files_below(folder: str | Path) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders, following links to folders but visiting each folder once.
-
-    With `by_subfolder`, each folder is visited once for each direct subfolder of `folder` that leads to it.
 
     Raises OSError if a folder cannot be read.
     """
@@ -86,12 +84,10 @@ def files_below(folder: str | Path, by_subfolder: bool = False) -> Iterator[Path
     def fail(error: OSError) -> None:
         raise error
 
-    seen = set[tuple[str, int, int]]()
+    seen = set[tuple[int, int]]()
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         status = os.stat(place)
-        top = "".join(Path(place).relative_to(folder).parts[:1]) if by_subfolder else ""
-        folder_id, root_id = ((name, status.st_dev, status.st_ino) for name in (top, ""))
-        if folder_id in seen or root_id in seen:  # a link to a parent folder, or a second link
+        if (folder_id := (status.st_dev, status.st_ino)) in seen:  # a link to a parent folder, or a second link
             folders.clear()
             continue
         seen.add(folder_id)

@@ -42,7 +42,7 @@ def notes(source: Source, data: Data, classes: int | None) -> Iterator[str]:
         missing = "its path has no split or, for an image, no class"
         yield f"{files[0]} is not read because {missing} ({len(files)} such files)."
     yield from source.notes()
-    if files := [*source.shared(), *data.shared_images]:
+    if files := source.shared():
         yield f"{files[0]} is in several splits ({len(files)} such files): their metrics do not show generalization."
     for name, batches in {"train": data.train, **data.splits}.items():
         yield from (f"split {name}: {note}" for note in batches.source.notes())

@@ -2,9 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -65,7 +64,7 @@ class Source:
         return []
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on options that have no effect because of the data or of other options in `parts`."""
+        """Yield notes on options that have no effect because of the data."""
         yield from ()
 
     def without_effect(self, kind: str) -> list[str]:
@@ -163,20 +162,18 @@ class SplitFiles(PathSource):
         return {split: list(map(str, files_of(path))) for split, path in self.paths().items()}
 
     def shared(self) -> list[str]:
-        return in_several(self.copied().split_files().values(), copies=True)
+        return in_several(self.copied().split_files().values())
 
 
-def in_several(splits: Iterable[Iterable[str | Path]], copies: bool = False) -> list[str]:
-    """Return the files that are in several splits, also as links or, with `copies`, as copies."""
-    stats = [{str(file): os.stat(file) for file in files} for files in splits]
-    if len(stats) < 2:
-        return []
-    sizes = Counter(chain(*({stat.st_size for stat in split.values()} - {0} for split in stats)))
+def in_several(splits: Iterable[Sequence[str]]) -> list[str]:
+    """Return the files that are in several splits, also as links or copies."""
+    splits = sorted(splits, key=len)
+    sizes = Counter(size for files in splits for size in {os.stat(file).st_size for file in files})
 
-    def key(file: str, stat: os.stat_result) -> tuple[int, int]:
-        is_candidate = copies and sizes[stat.st_size] > 1
+    def key(file: str) -> tuple[int, int]:
+        stat = os.stat(file)
+        is_candidate = stat.st_size and sizes[stat.st_size] > 1
         return (stat.st_size, crc(Path(file), COMPARED)) if is_candidate else (stat.st_dev, stat.st_ino)
 
-    keys = [{key(*item): item[0] for item in split.items()} for split in stats]
-    count = Counter(chain(*keys))
-    return sorted({key: file for split in keys for key, file in split.items() if count[key] > 1}.values())
+    first: dict[tuple[int, int], int] = {}  # split by the key of a file
+    return sorted(file for n, files in enumerate(splits) for file in files if first.setdefault(key(file), n) != n)

@@ -50,7 +50,7 @@ class DataFiles(SplitFiles):
         if os.path.isdir(source.path):
             splits = find_splits(paths.pop("train"), source.suffixes, source.known is None)
         for split, path in source.without_training(paths).items():
-            splits[split] = list(map(str, once(find_files(path, source.suffixes))))
+            splits[split] = list(map(str, without_links(find_files(path, source.suffixes))))
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
         return source.without_training({split: splits[split] for split in SPLITS if split in splits})
@@ -69,12 +69,12 @@ class DataFiles(SplitFiles):
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
 
-    Links to folders are followed, once in each subfolder of the folder. Hidden files and folders in a folder are left
-    out, compressed copies of files next to them, and files with none of the suffixes, in lower or upper case, if any
-    are given. Links to missing files are included if their names match the suffixes or a glob.
+    Links to folders are followed. Hidden files and folders in a folder are left out, compressed copies of files next to
+    them, and files with none of the suffixes, in lower or upper case, if any are given. Links to missing files are
+    included if their names match the suffixes or a glob.
     """
     if is_folder := os.path.isdir(path):
-        inside = [(file, file.relative_to(path)) for file in files_below(path, by_subfolder=True)]
+        inside = [(file, file.relative_to(path)) for file in files_below(path)]
         files = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
         files = [file for file in files if not suffixes or uncompressed(file.name).lower().endswith(suffixes)]
     else:
@@ -86,7 +86,7 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
     return sorted(by_name.values())
 
 
-def once(files: Iterable[Path]) -> list[Path]:
+def without_links(files: Iterable[Path]) -> list[Path]:
     """Return some files without links to others of them, which would be read twice."""
     by_inode: dict[Any, Path] = {}
     for file in files:
@@ -105,7 +105,7 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     for file in find_files(folder, suffixes):
         if split := _split_in(folder, file):
             found.setdefault(split, []).append(file)
-    splits = {split: list(map(str, once(files))) for split, files in found.items()}
+    splits = {split: list(map(str, without_links(files))) for split, files in found.items()}
     if "train" not in splits and (training or not splits):
         example = (*suffixes, ".txt")[0]
         raise FileNotFoundError(f"{folder} has no file named after the split train, such as train{example}.")

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from lineage.configs.registry import Natural, Needs, Range, declared, field_types, has_effect
+from lineage.configs.registry import Natural, Needs, Range, field_types
 from lineage.data.content import Images, PairedTexts, splits_of
 from lineage.data.sources.base import CONTENT, SOURCES, Source, SplitFiles, in_several
 
@@ -90,17 +90,11 @@ class Mixture(Source):
                     splits.setdefault(split, []).extend(files)
             else:
                 others += source.shared()
-        return sorted({*in_several(splits.values(), copies=True), *others})
+        return sorted({*in_several(splits.values()), *others})
 
     def notes(self) -> Iterator[str]:
         for name, (source, _) in self.named.items():
             yield from (f"part {name!r}: {note}" for note in source.notes())
-            defaults = {field.name: field.default for field in fields(source)}
-            for option, needs in declared(type(source), Needs).items():
-                is_set = getattr(source, option) != defaults[option]
-                if is_set and not has_effect(type(source), option, vars(source)):
-                    value = getattr(source, needs.field)
-                    yield f"part {name!r}: source.{option} has no effect, because source.{needs.field} is {value!r}."
 
     def without_effect(self, kind: str) -> list[str]:
         parts = self.named.items()

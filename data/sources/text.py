@@ -18,7 +18,7 @@ from lineage.data.content import PairedTexts
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
-from lineage.data.sources.files import find_files, held_out, once
+from lineage.data.sources.files import find_files, held_out, without_links
 
 
 @SOURCES.register("text")
@@ -39,7 +39,7 @@ class Text(SplitFiles):
     max_bytes: Natural = 0
 
     def documents(self) -> dict[str, Documents]:
-        files = self.each(lambda path: _within(once(find_files(path)), path, self.max_bytes))
+        files = self.each(lambda path: _within(without_links(find_files(path)), path, self.max_bytes))
         return _documents(files, self.validation_fraction)
 
 
