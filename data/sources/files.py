@@ -63,7 +63,7 @@ class DataFiles(SplitFiles):
         if not (source.suffixes and os.path.isdir(source.path)):
             return []
         files = find_files(source.path, source.suffixes)
-        return [str(file) for file in files if str(file) not in read and not _split_in(source.path, file)]
+        return [str(file) for file in files if str(file) not in read and not split_in(source.path, file)]
 
 
 def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
@@ -103,7 +103,7 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     """
     found: dict[str, list[Path]] = {}
     for file in find_files(folder, suffixes):
-        if split := _split_in(folder, file):
+        if split := split_in(folder, file):
             found.setdefault(split, []).append(file)
     splits = {split: list(map(str, without_links(files))) for split, files in found.items()}
     if "train" not in splits and (training or not splits):
@@ -116,8 +116,8 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     return splits
 
 
-def _split_in(folder, file):
-    """Return the split in the name of a file, or else in the names of the folders around it; "" if there is none."""
+def split_in(folder: str, file: Path) -> str:
+    """Return the split in the name of a file, or else of the folders around it in `folder`; "" if there is none."""
     return next(filter(None, map(split_of, reversed(file.relative_to(folder).parts))), "")
 
 

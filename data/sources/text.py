@@ -18,7 +18,7 @@ from lineage.data.content import PairedTexts
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
-from lineage.data.sources.files import find_files, held_out, without_links
+from lineage.data.sources.files import find_files, held_out, split_in, without_links
 
 
 @SOURCES.register("text")
@@ -37,6 +37,17 @@ class Text(SplitFiles):
 
     validation_fraction: Annotated[Rate, Needs("validation_path", ("",))] = 0.1
     max_bytes: Natural = 0
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note if the names of the training files, as those of WikiText, are those of several splits."""
+        files = find_files(self.copied().path)
+        root = os.path.commonpath(files) if files else ""
+        splits = {split_in(root, file) for file in files} - {""}
+        if "train" in splits and (others := sorted(splits - {"train"})):
+            yield (
+                f"all files of {self.path} are training data, also those named after other splits ({', '.join(others)}): "
+                "give the files of each split in source.path, source.validation_path and source.test_path."
+            )
 
     def documents(self) -> dict[str, Documents]:
         files = self.each(lambda path: _within(without_links(find_files(path)), path, self.max_bytes))

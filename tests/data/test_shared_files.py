@@ -84,3 +84,21 @@ def test_a_fraction_that_is_not_held_out(tmp_path):
     assert len(texts(source)["validation"]) == 9
     (tmp_path / "valid.csv").unlink()
     assert noted(source, sequence_length=96) == []
+
+
+@pytest.mark.parametrize("layout", ["{}.txt", "wiki.{}.tokens", "{}/0.txt"])
+def test_text_files_that_are_named_after_splits(layout, tmp_path):
+    """Check the note about texts for testing that are trained on, as in a folder of WikiText."""
+    for name in ("train", "valid", "test"):
+        (path := tmp_path / "texts" / layout.format(name)).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name} " * 40)
+    advice = "give the files of each split in source.path, source.validation_path and source.test_path."
+    trained = "are training data, also those named after other splits"
+    source = SOURCES["text"](path=f"{tmp_path}/texts")
+    options = {"task": "causal_lm", "sequence_length": 8}
+    assert noted(source, **options) == [f"all files of {tmp_path}/texts {trained} (test, validation): {advice}"]
+    paths = {name: f"{tmp_path}/texts/{layout.format(name)}" for name in ("train", "valid", "test")}
+    given = {"path": paths["train"], "validation_path": paths["valid"], "test_path": paths["test"]}
+    assert noted(SOURCES["text"](**given), **options) == []
+    pattern = f"{tmp_path}/texts/{layout.format('t*')}"
+    assert noted(SOURCES["text"](path=pattern), **options) == [f"all files of {pattern} {trained} (test): {advice}"]
