@@ -86,7 +86,7 @@ def load(
             for documents in splits.values():
                 task.encode(documents, trained, workers)
         fingerprint.fingerprint(source.files(), cache_dir=task.cache_dir)  # cached for the starts of runs
-    examples_of = {name: task.examples(content, trained, seed) for name, content in contents.items()}
+    examples_of = {name: _examples(task, content, trained, seed) for name, content in contents.items()}
     examples = mix(examples_of, source.proportions) if len(contents) > 1 else next(iter(examples_of.values()))
     settings = {"loader": loader, "process_index": process_index, "process_count": process_count}
     facts = replace(examples.facts, examples={name: len(split) for name, split in examples.splits.items()})
@@ -98,6 +98,15 @@ def load(
         else:
             splits[name] = EvaluationBatches(**arguments)
     return Data(train, splits, trained, facts)
+
+
+def _examples(task: Any, *arguments: Any) -> Examples:
+    """Return the examples of a task; raise ValueError if it returns anything else."""
+    examples = task.examples(*arguments)
+    if not isinstance(examples, Examples):
+        returned = f"The method examples of {type(task).__name__} returns a {type(examples).__name__}"
+        raise ValueError(f"{returned}: it must be Examples.")
+    return examples
 
 
 def _contents(source: Source, kind: str, known: Facts | None, as_test: bool) -> dict[str, Any]:

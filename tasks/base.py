@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.registry import Range, Registry, check_ranges, did_you_mean
 from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
 from lineage.data.content import Transform
 from lineage.metrics.states import State
@@ -117,10 +117,13 @@ class Task:
 
     def check_model(self, model: Model) -> None:
         """Raise ValueError for a model that does not support this task."""
-        if not {*self.needs} & {*model.outputs}:
+        if isinstance(given := model.outputs, str):
+            tuples = f"which must be a tuple, such as ({given!r},)"
+            raise ValueError(f"The model {type(model).__name__} has outputs {given!r}, {tuples}.")
+        if not {*self.needs} & {*given}:
             head = f" Set model.head={self.head!r}." if self.head and model.has_heads else ""
             needed = f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}"
-            raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(model.outputs)}.{head}")
+            raise ValueError(f"{needed}: {type(model).__name__} has {' and '.join(given)}.{head}")
 
     def known_facts(self, model: Model, tokenizer: Callable[[], Tokenizer]) -> dict[str, Any]:
         """Return the fields of `Facts` that follow from the options, for a trained model without its training data.
@@ -145,10 +148,26 @@ class Task:
         """Return a batch of zeros whose masks are True, for its shapes and dtypes."""
         axes, batch = self.axes(sizes), {}
         for name, text in self.arrays.items():
+            self._check_array(name, text, axes)
             dtype, *shape = text.split()
             shape = [axes[axis] if axis in axes else int(axis) for axis in shape]
             batch[name] = jnp.full(shape, dtype == "bool" or name == "extent", dtype)
         return batch
+
+    def _check_array(self, name, text, axes):
+        """Raise ValueError if the description of an array in `arrays` is not a dtype and axes."""
+        has = f"The task {type(self).__name__} has"
+        if not isinstance(text, str) or not text.split():
+            raise ValueError(f"{has} {text!r} as {name}: it must be a text such as 'int32 B T'.")
+        dtype, *shape = text.split()
+        try:
+            np.dtype(dtype)
+        except TypeError:
+            raise ValueError(f"{has} the dtype {dtype!r} of {name}, which does not exist.") from None
+        for axis in shape:
+            if axis not in axes and not axis.isdecimal():
+                wrong = f"{has} the axis {axis!r} of {name}, which `axes` does not return"
+                raise ValueError(f"{wrong}{did_you_mean(axis, axes) or '.'}")
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return `(loss_sum, weight, metric states)` of a bound model and a batch.

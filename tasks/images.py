@@ -59,8 +59,9 @@ class ImageTask(Task):
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
-        for name in ("channels", "image_size") if self.image_size else ("channels",):
-            if name not in dir(model):
+        classifies = not {"classes", "distilled_classes"}.isdisjoint(self.needs)
+        for name, needed in {"channels": True, "image_size": self.image_size, "num_classes": classifies}.items():
+            if needed and name not in dir(model):
                 raise ValueError(f"The model {type(model).__name__} has no field {name}, which {self.name!r} needs.")
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
@@ -141,7 +142,7 @@ class LabeledImageTask(ImageTask):
         return augmentation.CenterCrop(size, fraction, self.resample, self.squash) if size else None
 
     def feature_extractor(self, model: Model) -> Model:
-        return model.clone(num_classes=0)
+        return model if model.data_options["num_classes"] is None else model.clone(num_classes=0)
 
 
 def first_images(split: Any, count: int) -> dict[str, Any]:

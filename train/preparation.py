@@ -294,6 +294,20 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
                 shape, needed = first[name].shape[1:], like.shape[1:]
                 raise ValueError(f"{name} has shape {shape} in the data: it must be {needed}, as in the model.")
         ahead = experiment.with_teacher(to_mesh(first, experiment.mesh), start)
+        _check_arrays(experiment, ahead, length)
         for step in itertools.count(start + 1):
             yield ahead
             ahead = experiment.with_teacher(to_mesh(next(batches), experiment.mesh), step)
+
+
+def _check_arrays(experiment, batch, length):
+    """Raise ValueError if the arrays of a training batch are not those that the training step is compiled for."""
+    needed, owner = jax.eval_shape(lambda: experiment.zeros(length=length)), type(experiment.task).__name__
+    for name, like in needed.items():
+        if name not in batch:
+            raise ValueError(f"The training batches have no {name}, which the `arrays` of {owner} have.")
+        given, expected = (f"{array.dtype} {list(array.shape)}" for array in (batch[name], like))
+        if given != expected:
+            raise ValueError(f"The training batches have {name} as {given}, but the `arrays` of {owner} as {expected}.")
+    if unknown := sorted(batch.keys() - needed.keys()):
+        raise ValueError(f"The training batches have {', '.join(unknown)}, which the `arrays` of {owner} lack.")

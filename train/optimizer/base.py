@@ -140,8 +140,11 @@ class Optimizer:
 
     def transforms(self, setting: Setting) -> list[optax.GradientTransformation]:
         """Return the update rule, followed by weight decay and learning rates."""
-        rate = optax.scale_by_learning_rate(setting.learning_rate)
-        return [self.rule(setting), *self.decay(), *self.multipliers(setting), rate]
+        rate, rule = optax.scale_by_learning_rate(setting.learning_rate), self.rule(setting)
+        if not isinstance(rule, optax.GradientTransformation):
+            returned = f"The method rule of {type(self).__name__} returns a {type(rule).__name__}"
+            raise ValueError(f"{returned}: it must be an optax.GradientTransformation.")
+        return [rule, *self.decay(), *self.multipliers(setting), rate]
 
     def decay(self) -> list[optax.GradientTransformation]:
         """Return the weight decay, if any."""

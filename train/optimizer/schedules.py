@@ -46,7 +46,12 @@ class Schedule:
         return optax.join_schedules([rise, decay], [warmup_steps])
 
     def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        """Return the learning rate after the warm-up, counted from its end; by default constant."""
+        """Return the learning rate after the warm-up, counted from its end; constant for subclasses that change `make`.
+
+        A subclass must implement this method or `make`.
+        """
+        if type(self).make is Schedule.make:
+            raise ValueError(f"The schedule {type(self).__name__} must have the method decay or make.")
         return optax.constant_schedule(self.learning_rate)
 
 
@@ -57,6 +62,9 @@ SCHEDULES.base = Schedule
 @dataclass(frozen=True)
 class Constant(Schedule):
     """Constant learning rate after the warm-up."""
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return optax.constant_schedule(self.learning_rate)
 
 
 @dataclass(frozen=True)
