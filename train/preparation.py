@@ -48,6 +48,7 @@ def prepare_folder(experiment: Experiment, about: Mapping[str, Any], force_confi
         if not force_config:
             folder.check_results(base.resolved(config), workdir)
         folder.discard(workdir, force_config)
+        experiment.source.check_files()
         for path in filter(Path.is_dir, map(Path, experiment.source.files())):
             if workdir.resolve().is_relative_to(path.resolve()):  # its files would be read as data
                 raise ValueError(f"the workdir {workdir} is in the folder of the data, {path}: choose another workdir.")

@@ -55,6 +55,11 @@ class Source:
         """Return the paths (files, folders or globs) whose content identifies the data, if any."""
         return []
 
+    def check_files(self) -> None:
+        """Raise ValueError if `files` returns a text, whose characters would be the paths."""
+        if isinstance(files := self.files(), str):
+            raise ValueError(f"The method files of {type(self).__name__} returns {files!r}: it must return a list.")
+
     def unread(self) -> list[str]:
         """Return the files in the source's folder that are not read because their paths have no split, or no class."""
         return []
@@ -91,7 +96,9 @@ class Source:
         if not hasattr(self, kind):
             provided = " and ".join(self.content_kinds()).replace("_", " ") or "nothing"
             raise ValueError(f"The source {self.name!r} provides {provided}, not {kind.replace('_', ' ')}.")
-        return getattr(self.copied(), kind)()
+        if not callable(method := getattr(self.copied(), kind)):
+            raise ValueError(f"The source {self.name!r} has {kind} as a {type(method).__name__}: it must be a method.")
+        return method()
 
     def copied(self) -> Self:
         """Return the source with its remote paths replaced by local copies."""

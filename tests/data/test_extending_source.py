@@ -23,7 +23,7 @@ from lineage.data import (
 from lineage.data.content import Arrays, check_content, gather
 from lineage.data.fingerprint import fingerprint
 from lineage.data.loader import TrainBatches
-from lineage.data.sources import SOURCES
+from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import Bytes
 from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
@@ -307,3 +307,22 @@ def test_documents_that_differ_between_passes_are_refused(tmp_path):
         tokenize(Documents(texts), tokenizer, tmp_path)
     assert len(passes) == 3
     assert tokenize(Documents(texts), tokenizer, tmp_path).characters == 11
+
+
+def test_content_in_a_property_and_files_as_a_text_are_refused():
+    """The characters of a text were read as paths, so that the check of the data read other files, or none."""
+
+    class InProperty(Source):
+        pairs = property(lambda self: {})
+
+    class OneFile(Source):
+        def files(self):
+            return "/data/reviews.db"
+
+        def pairs(self):
+            return {}
+
+    with pytest.raises(ValueError, match=r"^The source 'InProperty' has pairs as a dict: it must be a method\.$"):
+        InProperty().read("pairs")
+    with pytest.raises(ValueError, match=r"^The method files of OneFile returns '/data/reviews.db': it must return a"):
+        OneFile().check_files()
