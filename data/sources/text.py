@@ -43,9 +43,9 @@ class Text(SplitFiles):
         files = find_files(self.copied().path)
         root = os.path.commonpath(files) if files else ""
         splits = {split_in(root, file) for file in files} - {""}
-        if "train" in splits and (others := sorted(splits - {"train"})):
+        if "train" in splits and (others := ", ".join(sorted(splits - {"train"}))):
             yield (
-                f"all files of {self.path} are training data, also those named after other splits ({', '.join(others)}): "
+                f"all files of {self.path} are training data, also those named after other splits ({others}): "
                 "give the files of each split in source.path, source.validation_path and source.test_path."
             )
 

@@ -52,8 +52,6 @@ class TokenizerKind:
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
         backend = self.backend(texts.split() if isinstance(texts, Documents) else texts, names)
-        if not isinstance(backend, tokenizers.Tokenizer):
-            raise ValueError(f"{type(self).__name__}.backend returns {backend!r:.60}, not a tokenizers.Tokenizer.")
         if self.vocab_size and (size := backend.get_vocab_size()) > self.vocab_size:
             needed = f"it must be at least {size}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
@@ -342,7 +340,8 @@ def _train_merges(
     texts = list(texts) if iter(texts) is texts else texts  # the texts are read twice
     counts = Counter(chain.from_iterable(map(backend.normalizer.normalize_str, texts)))
     alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:_ALPHABET]
-    options = options | {"special_tokens": [*(names := options["special_tokens"]), *map(mark.format, alphabet)]}
+    names = options["special_tokens"]
+    options = options | {"special_tokens": [*names, *map(mark.format, alphabet)]}
     options |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
     backend.train_from_iterator(texts, trainer(**options))
     spec = json.loads(backend.to_str())
