@@ -65,6 +65,8 @@ class IDX(PathSource):
 def _records(path: Path, skipped: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels [N, 3072] and the labels [N] of a binary file, whose labels come after `skipped` bytes."""
     content, size = _content(path), skipped + 1 + 3 * 32 * 32
+    if not content:
+        raise ValueError(f"{path} is empty: it must have images.")
     if len(content) % size:
         raise ValueError(f"{path} has {len(content)} bytes, not a multiple of {size}.")
     rows = np.frombuffer(content, np.uint8).reshape(-1, size)

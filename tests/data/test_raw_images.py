@@ -117,6 +117,9 @@ def test_cifar(kind, python, tmp_path):
     message = "is not one of CIFAR's files for Python" if python else "has 4 bytes, not a multiple of 307"
     with pytest.raises(ValueError, match=f"{files[0]}.* {message}"):
         CIFAR(str(tmp_path)).images()
+    first.write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{files[0]}.* (is not one of CIFAR's files|is empty: it must have images)"):
+        CIFAR(str(tmp_path)).images()
     if python:
         for bad, message in (
             (pickle.dumps(print), "is not one of CIFAR's files for Python"),
