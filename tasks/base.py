@@ -148,14 +148,12 @@ class Task:
         """Return a batch of zeros whose masks are True, for its shapes and dtypes."""
         axes, batch = self.axes(sizes), {}
         for name, text in self.arrays.items():
-            self._check_array(name, text, axes)
-            dtype, *shape = text.split()
-            shape = [axes[axis] if axis in axes else int(axis) for axis in shape]
+            dtype, shape = self._parse_array(name, text, axes)
             batch[name] = jnp.full(shape, dtype == "bool" or name == "extent", dtype)
         return batch
 
-    def _check_array(self, name, text, axes):
-        """Raise ValueError if the description of an array in `arrays` is not a dtype and axes."""
+    def _parse_array(self, name, text, axes):
+        """Return the dtype and the shape of an array in `arrays`; raise ValueError if its description is wrong."""
         has = f"The task {type(self).__name__} has"
         if not isinstance(text, str) or not text.split():
             raise ValueError(f"{has} {text!r} as {name}: it must be a text such as 'int32 B T'.")
@@ -168,6 +166,7 @@ class Task:
             if axis not in axes and not axis.isdecimal():
                 wrong = f"{has} the axis {axis!r} of {name}, which `axes` does not return"
                 raise ValueError(f"{wrong}{did_you_mean(axis, axes) or '.'}")
+        return dtype, [axes[axis] if axis in axes else int(axis) for axis in shape]
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return `(loss_sum, weight, metric states)` of a bound model and a batch.
