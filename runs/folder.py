@@ -16,6 +16,7 @@ from lineage.configs.atomic import MAX_DATA, MAX_JSON, absolute, regular, sealed
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
+STORAGE = "optuna.journal"  # in the folder of a search
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 SAMPLES = "samples.jsonl"  # in ARTIFACTS, generated texts

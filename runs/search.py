@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import naming, regular
-from lineage.runs.folder import METRICS, make
+from lineage.runs.folder import METRICS, STORAGE, make
 from lineage.runs.live import Run
 from lineage.runs.locks import held, locked, unmoved
 from lineage.runs.process import NO_MEMORY, NOT_FINITE, PREEMPTED, UNKNOWN_METRIC
 from lineage.runs.sweep import Launcher, exit_code
 
-STORAGE = "optuna.journal"
 NOT_REPEATED = (NOT_FINITE, NO_MEMORY)  # exit codes of deterministic errors, which are not retried
 MAX_FAILED = 5  # number of runs after which a search ends if all of them have failed
 INTERRUPTED = ("stopped", "failed (-")  # beginnings of the states of runs that a signal ended

@@ -20,7 +20,7 @@ from lineage.configs.atomic import MAX_DATA, regular, unsealed
 from lineage.data import shards, tokenizers
 from lineage.data.facts import FACTS
 from lineage.runs import data_record, folder
-from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, SAMPLES, START, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, DATA, METRICS, SAMPLES, START, STORAGE, read_json
 from lineage.runs.locks import held
 from lineage.runs.process import printable, say
 from lineage.train.metrics_writer import check_events, history_problem
@@ -82,10 +82,10 @@ def runs_below(place: Path, onerror: Callable[[OSError], None] | None = None) ->
 
 
 def _check_pages(place: Path, runs: Iterable[Path], known: Mapping[Path, str]) -> Iterator[Finding]:
-    """Yield a finding for each page, table or list of jobs of several runs, in a folder from `place` to a run."""
+    """Yield a finding for each page, table, list of jobs and search of several runs, from `place` down to a run."""
     places = {place, *(parent for run in runs for parent in (run, *run.parents) if parent.is_relative_to(place))}
     checks: dict[str, Check] = {"compare.html": _check_page, "sweep.html": _check_page, "sweep.csv": _check_table}
-    checks |= dict.fromkeys(("slurm/jobs.json", "slurm/configs.json"), _object)
+    checks |= {"slurm/jobs.json": _object, "slurm/configs.json": _object, STORAGE: _check_journal}
     for path, check in ((root / name, check) for root in sorted(places) for name, check in checks.items()):
         if os.path.lexists(path) and path not in known:
             yield Finding(path, _problem(path, check))
@@ -228,6 +228,17 @@ def _check_table(path: Path) -> None:
         rows = list(csv.reader(file, strict=True))
     if len({*map(len, rows)}) != 1 or not path.read_bytes().endswith(b"\n"):
         raise ValueError("its rows are not complete: `lineage sweep` writes it again")
+
+
+def _check_journal(path: Path) -> None:
+    *lines, _ = regular(path, MAX_DATA).read_bytes().split(b"\n")  # a kill may cut the last line, which is dropped
+    if not lines:
+        raise ValueError("it has no records: `lineage sweep` chooses the values of the search again")
+    for number, line in enumerate(lines, 1):
+        try:
+            _ = json.loads(line)["op_code"]
+        except (ValueError, TypeError, LookupError):
+            raise ValueError(f"line {number} is not a record of Optuna: restore the file, or delete it") from None
 
 
 def _check_page(path: Path) -> None:

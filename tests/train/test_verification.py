@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -206,6 +207,18 @@ def test_table_of_a_sweep_is_checked(damage, folder, capsys):
     assert verify([folder / "run"]) == 0
     assert verify([folder]) == 1
     assert f"{folder}/sweep.csv: its rows are not complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", [empty, edit(b'{"op_code"', b'{"op_cude"'), edit(b'"study_id"', b"&study_id")])
+def test_journal_of_a_search_is_checked(damage, folder, capsys):
+    """Otherwise, the folder would be called sound although the search refuses to continue."""
+    path = folder / "optuna.journal"
+    path.write_bytes(b'{"op_code":0,"study_name":"sweep"}\n{"op_code":4,"study_id":0}\n{"op_co')  # cut by a kill
+    assert verify([folder]) == 0
+    assert f"{path}: sound\n" in capsys.readouterr().out
+    damage(path)
+    assert verify([folder]) == 1
+    assert re.search(rf"{path}: (line [12] is not a record of Optuna|it has no records)", capsys.readouterr().out)
 
 
 def test_finished_run_without_checkpoints_is_not_sound(folder, capsys):
