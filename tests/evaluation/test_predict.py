@@ -288,7 +288,7 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
         assert predict(folder, prompts, "--batch-size=8") == actual
         assert path.read_bytes() == whole
     files = folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8"
-    changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature", "--columns=a": "inputs"}
+    changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature"}
     changes |= {"--batch-size=16": "batch_size, config.loader.evaluation_batch_size"}
     for option, what in changes.items():
         message = refused(*files, option)
