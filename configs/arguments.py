@@ -42,15 +42,15 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
         if EXPERIMENT in COMMANDS[name].groups and not unknown[0].startswith("-"):
             hint = ": use --config for an experiment, --workdir for the folder of a run"
         parser.error(f"unknown argument {unknown[0]!r}{hint}")
-    _check_model(options, parser)
-    if name == "export" and "weights" in changes:
-        parser.error("--config.weights has no effect on an export, which has the trained parameters")
+    _check_ignored(name, options, changes, parser)
     options.command = name
     return options, changes
 
 
-def _check_model(options: argparse.Namespace, parser: Parser) -> None:
-    """Refuse arguments that name another model than the one that would be used, or a task that is not used."""
+def _check_ignored(name: str, options: argparse.Namespace, changes: dict[str, str], parser: Parser) -> None:
+    """Refuse arguments that would be ignored: a second model or experiment, the task of a run, weights of an export."""
+    if name == "export" and "weights" in changes:
+        parser.error("--config.weights has no effect on an export, which has the trained parameters")
     given = {name: value for name, value in vars(options).items() if value is not None}
     if {"run", "workdir"} <= given.keys():
         parser.error(f"RUN is {options.run!r} and --workdir is {options.workdir!r}: give only one of them")

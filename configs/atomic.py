@@ -88,7 +88,7 @@ def check_output(path: str | os.PathLike) -> None:
 
 
 def check_place(path: str | os.PathLike) -> None:
-    """Raise ValueError if a name or the folders around it do not allow a file or folder at a path."""
+    """Raise ValueError if no file or folder can be created at a path that a user names."""
     path = Path(path).absolute()
     if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise ValueError("--output has a name that is too long, or a null character: choose another one.")

@@ -7,6 +7,7 @@ only copies of remote files are kept, in the default folder. The cache can be de
 import contextlib
 import errno
 import os
+import sys
 import time
 import zlib
 from collections.abc import Callable, MutableMapping
@@ -51,16 +52,18 @@ def folder(kind: str) -> Path | None:
 
 
 def kept(cached: Callable[[], Result], without: Callable[[], Result]) -> Result:
-    """Return the result of `cached`, or that of `without` if the disk is full or this user may not open a file.
+    """Return the result of `cached`, or print a note and return that of `without` if the cache cannot be used.
 
-    In a cache that several users share, a file may be readable or writable only for the user who created it.
+    Its disk may be full or read-only, or several users share it and a file can only be opened by another user.
     """
     try:
         return cached()
     except OSError as error:
         if error.errno not in UNUSABLE:
             raise
-        return without()
+        with contextlib.suppress(OSError):  # a closed pipe or a full disk
+            print(f"continuing without the cache: {error}", file=sys.stderr)
+    return without()
 
 
 def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -156,7 +156,7 @@ class Task:
         """Return the dtype and the shape of an array in `arrays`; raise ValueError if its description is wrong."""
         has = f"The task {type(self).__name__} has"
         if not isinstance(text, str) or not text.split():
-            raise ValueError(f"{has} {text!r} as {name}: it must be a text such as 'int32 B T'.")
+            raise ValueError(f"{has} {text!r} as {name}: it must be a string such as 'int32 B T'.")
         dtype, *shape = text.split()
         try:
             np.dtype(dtype)

@@ -41,7 +41,7 @@ NUMERICS = (
     "jax_random_seed_offset",
     "jax_threefry_partitionable",
 )
-RESUME = "Run the same command on every host again: training resumes from the last checkpoint, `predict` in its output."
+RESUME = "Run the same command on every host again: training resumes from the last checkpoint, predictions continue."
 
 
 def check_devices() -> None:
@@ -114,7 +114,8 @@ def joined(
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
         if is_lost_process(error):
-            reason = re.sub(r"\[\S+\.(cc|h):\d+\] ", "", " ".join(str(error).split()))[:200]  # without places in Gloo
+            # The message of Gloo names a line of its source code.
+            reason = re.sub(r"\[\S+\.(cc|h):\d+\] ", "", " ".join(str(error).split()))[:200]
             raise ConnectionError(f"a process of this run was lost ({reason}): all processes stop. {RESUME}") from error
         raise
 

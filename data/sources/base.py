@@ -56,7 +56,7 @@ class Source:
         return []
 
     def check_files(self) -> None:
-        """Raise ValueError if `files` returns a text, whose characters would be the paths."""
+        """Raise ValueError if `files` returns a string, whose characters would be read as paths."""
         if isinstance(files := self.files(), str):
             raise ValueError(f"The method files of {type(self).__name__} returns {files!r}: it must return a list.")
 

@@ -50,7 +50,7 @@ class DataFiles(SplitFiles):
         if os.path.isdir(source.path):
             splits = find_splits(paths.pop("train"), source.suffixes, source.known is None)
         for split, path in source.without_training(paths).items():
-            splits[split] = list(map(str, without_links(find_files(path, source.suffixes))))
+            splits[split] = list(map(str, distinct(find_files(path, source.suffixes))))
             if not splits[split]:
                 raise FileNotFoundError(f"There is no file {path}.")
         return source.without_training({split: splits[split] for split in SPLITS if split in splits})
@@ -81,13 +81,13 @@ def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
         files = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
     is_named = bool(suffixes) or not is_folder
     found = [file for file in files if file.is_file() or (is_named and not file.exists())]
-    # Sorted in this order, a file precedes its compressed copies.
+    # In reverse order, a file comes after its compressed copies and replaces them.
     by_name = {uncompressed(str(file)): file for file in sorted(found, key=str, reverse=True)}
     return sorted(by_name.values())
 
 
-def without_links(files: Iterable[Path]) -> list[Path]:
-    """Return some files without links to others of them, which would be read twice."""
+def distinct(files: Iterable[Path]) -> list[Path]:
+    """Return the files without links to others of them, which would be read twice."""
     by_inode: dict[Any, Path] = {}
     for file in files:
         stat = file.stat() if file.exists() else None
@@ -105,7 +105,7 @@ def find_splits(folder: str, suffixes: tuple[str, ...] = (), training: bool = Tr
     for file in find_files(folder, suffixes):
         if split := split_in(folder, file):
             found.setdefault(split, []).append(file)
-    splits = {split: list(map(str, without_links(files))) for split, files in found.items()}
+    splits = {split: list(map(str, distinct(files))) for split, files in found.items()}
     if "train" not in splits and (training or not splits):
         example = (*suffixes, ".txt")[0]
         raise FileNotFoundError(f"{folder} has no file named after the split train, such as train{example}.")

@@ -18,7 +18,7 @@ from lineage.data.content import PairedTexts
 from lineage.data.documents import Documents
 from lineage.data.fingerprint import identity
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
-from lineage.data.sources.files import find_files, held_out, split_in, without_links
+from lineage.data.sources.files import distinct, find_files, held_out, split_in
 
 
 @SOURCES.register("text")
@@ -50,7 +50,7 @@ class Text(SplitFiles):
             )
 
     def documents(self) -> dict[str, Documents]:
-        files = self.each(lambda path: _within(without_links(find_files(path)), path, self.max_bytes))
+        files = self.each(lambda path: _within(distinct(find_files(path)), path, self.max_bytes))
         return _documents(files, self.validation_fraction)
 
 

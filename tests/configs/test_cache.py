@@ -219,7 +219,7 @@ def test_files_of_another_user_are_not_needed(kept, forbidden, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_or_read_only_disk_of_the_cache_does_not_stop_a_run(kept, code, monkeypatch):
+def test_a_full_or_read_only_disk_of_the_cache_does_not_stop_a_run(kept, code, monkeypatch, capsys):
     tokenizer = find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",))
     expected = tokenize(TEXTS["train"], tokenizer)
     monkeypatch.setenv("LINEAGE_CACHE", str(full := kept / "full"))
@@ -227,6 +227,7 @@ def test_a_full_or_read_only_disk_of_the_cache_does_not_stop_a_run(kept, code, m
         patch.setattr(os, "open", refusing(os.open, full, code))
         assert find_tokenizer(BPE(vocab_size=300), TEXTS, ("end_of_text",)).to_str() == tokenizer.to_str()
         np.testing.assert_array_equal(tokenize(TEXTS["train"], tokenizer).tokens[:], expected.tokens[:])
+    assert capsys.readouterr().err.count(f"continuing without the cache: [Errno {code}] refused: ") == 2
     assert not [path for path in full.rglob("*") if path.is_file()]
     monkeypatch.setattr(os, "open", refusing(os.open, full, errno.EIO))
     with pytest.raises(OSError, match="refused"):

@@ -123,7 +123,7 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny, no_report, tmp
     assert processes[0].returncode == 1
     # The waiting step fails, or JAX aborts the process after the heartbeat timeout.
     assert re.search("^error: .*a process of this run was lost.* Run the same command on every host", output, re.M)
-    assert not re.search(r"^error: .*\.cc:\d+", output, re.M), output  # a place in Gloo's code
+    assert not re.search(r"^error: .*\.cc:\d+", output, re.M), output  # a line of Gloo's source code
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= max(stopped)
 

@@ -277,8 +277,8 @@ def test_features_of_texts(trained, predict, tmp_path):
 def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
     """Check that a file that ends anywhere is completed, also where tokens are sampled, and what is refused."""
     folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0}, steps=1)
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"a{number}\n" for number in range(50)))
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("text,other\n" + "".join(f"a{number},b\n" for number in range(50)))
     actual = predict(folder, prompts, "--batch-size=8")
     assert len({row["prediction"] for row in actual}) >= 8  # those of a batch differ
     path = tmp_path / "out.jsonl"
@@ -288,12 +288,12 @@ def test_interrupted_predictions_continue(trained, predict, refused, tmp_path):
         assert predict(folder, prompts, "--batch-size=8") == actual
         assert path.read_bytes() == whole
     files = folder, f"--inputs={prompts}", f"--output={path}", "--batch-size=8"
-    changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature"}
+    changes = {"--config.sampling.temperature=0.5": "config.sampling.temperature", "--columns=other": "inputs"}
     changes |= {"--batch-size=16": "batch_size, config.loader.evaluation_batch_size"}
     for option, what in changes.items():
         message = refused(*files, option)
         assert f"out.jsonl has predictions with other settings ({what}): choose another --output, or delete" in message
-    prompts.write_text("b\n")
+    prompts.write_text("text\nb\n")
     assert "out.jsonl has predictions with other settings (inputs)" in refused(*files)
     message = refused(*files[:2], f"--output={tmp_path / 'out.json'}", "--batch-size=8")
     assert "out.jsonl, from which out.json is made, has predictions with other settings (inputs): choose" in message

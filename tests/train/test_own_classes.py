@@ -132,7 +132,7 @@ ARRAYS = ImageClassification.arrays
     [
         ({"image": "float32 B hight width channels"}, r"has the axis 'hight' of image, .*: did you mean 'height'\?"),
         ({"image": "float33 B height width channels"}, "has the dtype 'float33' of image, which does not exist"),
-        ({"image": ["float32", "B"]}, r"has \['float32', 'B'\] as image: it must be a text such as 'int32 B T'\."),
+        ({"image": ["float32", "B"]}, r"has \['float32', 'B'\] as image: it must be a string such as 'int32 B T'\."),
     ],
 )
 def test_arrays_that_are_not_a_dtype_and_axes_are_refused(monkeypatch, tmp_path, arrays, message):

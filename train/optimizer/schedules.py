@@ -46,9 +46,9 @@ class Schedule:
         return optax.join_schedules([rise, decay], [warmup_steps])
 
     def decay(self, steps: int, warmup_steps: int) -> LearningRate:
-        """Return the learning rate after the warm-up, counted from its end; constant for subclasses that change `make`.
+        """Return the learning rate as a function of the step after the warm-up.
 
-        A subclass must implement this method or `make`.
+        A subclass must implement this method or `make`; if it implements only `make`, the default is a constant.
         """
         if type(self).make is Schedule.make:
             raise ValueError(f"The schedule {type(self).__name__} must have the method decay or make.")
