@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.configs.registry import Range
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
 from lineage.models.fields import Count, Logits, Rate, Tokens, TokensMask
 from lineage.models.layers import Cell, Dropout, Embed, Layer, Linear
@@ -18,16 +19,15 @@ from lineage.models.layers import Cell, Dropout, Embed, Layer, Linear
 class ELMo(Model):
     """Two stacks of LSTMs over the same tokens' vectors, one reading forward and one backward, with one output layer.
 
-    The published models clip memories and outputs to -3..3; this one does not.
-
     Attributes:
         depth: number of LSTMs of each direction, L, with residual connections.
         width: size of the embeddings and of the output of each LSTM, D.
         cell_dim: size of the LSTMs' memories, F.
+        clip: limit of the absolute values of the LSTMs' memories and outputs, 3 in the published models; 0: no limit.
         dropout: rate on the inputs of each LSTM and of the output layer.
     """
 
-    VARIANTS: ClassVar = {  # as published, except that the first layer was computed from characters
+    VARIANTS: ClassVar = {  # sizes as published; there, the first layer was computed from characters
         "small": {"width": 128, "cell_dim": 1024},
         "medium": {"width": 256, "cell_dim": 2048},
         "original": {"width": 512, "cell_dim": 4096},
@@ -38,6 +38,7 @@ class ELMo(Model):
     depth: Count = 2
     width: Count = 512
     cell_dim: Count = 4096
+    clip: Annotated[float, Range(0)] = 0.0
     dropout: Rate = 0.1
 
     outputs = ("both_directions",)
@@ -51,7 +52,7 @@ class ELMo(Model):
         return HiddenStates({"encoder": embedding}, {"encoder": tuple(layers)}, {})
 
     def setup(self):
-        layer = partial(Layer, partial(Cell, "lstm", self.cell_dim, self.width))
+        layer = partial(Layer, partial(Cell, "lstm", self.cell_dim, self.width, self.clip))
         self.embed = Embed(self.vocab_size, self.width)
         self.drop = Dropout(self.dropout)
         self.forward = [layer() for _ in range(self.depth)]

@@ -33,11 +33,20 @@ def gru(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
     return ((1 - update) * jnp.tanh(x[2] + reset * h[2]) + update * state[0],)
 
 
-def lstm(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
-    """Return the next output and memory of an LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+def lstm(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"], clip: float = 0.0) -> State:
+    """Return the next output and memory of an LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
+
+    `clip` limits the absolute values of the memory; 0: no limit.
+    """
     input_gate, forget_gate, new, output_gate = jnp.split(x + h, 4, axis=-1)
     memory = jax.nn.sigmoid(forget_gate) * state[1] + jax.nn.sigmoid(input_gate) * jnp.tanh(new)
+    memory = clipped(memory, clip)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(memory), memory
+
+
+def clipped(x: Float[Array, "B D"], limit: float) -> Float[Array, "B D"]:
+    """Return x with absolute values of at most `limit`; 0: no limit."""
+    return jnp.clip(x, -limit, limit) if limit else x
 
 
 # function, number of projections, number of arrays in a state
@@ -53,14 +62,17 @@ class Cell(nn.Module):
         width: width of the state, D.
         projection: for an LSTM, project the output to this width before it is returned and used in the next step
             (arXiv 1402.1128); None disables it.
+        clip: for an LSTM, limit of the absolute values of memories and of projected outputs; 0: no limit.
     """
 
     kind: Kind
     width: int
     projection: int | None = None
+    clip: float = 0.0
 
     def setup(self):
-        self.equations, gates, _ = CELLS[self.kind]
+        equations, gates, _ = CELLS[self.kind]
+        self.equations = partial(equations, clip=self.clip) if self.kind == "lstm" else equations
         init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         self.input = Linear((gates * self.width,))
         self.recurrent = Linear((gates * self.width,), use_bias=self.kind == "gru", kernel_init=init)
@@ -73,7 +85,7 @@ class Cell(nn.Module):
 
     def __call__(self, state: State, x: Float[Array, "B F"]) -> State:
         new = self.equations(state, x, self.recurrent(state[0]))
-        return (self.output(new[0]), *new[1:]) if self.projection else new
+        return (clipped(self.output(new[0]), self.clip), *new[1:]) if self.projection else new
 
     def zeros(self, like: Float[Array, "B ..."]) -> State:
         """Return the state before the first token, with the batch size and the dtype of an array."""

@@ -53,6 +53,25 @@ def test_padding_has_no_effect(params):
     np.testing.assert_allclose(features(params, padded, mask)[:, :, :5], features(params, TOKENS), atol=1e-6)
 
 
+def test_clipped_layer_matches_published_equations(params):
+    """Compare a clipped forward layer with the cell of the published models, one token at a time."""
+    cell = jax.tree.map(np.asarray, params["forward_0"]["cell"])
+    memory, out, memories, expected = np.zeros(8), np.zeros(6), [], []
+    for x in np.asarray(params["embed"]["table"])[TOKENS[0]]:
+        gates = x @ cell["input"]["kernel"] + cell["input"]["bias"] + out @ cell["recurrent"]["kernel"]
+        input_gate, forget_gate, new, output_gate = np.split(gates, 4)
+        memory = memory / (1 + np.exp(-forget_gate)) + np.tanh(new) / (1 + np.exp(-input_gate))
+        memory = np.clip(memory, -0.4, 0.4)
+        out = (np.tanh(memory) / (1 + np.exp(-output_gate))) @ cell["output"]["kernel"]
+        out = np.clip(out, -0.4, 0.4)
+        memories.append(memory)
+        expected.append(out)
+    assert (np.abs(memories) == 0.4).any()
+    assert (np.abs(expected) == 0.4).any()
+    layers = TINY.clone(clip=0.4).apply({"params": params}, TOKENS, method="features")
+    assert_close(layers[1, 0, :, :6], np.stack(expected))
+
+
 def test_loss_is_the_sum_of_both_directions(params):
     """Compare with the losses of the next token for 3 positions and of the previous token for 2 positions."""
     padded = jnp.pad(TOKENS[:, :3], ((0, 0), (0, 2)))
