@@ -23,6 +23,7 @@ from lineage.data import shuffle
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 # Why a process cannot be started: there are too many open files or processes, or too little memory.
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+NO_SHARED_MEMORY = (errno.ENOSPC, errno.ENOENT, errno.EROFS, errno.EACCES)  # it is full, missing or not writable
 ENDED = "Worker process was terminated"  # begins Grain's message on a process that has ended
 GRACE = 5.0  # seconds that worker processes have to end by themselves
 Batch = dict[str, np.ndarray]
@@ -163,8 +164,9 @@ class _Batches:
                 action = "read the batches of" if in_memory else "start"
                 why = f"the loader cannot {action} a worker process: {error.strerror}"
                 raise OSError(error.errno, f"{why}; set loader.workers=0, or raise the limit") from error
-            if error.errno == errno.ENOSPC:
-                why = "shared memory is full: enlarge it, or use loader.threads instead of loader.workers"
+            if error.errno in NO_SHARED_MEMORY:
+                why = "is full: enlarge it" if error.errno == errno.ENOSPC else f"is needed: {error.strerror}; mount it"
+                why = f"shared memory {why}, or use loader.threads instead of loader.workers"
                 raise OSError(error.errno, why, "/dev/shm") from error
             raise
         finally:

@@ -252,6 +252,19 @@ def test_full_shared_memory_is_named():
         next(batches.iterate())
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EROFS, errno.EACCES])
+def test_shared_memory_that_is_missing_or_not_writable_is_named(number, monkeypatch):
+    """Check the error that the first semaphore raises, which has no file name, on a machine without /dev/shm."""
+
+    def fail(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", fail)
+    with pytest.raises(OSError, match=r"shared memory is needed: .* loader\.threads .*'/dev/shm'") as raised:
+        next(train_batches(source=source(4), batch_size=2, seed=0, workers=1).iterate())
+    assert raised.value.errno == number
+
+
 def exceed_open_files(batch, keys):
     raise OSError(errno.EMFILE, "Too many open files", "/psm_0123abcd")  # of a block of shared memory
 
