@@ -84,7 +84,10 @@ class ResNet(Family):
         if model.norm == "group":
             known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
         if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
-            raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
+            resnets = "ResNets with norm 'batch', padding 'symmetric' and no preactivation"
+            bits = "BiTs with norm 'group', bottlenecks, and either preactivation or padding 'same'"
+            both = "both with the stem 'imagenet' and epsilon 1e-5"
+            raise ValueError(f"`transformers` has only {resnets}, and {bits}, {both}.")
         architectures = [self.architectures[not model.num_classes]]
         kind = "bottleneck" if model.bottleneck else "basic"
         return {"architectures": architectures, **labels(model), "layer_type": kind}

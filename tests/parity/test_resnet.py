@@ -126,6 +126,14 @@ def test_export_of_unsupported_models_raises(tmp_path):
         convert.load(tmp_path)
 
 
+@pytest.mark.parametrize("changes", [{"padding": "same"}, {"preactivation": True}, {"norm": "group"}])
+def test_export_of_unsupported_blocks_names_their_options(changes, tmp_path):
+    model = resnet.ResNet(depths=(1,), widths=(128,), **changes)
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
+    with pytest.raises(ValueError, match="norm 'batch', padding 'symmetric' and no preactivation, and BiTs with"):
+        convert.save(tmp_path, model, params)
+
+
 @pytest.mark.parametrize("widths", [(32, 48), (32, 64), (8, 64)])
 def test_export_of_a_bit_with_other_widths_than_the_reference_raises(widths, tmp_path):
     """Check widths that the reference rounds, and a first block without a projection, which it would draw randomly."""
