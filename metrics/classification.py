@@ -16,6 +16,12 @@ def check_shapes(**arrays: ArrayLike | None) -> None:
         raise ValueError(f"The {listed}: they must be equal.")
 
 
+def as_integers(classes: ArrayLike) -> Array:
+    """Return classes whose booleans are 0 and 1: as indices, booleans would be a mask."""
+    classes = jnp.asarray(classes)
+    return classes.astype(jnp.int32) if classes.dtype == bool else classes
+
+
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "..."]) -> Bool[Array, "*N"]:
     """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan.
 
@@ -30,11 +36,14 @@ def correct(logits: Float[Array, "*N V"], labels: Int[Array, "..."]) -> Bool[Arr
     return (first == labels) & (first < size)
 
 
-def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int) -> Bool[Array, "*N"]:
+def correct_top_k(
+    logits: Float[Array, "*N V"], labels: Int[Array, "*N"] | Bool[Array, "*N"], k: int
+) -> Bool[Array, "*N"]:
     """Return whether fewer than `k` other classes have a logit that is nan or at least as high as the label's.
 
     False where the label is not a class index or its logit is nan.
     """
+    labels = as_integers(labels)
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(label_logits[..., 0])
     return known & ((~(logits < label_logits)).sum(axis=-1) <= k)

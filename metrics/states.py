@@ -12,8 +12,9 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from lineage.metrics.classification import check_shapes
+from lineage.metrics.classification import as_integers, check_shapes
 
+Classes = Int[Array, "..."] | Bool[Array, "..."]
 Leaf = Any  # a JAX or numpy array, or the placeholder that a pytree transformation puts in its place
 
 
@@ -88,11 +89,13 @@ class Confusion(State):
     def empty(cls, num_classes: int) -> "Confusion":
         return cls(jnp.zeros((num_classes, num_classes), jnp.int32), jnp.zeros((), jnp.int32))
 
-    def update(
-        self, predictions: Int[Array, "..."], labels: Int[Array, "..."], mask: Bool[Array, "..."] | None = None
-    ) -> "Confusion":
-        """Add predictions [N]; examples whose mask is False are ignored. Raise ValueError if the shapes differ."""
+    def update(self, predictions: Classes, labels: Classes, mask: Bool[Array, "..."] | None = None) -> "Confusion":
+        """Add predictions [N]; examples whose mask is False are ignored. Raise ValueError if the shapes differ.
+
+        Booleans are the classes 0 and 1.
+        """
         check_shapes(predictions=predictions, labels=labels, mask=mask)
+        predictions, labels = map(as_integers, (predictions, labels))
         ones, classes = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32), len(self.counts)
         known = (jnp.minimum(labels, predictions) >= 0) & (jnp.maximum(labels, predictions) < classes)
         outside = self.outside + jnp.where(known, 0, ones).sum()

@@ -148,3 +148,17 @@ def test_columns_are_not_broadcast(update):
     """Otherwise, each prediction would be compared with the label of every example."""
     with pytest.raises(ValueError, match=r"have the shape \(4.*: they must be equal"):
         update()
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("kind", [Confusion, F1, Matthews])
+def test_booleans_are_the_classes_0_and_1(kind, size):
+    """Otherwise, they would be masks of the rows and columns, without an error if there are two of them."""
+    predictions, labels = np.arange(size) % 2 == 0, np.arange(size) > 0
+    expected = kind.empty(2).update(jnp.asarray(predictions, int), jnp.asarray(labels, int))
+    for types in [(bool, bool), (bool, int), (int, bool)]:
+        arrays = [jnp.asarray(array, dtype) for array, dtype in zip((predictions, labels), types)]
+        for update in (kind.update, jax.jit(kind.update)):
+            np.testing.assert_array_equal(update(kind.empty(2), *arrays).counts, expected.counts)
+    top = correct_top_k(jnp.array([[2.0, 1], [0, 1]]), jnp.array([True, True]), 1)
+    assert top.tolist() == [False, True]
