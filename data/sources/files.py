@@ -27,6 +27,7 @@ from lineage.data.sources.base import SPLITS, SplitFiles
 _LIMIT = "at most {:.0f} MB and 100 times the size of the files are read into memory at a time"
 _READ = 1 << 16  # bytes of a file that are decompressed at a time
 _LINE, _ALL = 10**7, 10**8  # bytes of a line, which may become many objects, and of all parts of files
+_PART = re.compile(r"\d+(-of-(\d+)(?!.*/))")  # number of a file among several, and how many there are
 _ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
 _ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
 _NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z]|_(?!\d))")
@@ -57,6 +58,17 @@ class DataFiles(SplitFiles):
 
     def files(self) -> list[str]:
         return [file for files in self.split_files().values() for file in files]
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on numbered files, such as train-00000-of-00002.parquet, of which some are missing."""
+        yield from super().notes()
+        parts: Counter[tuple[str, int]] = Counter()
+        for file in (uncompressed(file) for files in self.split_files().values() for file in files):
+            if numbered := _PART.search(file):
+                parts[_PART.sub(r"*\1", file), int(numbered[2])] += 1
+        for (name, total), count in parts.items():
+            if count < total:
+                yield f"only {count:,} of the {total:,} files {name} are read: the rows of the others are missing."
 
     def unread(self) -> list[str]:
         source, read = self.copied(), {*self.files()}

@@ -44,6 +44,7 @@ class Table(DataFiles):
     max_bytes: Annotated[Natural, For(("documents",))] = 0
 
     def notes(self) -> Iterator[str]:
+        yield from super().notes()
         if self.validation_fraction and not self.validation_path and "validation" in self.split_files():
             yield f"source.validation_fraction has no effect, because {self.path} has files of the split validation."
 

@@ -1,5 +1,6 @@
 """Notes on data that are likely to be a mistake."""
 
+import gzip
 import io
 
 import numpy as np
@@ -30,6 +31,18 @@ def noted(tmp_path):
 def test_nothing_is_said_about_usual_data(noted):
     assert noted(ROWS) == []
     assert noted(["rare\tonce", *ROWS, "also\ttwice", "also\ttwice"][1:]) == []
+
+
+def test_missing_parts_of_files(tmp_path):
+    """Check files of an incomplete download, beside complete ones."""
+    names = ["train-00000-of-00003.csv", "train-00002-of-00003.csv", "test-0-of-2.csv", "test-1-of-2.csv.gz", "dev.csv"]
+    for name in names:
+        content = b"text,label\na,0\nb,1\n"
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    source = SOURCES["csv"](path=str(tmp_path))
+    data = load(source, TASKS["text_classification"](sequence_length=16), Bytes(), Loader(batch_size=4))
+    missing = f"only 2 of the 3 files {tmp_path}/train-*-of-00003.csv are read: the rows of the others are missing."
+    assert [note for note in notes(source, data, 2) if "several splits" not in note] == [missing]
 
 
 def test_files_of_no_split(tmp_path):
