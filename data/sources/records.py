@@ -52,7 +52,11 @@ class Records(ExampleSource):
                 raise ValueError(f"{file} has changed since the data were opened.")
         with reading(self.records):
             records = self.records.__getitems__(indices.tolist())
-            images = [Picture(record[self.image_key], self.channels) for record in records]
+            place = f"of the split {self.records.split!r} of {self.records.dataset_info.full_name}"
+            images = [
+                Picture(record[self.image_key], self.channels, f"Example {index} {place}")
+                for record, index in zip(records, indices)
+            ]
             if self.label_key:
                 key, rows = self.label_key, zip(records, indices)
                 return {"image": images, "label": np.array([decoded(row[key], key, i) for row, i in rows], np.int32)}

@@ -196,6 +196,9 @@ class TFDS(PathSource):
         channels = feature.shape[-1]
         if channels is None:
             raise ValueError(f"The images {key!r} of {self._builder.info.full_name} have no known number of channels.")
+        if channels not in (1, 3, 4):
+            given = f"The images {key!r} of {self._builder.info.full_name} have {channels} channels"
+            raise ValueError(f"{given}: they must have 1, 3 or 4.")
         decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
         splits = {}
         for name, split in self._splits.items():

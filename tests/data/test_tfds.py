@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import closing
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -166,6 +167,19 @@ def test_features_of_unsupported_shapes_raise(prepare, tmp_path):
         load(TFDS("some", str(tmp_path)), ObjectDetection())
     with pytest.raises(ValueError, match=r"The feature 'labels' of some/1\.0\.0 is not a single label"):
         load(TFDS("some", str(tmp_path), label_key="labels"), TextClassification(sequence_length=8))
+
+
+def test_unreadable_images_are_named(prepare, tmp_path):
+    def features(channels, kinds):
+        return {"image": kinds.Image(shape=(8, 8, channels)), "label": kinds.ClassLabel(names=["a"])}
+
+    rows = [{"image": content, "label": 0} for content in (png(np.zeros((8, 8, 1), np.uint8)), b"damaged")]
+    prepare(tmp_path, "some", partial(features, 1), {"train": rows})
+    with pytest.raises(ValueError, match=r"Example 1 of the split 'train' of some/1\.0\.0 cannot be read as an image"):
+        load(TFDS("some", str(tmp_path)), ImageClassification(), batch_size=2).train[0]
+    prepare(tmp_path, "two", partial(features, 2), {"train": rows})
+    with pytest.raises(ValueError, match=r"The images 'image' of two/1\.0\.0 have 2 channels: they must have 1, 3"):
+        load(TFDS("two", str(tmp_path)), ImageClassification())
 
 
 def test_invalid_utf8_raises(prepare, tmp_path):
