@@ -94,8 +94,8 @@ def _check_record(known, workdir):
     """Raise ValueError if the newest checkpoint is that of a run on other data than those with `known` fingerprints."""
     if known and newest_record(workdir).get("data") not in (None, sealed(known)["crc32"]):
         raise ValueError(
-            f"the newest checkpoint in {workdir} is that of a run on other data: restore the data and {DATA} of that "
-            f"run, choose another workdir, or {FORCE}."
+            f"the newest checkpoint in {workdir} is that of a run on other data: restore the data and {workdir / DATA} "
+            f"of that run, choose another workdir, or {FORCE}."
         )
 
 
