@@ -162,16 +162,18 @@ def quick():
 def inject(fault, subject, events, trained, reference):
     """Inject a fault, unless it has been, and run its command again; return the result and a description.
 
-    Results are "same", "no fault" (the command ended before its moment), "sentence" (the command named what is damaged,
-    and gave the same result after the repair), "killed" (another process must go on), and "WRONG".
+    Results are "same", "no fault" (the command ended before its moment), "sentence" (the command named what is damaged
+    or changed, and gave the same result after the repair), "killed" (another process must go on), and "WRONG".
     """
     try:
         repair = None if fault.detail else disturb(fault, subject, events, trained, reference)
         kept = sound(subject.run) - (repair.steps if repair else set())
         code, output = subject.call(fault.command)
         refused = code == 1 and repair
+        noted = repair and fault.command == "evaluate" and f"{repair.path} changed" in output  # of other data
         if refused:
             fault.detail += f": {refusal(output, repair.names)}"
+        if refused or noted:
             assert kept <= sound(subject.run), "a sound checkpoint is lost"
             repair()
             code, output = subject.call(fault.command)
@@ -185,7 +187,7 @@ def inject(fault, subject, events, trained, reference):
             actual.pop(key), expected.pop(key)
         assert actual == expected, f"the result differs: {output[-2000:]}"
         result = "same" if fault.reached else "no fault"
-        return "sentence" if refused else result, fault.detail
+        return "sentence" if refused or noted else result, fault.detail
     except Killed:
         return "killed", fault.detail
     except AssertionError as error:
