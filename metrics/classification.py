@@ -41,7 +41,7 @@ def correct_top_k(
 ) -> Bool[Array, "*N"]:
     """Return whether fewer than `k` other classes have a logit that is nan or at least as high as the label's.
 
-    False where the label is not a class index or its logit is nan.
+    False where the label is not a class index or its logit is nan. Boolean labels are the classes 0 and 1.
     """
     labels = as_integers(labels)
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)
